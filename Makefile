@@ -88,6 +88,7 @@ docs: $(DEV)
 # Needs wrk and h2load (Debian: wrk, nghttp2-client) and a quiet machine; BENCH takes options.
 bench: $(DEV)
 	$(BIN)/python -m bench.decisions
+	$(BIN)/python -m bench.rewrite
 	$(BIN)/python -m bench.run $(BENCH)
 
 bench-hold: $(DEV)

@@ -63,9 +63,13 @@ ARROWS_IN_SIM = {
     "trials": ("engine", "fleet", "opponents"),
 }
 
-SHELL_SHARED = ("files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext")
-"""Modules that several shell files share: bounded reading of files and of YAML, messages, the HTTP
-listener, the loops over endpoints and HTTP to them, the transport's contract, work in turns."""
+SHELL_SHARED = (
+    *("aside", "files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext"),
+    *("stores.content", "stores.medium"),
+)
+"""Modules that several shell files share: blocking calls, bounded reading of files and of YAML,
+messages, the HTTP listener, the loops over endpoints and HTTP to them, the transport's contract,
+work in turns; what stores keep, and where."""
 SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
@@ -76,6 +80,7 @@ SHELL_PAIRS = {
     ("peers", "questions"),
     ("peers", "tidings"),
     ("podcheck", "podprobes"),
+    ("registration", "tokens"),
     ("telemetry", "counters"),
     ("wire", "tlsbytes"),
 }

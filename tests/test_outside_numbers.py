@@ -32,6 +32,7 @@ from extproc.core.orca import parse_orca
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
+from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Hints, Outcome, Pick, Rejection
 from extproc.shell.admin import describe_snapshot
@@ -127,6 +128,7 @@ class Service:
             accounting,
             recorder,
             lambda: self.now,
+            Rewrites(rng=random.Random(0)),
         )
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.registry,
@@ -159,7 +161,7 @@ class Service:
             assert 0 <= view["num_pending"] <= 3 * MAX_COUNT
             assert 0 <= view["kv_usage_ratio"] <= 1
         assert is_sound(json.loads(self.feed.compose()))
-        assert self.dispatcher.models_body(None, now=self.now)
+        assert self.dispatcher.models_body(None, "", now=self.now)
         for family in text_string_to_metric_families(
             generate_latest(self.telemetry.registry).decode()
         ):

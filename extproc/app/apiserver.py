@@ -11,8 +11,9 @@ These permissions are needed, by a Role in the namespace of the pods (`get` is n
 
 An InferencePool is listed by its name, so that a Role can name it. In llm-d.ai and
 inference.networking.x-k8s.io a Role may grant more: `list` and `watch` of `inferenceobjectives`,
-whose priorities are followed; and `list` of `inferencemodelrewrites`, which are listed once, as
-soon as the pool exists, to log that they are not read.
+whose priorities are followed, and of `inferencemodelrewrites`; in llm.extproc likewise of
+`llmroutes`. For the status of the last two, `patch` of `inferencemodelrewrites/status` and
+`llmroutes/status`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from extproc.app.inferencepool import PoolPresence, log_unread
-from extproc.app.objectives import Objectives, OnPriorities
+from extproc.app.declarations import Cluster, Declarations, OnOffers, OnRules
+from extproc.app.inferencepool import PoolPresence
+from extproc.app.optionalkind import OptionalKind
+from extproc.app.publisher import Publisher
 from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
+from extproc.core.kubernetes.objectives import priorities
 from extproc.core.kubernetes.objects import (
     EndpointSlice,
+    InferenceObjective,
     InferencePool,
     KubeObject,
+    PoolRef,
     Query,
+    objective_queries,
     pods_query,
     pool_query,
     slices_query,
@@ -43,9 +50,7 @@ from extproc.shell.discovery.kubewatch import ListWatch, WatchStats, WatchTimes
 log = logging.getLogger(__name__)
 
 OnEndpoints = Callable[[Sequence[Endpoint]], None]
-
-COALESCE_S = 0.05
-"""Changes within this time are handed on together. Reading 500 pods takes 1 ms."""
+OnPriorities = Callable[[Mapping[str, int]], None]
 
 _Endpoints = tuple[Endpoint, ...]
 
@@ -92,7 +97,7 @@ class Kubernetes:
         self, selector: str, ports: Sequence[int], on_endpoints: OnEndpoints
     ) -> None:
         """Follow pods by label selector; each port is an endpoint."""
-        with _Publisher(on_endpoints) as publisher:
+        with Publisher(on_endpoints) as publisher:
             await self._follow_pods(selector, ports, publisher)
 
     async def follow_service(
@@ -114,7 +119,7 @@ class Kubernetes:
                     log.error("Service %s: %s", service, error)
                 return None
 
-        with _Publisher(on_endpoints) as publisher:
+        with Publisher(on_endpoints) as publisher:
             await self._watch(
                 slices_query(service, namespace=self._namespace),
                 lambda slices: publisher.publish(lambda: read(slices)),
@@ -127,16 +132,13 @@ class Kubernetes:
         """
         chosen: tuple[str, tuple[int, ...]] | None = None
         following: asyncio.Task[None] | None = None
-        with _Publisher(on_endpoints) as publisher:
+        with Publisher(on_endpoints) as publisher:
             async with asyncio.TaskGroup() as tasks:
 
                 def on_pools(pools: Collection[InferencePool]) -> None:
                     nonlocal chosen, following
-                    pool, was_there = next(iter(pools), None), presence.was_there
+                    pool = next(iter(pools), None)
                     presence.record(pool, self._namespace or self._client.known_namespace)
-                    if presence.was_there and not was_there:
-                        unread = log_unread(self._client, presence.name, self._namespace)
-                        tasks.create_task(unread)
                     before, chosen = chosen, selection(pool)
                     if following is not None and chosen != before:
                         following.cancel()
@@ -151,16 +153,40 @@ class Kubernetes:
 
     async def follow_objectives(self, pool: str, on_priorities: OnPriorities) -> None:
         """Follow the priorities that the InferenceObjectives of a pool give, by their names."""
-        # Their watches' contacts are not the endpoints': the age of those is an alert.
-        stats = WatchStats(self._stats.lists, self._stats.failures)
-        await Objectives(
+
+        def on_objectives(
+            _: Query[InferenceObjective] | None, found: Collection[InferenceObjective]
+        ) -> None:
+            on_priorities(priorities(found, pool))
+
+        await OptionalKind(
             self._client,
-            pool,
-            self._namespace,
-            new_watch=lambda query, on_change: self._watch(query, on_change, stats),
-            on_priorities=on_priorities,
+            f"InferencePool {pool}: InferenceObjectives",
+            objective_queries(self._namespace),
+            new_watch=self._watch_beside,
+            on_objects=on_objectives,
             relist_s=self._times.relist_s,
         ).run()
+
+    def declarations(
+        self,
+        pools: Collection[PoolRef],
+        *,
+        engine: str,
+        on_rules: OnRules,
+        on_offers: OnOffers,
+        wall_clock: Callable[[], float],
+    ) -> Declarations:
+        """Return what is declared for pools of ours; see there. Nothing is followed yet."""
+        cluster = Cluster(
+            self._client,
+            frozenset(pools),
+            self._namespace,
+            engine,
+            self._times.relist_s,
+            wall_clock,
+        )
+        return Declarations(cluster, self._watch_beside, on_rules=on_rules, on_offers=on_offers)
 
     async def aclose(self) -> None:
         """Close all connections; each `follow_*` must have been cancelled."""
@@ -182,12 +208,19 @@ class Kubernetes:
         return max((self._clock() - at_s for at_s in self._stats.contacts_s.values()), default=0.0)
 
     async def _follow_pods(
-        self, selector: str, ports: Sequence[int], publisher: _Publisher
+        self, selector: str, ports: Sequence[int], publisher: Publisher[Sequence[Endpoint]]
     ) -> None:
         await self._watch(
             pods_query(selector, namespace=self._namespace),
             lambda pods: publisher.publish(lambda: pod_endpoints(pods, ports, scheme=self._scheme)),
         ).run()
+
+    def _watch_beside(
+        self, query: Query[T], on_change: Callable[[Collection[T]], None]
+    ) -> ListWatch[T]:
+        # Its contacts are not the endpoints': the age of those is an alert.
+        stats = WatchStats(self._stats.lists, self._stats.failures)
+        return self._watch(query, on_change, stats)
 
     def _watch(
         self,
@@ -204,35 +237,3 @@ class Kubernetes:
             rng=self._rng,
             times=self._times,
         )
-
-
-class _Publisher:
-    """Hands endpoints on when they have changed: the first at once, later ones coalesced."""
-
-    def __init__(self, on_endpoints: OnEndpoints) -> None:
-        self._on_endpoints = on_endpoints
-        self._published: _Endpoints | None = None
-        self._read: Callable[[], _Endpoints | None] = tuple
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> _Publisher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def publish(self, read: Callable[[], _Endpoints | None]) -> None:
-        """Have `read` called now or soon; it returns all endpoints, None if they are unknown."""
-        self._read = read
-        if self._published is None:
-            self._publish()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COALESCE_S, self._publish)
-
-    def _publish(self) -> None:
-        self._timer = None
-        endpoints = self._read()
-        if endpoints is not None and endpoints != self._published:
-            self._published = endpoints
-            self._on_endpoints(endpoints)

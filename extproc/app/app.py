@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc import __version__
 from extproc.app import settings, transports
+from extproc.app.adapterservice import AdapterService
 from extproc.app.discovery import Discovery
 from extproc.app.gauges import add_gauges
 from extproc.app.liveconfig import LiveConfig
@@ -116,6 +117,14 @@ class App:
             is_open=lambda: not readiness.problems(now=time.monotonic()),
             on_doubt=lambda address: self._pods.look(address),
         )
+        self._adapters = AdapterService(
+            config,
+            self._routing,
+            poke=lambda address: self._pods.poke(address),
+            report=lambda lost, states: self._discovery.report(lost, states),
+            router_id=self._router_id,
+            world=world,
+        )
         self._pods = Pods(
             config,
             pool=self._routing.pool,
@@ -123,18 +132,20 @@ class App:
             endings=self._services.endings,
             telemetry=self._telemetry,
             observers=self._services.observers,
-            on_asked=self._update_health,
+            on_asked=self._on_asked,
             world=world,
         )
         self._discovery = Discovery(
             config,
             on_endpoints=self._on_endpoints,
             on_priorities=self._routing.routes.set_objectives,
+            on_rules=self._adapters.set_rules,
+            on_offers=self._adapters.set_offers,
             world=world,
         )
         self._live_config: LiveConfig | None = None
         if path is not None:
-            configure = self._routing.configure
+            configure = self._configure
             self._live_config = LiveConfig(config, path, text, parse=parse, configure=configure)
         self._sides = SidePorts(
             config,
@@ -167,6 +178,8 @@ class App:
             registry=self._registry,
             snapshot=self._routing.snapshot,
             queue=self._routing.queue,
+            adapters=self._adapters.statuses,
+            add_registration=self._adapters.add_registration,
             decisions=self._services.decisions.recent,
             health=self._why_not_ready,
             warnings=self._pods.losses.warnings,
@@ -214,6 +227,7 @@ class App:
         )
         self._services.peering.add_metrics(self._telemetry)
         self._discovery.add_metrics(self._telemetry)
+        self._adapters.add_metrics(self._telemetry)
 
     # --- endpoints and readiness -------------------------------------------------------------
 
@@ -228,9 +242,18 @@ class App:
         self._readiness.set_endpoints(endpoints, now=time.monotonic())
         self._routing.set_endpoints(endpoints)
         self._pods.set_endpoints(endpoints)
+        self._adapters.set_endpoints(endpoints)
         self._services.eds.set_endpoints(endpoints)
         self._update_health()
         log.info("endpoints: %d", len(endpoints))
+
+    def _configure(self, config: Config) -> None:
+        self._routing.configure(config)
+        self._adapters.configure(config)
+
+    def _on_asked(self) -> None:
+        self._update_health()
+        self._adapters.look()
 
     def _why_not_ready(self) -> list[str]:
         """Return the reasons, for people; empty when ready."""
@@ -282,6 +305,7 @@ class App:
         yield self._upkeep()
         yield self._services.peering.run()
         yield self._discovery.run()
+        yield self._adapters.run()
         if self._live_config is not None:
             yield self._live_config.run()
 

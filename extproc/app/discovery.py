@@ -13,9 +13,12 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from extproc.app import settings
+from extproc.app.declarations import OnOffers, OnRules
 from extproc.app.kubernetes import KubernetesDiscovery
 from extproc.app.world import World
 from extproc.config import Config
+from extproc.core.adapters.precedence import Loss
+from extproc.core.kubernetes.status import AdapterReport
 from extproc.core.types import Endpoint
 from extproc.shell.discovery.file import make_endpoints, parse_endpoints
 from extproc.shell.filewatch import FileWatch
@@ -42,7 +45,8 @@ class Source(Protocol):
 class Discovery:
     """Hands on the list of endpoints, at first and at each change.
 
-    Where it follows an InferencePool, also the priorities by objective.
+    Where it follows an InferencePool, also the priorities by objective; with `on_rules` and
+    `on_offers` what its cluster declares of adapters.
 
     Raises:
         MissingLibraryError: The source needs an extra that is not installed.
@@ -54,6 +58,8 @@ class Discovery:
         *,
         on_endpoints: Callable[[Sequence[Endpoint]], None],
         on_priorities: Callable[[Mapping[str, int]], None],
+        on_rules: OnRules | None = None,
+        on_offers: OnOffers | None = None,
         world: World,
     ) -> None:
         self._config = config.discovery
@@ -64,8 +70,10 @@ class Discovery:
             on_endpoints=on_endpoints,
             on_priorities=on_priorities,
             scheme=self._scheme,
-            clock=world.clock,
-            rng=world.rng,
+            engine=config.pods.engine,
+            world=world,
+            on_rules=on_rules,
+            on_offers=on_offers,
         )
         self._source = self._load(*config.discovery.source, world)
 
@@ -78,6 +86,12 @@ class Discovery:
             "name",
             self._dns_failures,
         )
+
+    def report(
+        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
+    ) -> None:
+        """Say what became of what the cluster declares; see `Declarations.report`."""
+        self._kubernetes.report(lost, states)
 
     def why_not_ready(self) -> list[str]:
         """Return reasons, for people, why no endpoints have been handed on."""

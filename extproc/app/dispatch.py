@@ -15,6 +15,7 @@ from extproc.core.following import Asked, Asking, Elsewhere, Following
 from extproc.core.outliers import Outliers, Readmission
 from extproc.core.ports import StreamSettings
 from extproc.core.queue import Ticket
+from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
@@ -40,6 +41,7 @@ class Dispatcher:
     accounting: Accounting
     recorder: Recorder
     clock: Callable[[], float]
+    rewrites: Rewrites
     trace: DecisionTrace | None = None
     asking: Asking | None = None
 
@@ -47,6 +49,23 @@ class Dispatcher:
     def uses_prefix_hashes(self) -> bool:
         """Whether the policy in force weighs what is cached."""
         return self.router.picker.uses_cached_bytes
+
+    @property
+    def may_rewrite(self) -> bool:
+        """Whether there are rules, or versions of adapters."""
+        return self.rewrites.is_active
+
+    def concerns(self, model: str) -> bool:
+        """Return whether a model has a rule or another name on pods."""
+        return self.rewrites.concerns(model)
+
+    def is_versioned(self, model: str) -> bool:
+        """Return whether pods have a model under another name."""
+        return model in self.rewrites.versioned
+
+    def target_of(self, model: str, hinted: str) -> str:
+        """Return the model that the pod shall read."""
+        return self.rewrites.target(model, hinted)
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
@@ -61,13 +80,13 @@ class Dispatcher:
             return result
         if asking is not None and not isinstance(result, Elsewhere):
             asking.settle(result.id if isinstance(result, Pick) else "")
-        return self._decided(result, request.model, now, self.clock() - started_s)
+        return self._decided(result, request.client_model, now, self.clock() - started_s)
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return the result of a held request, if there is one."""
         result = self.router.resume(ticket, now=now)
         if not isinstance(result, Ticket):
-            self._decided(result, ticket.request.model, now, None)
+            self._decided(result, ticket.request.client_model, now, None)
         return result
 
     def gone(self, ticket: Ticket | None, *, now: float) -> None:
@@ -100,15 +119,17 @@ class Dispatcher:
         """Move a pick to the endpoint that served it according to the data plane."""
         self.router.pool.flights.move(pick.id, address, now=now)
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> bytes | Rejection:
         """Return the body of `GET /v1/models`."""
-        return self.router.models_body(subset, now=now)
+        return self.router.models_body(subset, tenant, now=now)
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         """Return the model `name` as an endpoint in the subset has registered it."""
-        return self.router.model(name, subset, now=now)
+        return self.router.model(name, subset, tenant, now=now)
 
 
 def new_stream_of(

@@ -1,25 +1,13 @@
-"""Whether an InferencePool exists, and what beside it is not read. Part of `app`."""
+"""Whether an InferencePool exists. Part of `app`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Protocol
 
-from extproc.core.kubernetes.objects import InferencePool, PoolRef, rewrite_queries
-from extproc.core.kubernetes.store import ApiError, Store
+from extproc.core.kubernetes.objects import InferencePool
 
 log = logging.getLogger(__name__)
-
-
-class Client(Protocol):
-    """The part of `KubernetesClient` that is used here."""
-
-    async def namespace(self) -> str:
-        """Return our own namespace."""
-
-    async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """Return the body of a response."""
 
 
 class PoolPresence:
@@ -64,26 +52,3 @@ class PoolPresence:
     @property
     def _title(self) -> str:
         return f"InferencePool {self._namespace}/{self.name}"
-
-
-async def log_unread(client: Client, pool: str, namespace: str) -> None:
-    """Log in one line how many InferenceModelRewrites, which are not read, refer to the pool.
-
-    API groups that the API server does not know, or that we may not list, are skipped. An empty
-    namespace is our own.
-    """
-    num_unread = 0
-    for query in rewrite_queries(namespace):
-        store = Store(query)
-        try:
-            path = query.path(await client.namespace())
-            store.read_page(await client.get(path, {}), is_first=True)
-        except ApiError as error:
-            log.debug("%s: not listed: %s", query.resource, error)
-        num_unread += sum(each.spec.pool_ref == PoolRef(pool) for each in store.objects)
-    if num_unread:
-        log.warning(
-            "InferencePool %s: %d inferencemodelrewrites not read: models are not rewritten",
-            pool,
-            num_unread,
-        )

@@ -1,15 +1,18 @@
-"""Endpoints and priorities by the Kubernetes API. Part of `app`."""
+"""Endpoints, priorities and declarations by the Kubernetes API. Part of `app`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from random import Random
+from collections.abc import Mapping
 
-from extproc.app.apiserver import Kubernetes, OnEndpoints
+from extproc.app.apiserver import Kubernetes, OnEndpoints, OnPriorities
+from extproc.app.declarations import Declarations, OnOffers, OnRules
 from extproc.app.inferencepool import PoolPresence
-from extproc.app.objectives import OnPriorities
+from extproc.app.world import World
 from extproc.config.discovery import KubernetesConfig
+from extproc.core.adapters.precedence import Loss
+from extproc.core.kubernetes.objects import PoolRef
+from extproc.core.kubernetes.status import AdapterReport
 from extproc.shell.discovery.kubewatch import WatchTimes
 from extproc.shell.telemetry import Telemetry
 
@@ -17,7 +20,8 @@ from extproc.shell.telemetry import Telemetry
 class KubernetesDiscovery:
     """The source of endpoints that `discovery.kubernetes` configures; without it, nothing.
 
-    With an InferencePool it is that of the objectives' priorities too.
+    With an InferencePool it is that of the objectives' priorities too; with that or a Service, of
+    what is declared for it, if that is asked for by `on_rules` and `on_offers`.
 
     Raises:
         MissingLibraryError: The extra `kubernetes` is not installed.
@@ -30,36 +34,58 @@ class KubernetesDiscovery:
         on_endpoints: OnEndpoints,
         on_priorities: OnPriorities,
         scheme: str,
-        clock: Callable[[], float],
-        rng: Random,
+        engine: str,
+        world: World,
+        on_rules: OnRules | None = None,
+        on_offers: OnOffers | None = None,
     ) -> None:
         self._config = config
         self._on_endpoints = on_endpoints
         self._on_priorities = on_priorities
         self._kubernetes: Kubernetes | None = None
         self._pool: PoolPresence | None = None
+        self._declarations: Declarations | None = None
         if config is not None:
             self._kubernetes = Kubernetes(
                 config.kubeconfig,
-                clock=clock,
-                rng=rng,
+                clock=world.clock,
+                rng=world.rng,
                 times=WatchTimes(config.watch_s, config.relist_s),
                 namespace=config.namespace,
                 scheme=scheme,
             )
             if config.inference_pool is not None:
                 self._pool = PoolPresence(config.inference_pool)
+            pools = _pools(config)
+            if pools and on_rules is not None and on_offers is not None:
+                self._declarations = self._kubernetes.declarations(
+                    pools,
+                    engine=engine,
+                    on_rules=on_rules,
+                    on_offers=on_offers,
+                    wall_clock=world.wall_clock,
+                )
 
     def why_not_ready(self) -> list[str]:
         """Return reasons, for people, why no endpoints have been handed on."""
         return self._pool.why_not_ready() if self._pool is not None else []
+
+    def report(
+        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
+    ) -> None:
+        """Say what became of what is declared; see `Declarations.report`."""
+        if self._declarations is not None:
+            self._declarations.report(lost, states)
 
     async def run(self) -> None:
         """Hand endpoints on until cancelled; return at once if nothing is configured."""
         if self._config is None or self._kubernetes is None:
             return
         try:
-            await self._follow(self._config, self._kubernetes)
+            async with asyncio.TaskGroup() as tasks:
+                if self._declarations is not None:
+                    tasks.create_task(self._declarations.run())
+                await self._follow(self._config, self._kubernetes)
         finally:
             await self._kubernetes.aclose()
 
@@ -102,3 +128,10 @@ class KubernetesDiscovery:
             "Seconds since the Kubernetes API last sent something",
             lambda: found.contact_age_s if found is not None else 0.0,
         )
+
+
+def _pools(config: KubernetesConfig) -> tuple[PoolRef, ...]:
+    """Return what an object that is for these pods refers to; pods by their labels have no name."""
+    if config.inference_pool is not None:
+        return (PoolRef(config.inference_pool),)
+    return (PoolRef(config.service, "", "Service"),) if config.service is not None else ()

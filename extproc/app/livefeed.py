@@ -248,7 +248,7 @@ def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
         address = decision.address
         names = (view.name for view in decision.candidates if view.address == address)
         shown |= {
-            "model": decision.request.model,
+            "model": decision.request.client_model,
             "path": decision.request.path,
             "pod": shortened(next(names, "") or address, _MAX_CHARS),
             "us": round(record.seconds * 1e6),

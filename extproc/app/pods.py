@@ -84,6 +84,10 @@ class Pods:
         """Poll a pod's models soon: it may have lost one."""
         self._models.look(address)
 
+    def poke(self, address: str) -> None:
+        """Poll a pod's models at once: they have just changed."""
+        self._models.poke(address)
+
     def tick(self) -> None:
         """Log which pods were lost, and which are back; call it about once a second."""
         for line in self.losses.look(self._pool.snapshot(now=self._clock())):

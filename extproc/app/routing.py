@@ -11,13 +11,14 @@ from extproc.app.world import World
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.core.attainment import Attainment
-from extproc.core.modelroutes import ModelRoutes
+from extproc.core.modelroutes import ModelRoute, ModelRoutes
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue
 from extproc.core.queue.status import describe_queue
+from extproc.core.rewrites import Rewrites, Rule
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, Snapshot
 from extproc.plugins import PolicyError, load_policy
@@ -39,6 +40,8 @@ class Routing:
         self.pool = Pool(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment = Attainment(config.admin.slo_ttft_s)
         self._config = config
+        self._declared_routes: Sequence[ModelRoute] = ()
+        self._declared_rules: Sequence[Rule] = ()
         self._named_groups: set[str] = set()  # by discovery
         self._unknown_groups: set[str] = set()
         self._clock = world.clock
@@ -52,6 +55,7 @@ class Routing:
             admission=settings.admission_settings(config),
         )
         self.routes = ModelRoutes(settings.model_routes(config), config.admission.priorities)
+        self.rewrites = Rewrites(settings.rewrite_rules(config), rng=world.rng)
         self.router = Router(
             self.pool,
             self._picker,
@@ -73,13 +77,22 @@ class Routing:
             settings.picker_settings(config),
             settings.admission_settings(config),
         )
-        self.routes.configure(settings.model_routes(config), config.admission.priorities)
         self.router.queue.configure(settings.queue_settings(config))
         self.pool.configure(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment.ttft_s = config.admin.slo_ttft_s
         self._config = config
+        self.declare(self._declared_routes, self._declared_rules)
         self._warn_of_unknown_groups()
         self.router.queue.freed(self._clock())
+
+    def declare(self, routes: Sequence[ModelRoute], rules: Sequence[Rule]) -> None:
+        """Replace the routes and the rules that others than the configuration declare."""
+        config, self._declared_routes, self._declared_rules = self._config, routes, rules
+        own = settings.model_routes(config)
+        names = {route.name for route in own}
+        others = [route for route in routes if route.name not in names]
+        self.routes.configure([*own, *others], config.admission.priorities)
+        self.rewrites.configure([*settings.rewrite_rules(config), *rules])
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the endpoints; warn of groups that are not configured."""

@@ -95,7 +95,7 @@ class Services:
             wall_clock=world.wall_clock,
         )
         self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
-        dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock)
+        dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock, routing.rewrites)
         routing.router.queue.at = self._offer_at
         self._offer_handle: asyncio.TimerHandle | None = None
         self._tracing = tracing

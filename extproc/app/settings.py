@@ -17,6 +17,8 @@ from extproc.config.pods import PodTraits
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.core.accounting import AccountingSettings, Source
+from extproc.core.adapters.catalog import CatalogSettings
+from extproc.core.adapters.states import AdapterSettings
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.costs import BYTES_PER_TOKEN, Costs
@@ -27,6 +29,7 @@ from extproc.core.picker import PickerSettings
 from extproc.core.ports import StreamSettings
 from extproc.core.queue import QueueSettings
 from extproc.core.ranks import Ranks
+from extproc.core.rewrites import Rule
 from extproc.core.routes import RouteTable
 from extproc.core.traits import PoolSettings, Traits
 from extproc.shell.files import describe_failure, read_key
@@ -103,8 +106,39 @@ def model_routes(config: Config) -> tuple[ModelRoute, ...]:
     )
 
 
+def rewrite_rules(config: Config) -> tuple[Rule, ...]:
+    """Return the rules by which models are rewritten; of a route for all models, a generic one."""
+    return tuple(
+        Rule(
+            route.name,
+            () if route.models == ("*",) else route.models,
+            tuple((target.model, target.weight) for target in route.targets),
+        )
+        for route in config.routes
+        if route.targets
+    )
+
+
 def _objective(config: ObjectiveConfig | None) -> Objective | None:
     return None if config is None else _settings(Objective, config)
+
+
+def adapter_settings(config: Config) -> AdapterSettings:
+    """Return the limits of loading adapters."""
+    adapters = config.adapters
+    return AdapterSettings(
+        max_loads=adapters.max_loads,
+        max_loads_per_minute=adapters.max_loads_per_minute,
+        load_s=adapters.load_timeout_s,
+        unload_s=adapters.unload_timeout_s,
+        drain_s=adapters.drain_s,
+    )
+
+
+def catalog_settings(config: Config) -> CatalogSettings:
+    """Return what becomes of requests for adapters that no pod has, or nobody declares."""
+    admits_undeclared = config.adapters.undeclared == "admit"
+    return _settings(CatalogSettings, config.adapters, admits_undeclared=admits_undeclared)
 
 
 def queue_settings(config: Config) -> QueueSettings:

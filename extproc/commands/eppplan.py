@@ -48,6 +48,7 @@ DEFAULTS: _Sections = {
     "request": {
         "assumed_body_mode": "full-duplex-streamed",
         "trusted_headers": list(TRUSTABLE),
+        "restore_model": True,
     },
 }
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from extproc import __version__
+from extproc.commands.adapters import adapters
 from extproc.commands.checkpod import check_pod
 from extproc.commands.demo import demo
 from extproc.commands.envoy import envoy
@@ -83,3 +84,4 @@ app.command(context_settings=PASSED_ON)(loadtest)
 app.command()(up)
 app.command()(demo)
 app.command()(fake_pod)
+app.add_typer(adapters)

@@ -113,6 +113,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _models_can_be_rewritten(self) -> Config:
+        mode, named = self.request.assumed_body_mode, [r.name for r in self.routes if r.targets]
+        if named and mode in ("none", "streamed") and not self.request.allow_mode_override:
+            raise ValueError(
+                f"routes: {named[0]} has targets, but `model` cannot be rewritten in a body that "
+                f"comes {mode} (request.assumed_body_mode), unless request.allow_mode_override"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _preset_holds(self) -> Config:
         if self.preset == "founding":
             if self.policy.name != "founding":

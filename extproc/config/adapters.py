@@ -2,17 +2,121 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from extproc.config.base import Section
 
 MAX_PATTERNS = 100
 
 
+class RootConfig(Section):
+    """A directory that pods and the router both see, each under its own path."""
+
+    pod: Path = Field(description="As pods see it. Live.")
+    router: Path = Field(description="As the router sees it. Live.")
+
+    @field_validator("pod", "router")
+    @classmethod
+    def _is_absolute(cls, value: Path) -> Path:
+        if not value.is_absolute() or ".." in value.parts:
+            raise ValueError(f"{value}: must be an absolute path without ..")
+        return value
+
+
+class DirectoryStoreConfig(Section):
+    """Files of one directory, which may be a network mount or a ConfigMap."""
+
+    path: Path = Field(description="The directory; it must be there, and may be read-only.")
+    interval_s: float = Field(
+        1.0, ge=0.1, le=3600, description="Seconds between two listings of it."
+    )
+
+
+class SqliteStoreConfig(Section):
+    """An SQLite database, for routers on one host."""
+
+    file: Path = Field(description="The database, on a local disk; made if it is not there.")
+    interval_s: float = Field(
+        1.0, ge=0.1, le=3600, description="Seconds between two looks at whether it has changed."
+    )
+
+
+class RedisStoreConfig(Section):
+    """A Redis or Valkey server (`pip install 'lora-extproc[redis]'`), for several hosts."""
+
+    url: str = Field(
+        pattern=r"^(redis|rediss|unix)://[^\s]{1,1000}$",
+        description="`redis://host:6379/0`, `rediss://` for TLS, or `unix:///path`; with "
+        "`user@` where the server has users.",
+    )
+    password_file: Path | None = Field(
+        None, description="File with the password; none means there is no password."
+    )
+    ca_file: Path | None = Field(
+        None,
+        description="PEM file with the CAs that the server's certificate must be signed by; none "
+        "means the system's.",
+    )
+    key: str = Field(
+        "extproc:adapters",
+        pattern=r"^[\w:.{}-]{1,100}$",
+        description="First part of the names of all keys: routers with the same have one store.",
+    )
+    interval_s: float = Field(
+        1.0,
+        ge=0.1,
+        le=3600,
+        description="Seconds between two looks at whether a message was missed.",
+    )
+
+    @model_validator(mode="after")
+    def _ca_needs_tls(self) -> RedisStoreConfig:
+        if self.ca_file is not None and not self.url.startswith("rediss:"):
+            raise ValueError("ca_file needs a url with rediss://")
+        return self
+
+
+class StoreConfig(Section):
+    """Where declarations of adapters are kept: exactly one of these."""
+
+    directory: DirectoryStoreConfig | None = Field(None, description=DirectoryStoreConfig.__doc__)
+    sqlite: SqliteStoreConfig | None = Field(None, description=SqliteStoreConfig.__doc__)
+    redis: RedisStoreConfig | None = Field(None, description=RedisStoreConfig.__doc__)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> StoreConfig:
+        kinds = {"directory": self.directory, "sqlite": self.sqlite, "redis": self.redis}
+        if sum(kind is not None for kind in kinds.values()) != 1:
+            raise ValueError(f"give exactly one of: {', '.join(kinds)}")
+        return self
+
+
+class RegistrationConfig(Section):
+    """Declaring adapters over HTTP on `admin.address`; needs `store`."""
+
+    token_file: Path = Field(
+        description="File with bearer tokens, one a line; it is read again when it changes."
+    )
+    max_per_s: float = Field(
+        10.0,
+        ge=0.1,
+        le=1000,
+        description="Requests per second with one token, and how many at once; others get 429.",
+    )
+    ready_s: float = Field(
+        60.0,
+        ge=0.1,
+        le=600,
+        description="Seconds for which `/v1/load_lora_adapter` waits until enough pods list the "
+        "adapter; then it answers 504.",
+    )
+
+
 class AdaptersConfig(Section):
-    """What pods do not report of adapters."""
+    """Adapters: what pods do not report of them, and how those that are declared are loaded."""
 
     ranks: dict[str, Annotated[int, Field(ge=1, le=512)]] = Field(
         default_factory=dict,
@@ -21,6 +125,57 @@ class AdaptersConfig(Section):
         f"name first; at most {MAX_PATTERNS} of them. An adapter without a rank here goes to every "
         "pod that lists it. Live.",
     )
+    store: StoreConfig | None = Field(None, description=StoreConfig.__doc__)
+    lease_s: float = Field(
+        15.0,
+        ge=1,
+        le=600,
+        description="Seconds after which another router loads adapters, where the one that does "
+        "is gone without a word.",
+    )
+    registration: RegistrationConfig | None = Field(None, description=RegistrationConfig.__doc__)
+
+    undeclared: Literal["admit", "refuse"] = Field(
+        "admit",
+        description="Adapters that pods list and nobody declares: whether requests for them are "
+        "routed. They are never unloaded. Live.",
+    )
+    roots: tuple[RootConfig, ...] = Field(
+        (),
+        max_length=100,
+        description=f"{RootConfig.__doc__} Adapters in them are checked before they are loaded, "
+        "and loaded again after a failure once their files have changed. Live.",
+    )
+    cold_wait_s: float = Field(
+        20.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds for which a request waits until a pod has its adapter. Live.",
+    )
+    drain_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds that requests for an old version, or for an adapter that is not "
+        "declared any more, have to end before it is unloaded. Live.",
+    )
+    load_timeout_s: float = Field(
+        60.0, gt=0, le=3600, allow_inf_nan=False, description="Longest load of an adapter. Live."
+    )
+    unload_timeout_s: float = Field(
+        10.0, gt=0, le=3600, allow_inf_nan=False, description="Longest unload. Live."
+    )
+    max_loads: int = Field(
+        4, ge=1, le=10_000, description="Loads at once on all pods; one on each. Live."
+    )
+    max_loads_per_minute: int = Field(
+        30,
+        ge=1,
+        le=100_000,
+        description="Loads a minute on a pod that has requests: each stalls its engine. Live.",
+    )
 
     @field_validator("ranks")
     @classmethod
@@ -28,3 +183,9 @@ class AdaptersConfig(Section):
         if sum("*" in name for name in value) > MAX_PATTERNS:
             raise ValueError(f"must have at most {MAX_PATTERNS} names with *")
         return value
+
+    @model_validator(mode="after")
+    def _registration_has_a_store(self) -> AdaptersConfig:
+        if self.registration is not None and self.store is None:
+            raise ValueError("registration needs store: where declarations are kept")
+        return self

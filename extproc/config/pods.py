@@ -62,6 +62,13 @@ class PodTraits(Section):
         "same. Live.",
     )
 
+    resolver: bool | None = Field(
+        None,
+        description="Whether pods find declared adapters by themselves when they are first asked "
+        "for (vLLM's `lora_filesystem_resolver` or `lora_hf_hub_resolver`): requests go there "
+        "before the pod lists the adapter, and the router loads nothing. Live.",
+    )
+
     @model_validator(mode="after")
     def _a_server_starts_with_these(self) -> PodTraits:
         if self.max_loras and self.max_cpu_loras and self.max_cpu_loras < self.max_loras:

@@ -56,11 +56,20 @@ class RequestConfig(Section):
         description="Seconds for which a policy may hold a request; keep it 5 s below Envoy's "
         "max_message_timeout.",
     )
-    trusted_headers: tuple[Literal["objective", "fairness_id", "slo"], ...] = Field(
-        (),
-        description="Control headers that count: `objective` (names a priority), `fairness_id` "
-        "(names a tenant), `slo` (wanted times). Anyone who can send one gains by it, so let the "
-        "gateway set it. All are removed from requests. `extproc epp` trusts all by default.",
+    trusted_headers: tuple[Literal["objective", "fairness_id", "slo", "model_rewrite"], ...] = (
+        Field(
+            (),
+            description="Control headers that count: `objective` (names a priority), `fairness_id` "
+            "(names a tenant), `slo` (wanted times), `model_rewrite` (what pods read, "
+            "where no route has targets). Anyone who can send one gains by it, so let the gateway "
+            "set it. All are removed from requests. `extproc epp` trusts all by default.",
+        )
+    )
+    restore_model: bool = Field(
+        False,
+        description="Put the model that the client wrote back into the response to a request "
+        "whose model was rewritten; needs a gateway that sends the bodies of responses, as "
+        "`extproc envoy --mode full-duplex` has it do. `extproc epp` does it by default.",
     )
     max_sessions: int = Field(
         10_000,

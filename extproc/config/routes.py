@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from extproc.config.base import Section
+from extproc.core.adapters.declared import Declaration, LoadMode
 
 MAX_ROUTES = 1000
 MAX_PATTERNS = 100
@@ -44,6 +45,76 @@ class ObjectivesConfig(Section):
     )
 
 
+class ReplicasConfig(Section):
+    """On how many pods an adapter is."""
+
+    min: int = Field(
+        1,
+        ge=0,
+        le=1024,
+        description="Pods that should have it, as long as there are so many. Live.",
+    )
+    max: int | None = Field(
+        None, ge=1, le=1024, description="Pods that may have it; none means all. Live."
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ReplicasConfig:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max is {self.max}: must be at least min, {self.min}")
+        return self
+
+
+class AdapterConfig(Section):
+    """An adapter that the router has the pods load."""
+
+    source: str = Field(
+        "",
+        max_length=4096,
+        description="Directory of its files, as pods see it; or `hf:ORG/REPO`, which pods download "
+        "from Hugging Face. Empty where pods find it by themselves. Live.",
+    )
+    version: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$",
+        description="Pods have it under `NAME@VERSION`, and clients go on to write `NAME`; a new "
+        "version needs a new source. Live.",
+    )
+    base: str = Field(
+        "",
+        max_length=256,
+        description="Its base model, by the name that pods list; empty for whichever. Live.",
+    )
+    rank: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="`r` of its `adapter_config.json`, where the router does not see that. Live.",
+    )
+    replicas: ReplicasConfig = Field(
+        default_factory=ReplicasConfig, description=ReplicasConfig.__doc__
+    )
+    load: Literal["auto", "eager", "lazy"] = Field(
+        "auto",
+        description="When it is loaded: `eager` at once, `lazy` with the first request, `auto` at "
+        "once as long as all that are declared fit into the pods' CPU caches. Live.",
+    )
+
+
+class TargetConfig(Section):
+    """A model that requests of a route are sent for."""
+
+    model: _Model = Field(description="Name that pods know, adapter or base model. Live.")
+    weight: float | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="Share of the requests, against those of the other targets. If none has one, "
+        "all are equal; if some do, those without get nothing, as with 0. Live.",
+    )
+
+
 class RouteConfig(Section):
     """Models whose requests belong together, in the order in which their patterns are tried."""
 
@@ -57,6 +128,13 @@ class RouteConfig(Section):
         description="What clients write in `model`: names, and patterns in which `*` stands for "
         "anything. A name counts before all patterns, and the first pattern that matches counts; "
         f"at most {MAX_PATTERNS} patterns in all routes. Live.",
+    )
+    targets: tuple[TargetConfig, ...] = Field(
+        (),
+        max_length=100,
+        description="What pods read in place of what clients write: aliases and canaries. For "
+        "models listed by name, or for `*` alone: that is every model without a route of its own "
+        "with targets, and bodies without a `model`. Live.",
     )
     priority: int | None = Field(
         None,
@@ -105,6 +183,12 @@ class RouteConfig(Section):
         description="`reject`: requests get 429 at once where they would be held. Live.",
     )
 
+    adapter: AdapterConfig | None = Field(
+        None,
+        description="The route's only model is this adapter: it is loaded, and again after a pod "
+        "has restarted. Live.",
+    )
+
     @field_validator("models")
     @classmethod
     def _can_match(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -112,6 +196,46 @@ class RouteConfig(Section):
             if model != model.strip() or "**" in model:
                 raise ValueError(f"{model!r}: must have no blanks at its ends and no ** in it")
         return value
+
+    @model_validator(mode="after")
+    def _adapter_can_be_declared(self) -> RouteConfig:
+        if self.adapter is not None:
+            if len(self.models) > 1 or "*" in self.models[0]:
+                raise ValueError(
+                    f"{self.name}: a route with an adapter must have one model, its name"
+                )
+            if self.targets:
+                raise ValueError(f"{self.name}: a route has an adapter or targets, not both")
+            declaration_of(self.models[0], self.adapter).check()
+        return self
+
+    @model_validator(mode="after")
+    def _targets_fit(self) -> RouteConfig:
+        targets = self.targets
+        if not targets:
+            return self
+        if any("*" in model for model in self.models) and self.models != ("*",):
+            raise ValueError("targets: need models listed by name, or * alone")
+        if any("*" in target.model for target in targets):
+            raise ValueError("targets: a target must be the name of a model, without *")
+        weights = [target.weight for target in targets]
+        if not any(weights) and weights != [None] * len(weights):
+            raise ValueError("targets: one must have a weight above 0")
+        return self
+
+
+def declaration_of(name: str, adapter: AdapterConfig) -> Declaration:
+    """Return what a route declares."""
+    return Declaration(
+        name,
+        adapter.source,
+        adapter.version,
+        adapter.base,
+        adapter.rank,
+        adapter.replicas.min,
+        adapter.replicas.max,
+        LoadMode(adapter.load),
+    )
 
 
 def check_routes(routes: Iterable[RouteConfig]) -> None:

@@ -8,7 +8,7 @@ buffers; the rest must then name the same model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Raw
 
@@ -49,6 +49,7 @@ class BodyReader:
 
     __slots__ = (
         *("_allows_stored", "_at", "_content_type", "_early_bytes", "_is_echoed", "_is_gathering"),
+        *("_concerns", "_is_kept"),
         *(
             "_kept",
             "_max_bytes",
@@ -78,6 +79,8 @@ class BodyReader:
         self._allows_stored = allows_stored
         self._early_bytes = early_bytes
         self._is_echoed = is_echoed
+        self._is_kept = is_echoed
+        self._concerns: Callable[[str], bool] | None = None
         self._reader: JsonReader | FormReader | None = None
         self._unread: list[bytes | memoryview] = []
         self._at = 0  # how much of the first unread chunk has been read
@@ -94,6 +97,13 @@ class BodyReader:
         """Whether all that came has been read."""
         return not self._unread
 
+    def keep(self, concerns: Callable[[str], bool]) -> None:
+        """Keep the body, of which nothing has come yet, until `rewrite` or `leave`.
+
+        `concerns` returns whether `rewrite` may come, for a model; "" stands for none.
+        """
+        self._is_kept, self._concerns = True, concerns
+
     def add(self, data: bytes | memoryview) -> None:
         """Add a chunk for `read`; raise RequestError (413) if it exceeds the limit."""
         self.num_bytes += len(data)
@@ -101,7 +111,7 @@ class BodyReader:
             raise RequestError(rejections.too_large(self._max_bytes))
         self.held_bytes += len(data) + CHUNK_OVERHEAD_BYTES
         self._unread.append(data)
-        if self._is_echoed:
+        if self._is_kept:
             self._kept.append(data)
 
     def read(self, *, is_over: bool = False) -> bool:
@@ -128,7 +138,7 @@ class BodyReader:
         self._at = 0
         self._num_done += self._num_joined
         self._num_joined = 1
-        if not self._is_echoed:
+        if not self._is_kept:
             self.held_bytes -= len(data) + CHUNK_OVERHEAD_BYTES
         return not self._unread
 
@@ -147,7 +157,7 @@ class BodyReader:
         self._num_joined = len(self._unread)
         if self._num_joined > 1:
             self._unread = [b"".join(self._unread)]
-            if not self._is_echoed:
+            if not self._is_kept:
                 self.held_bytes -= (self._num_joined - 1) * CHUNK_OVERHEAD_BYTES
 
     def model(self) -> str:
@@ -188,6 +198,19 @@ class BodyReader:
         done, self._num_done = self._num_done, 0
         return done
 
+    def rewrite(self, model: str) -> bytes:
+        """Replace the model of a whole body that was to be kept; return the new body."""
+        data = self._made_reader().rewritten(b"".join(self._kept), model)
+        self._kept = [data]
+        self.held_bytes = len(data) + CHUNK_OVERHEAD_BYTES
+        return data
+
+    def leave(self) -> None:
+        """Free a body that has been read and stays as it is, unless it is ours to send on."""
+        if not self._is_echoed:
+            self._kept.clear()
+            self.held_bytes = 0
+
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
         """Cut the whole body as `pieces` does; nothing where no chunk ever came."""
         return pieces(b"".join(self._kept)) if self._kept else iter(())
@@ -226,7 +249,7 @@ class BodyReader:
     def _made_reader(self) -> JsonReader | FormReader:
         if self._reader is None:
             is_form = self._route.kind is RouteKind.INFERENCE_FORM
-            self._reader = FormReader(self._content_type) if is_form else JsonReader()
+            self._reader = FormReader(self._content_type) if is_form else JsonReader(self._concerns)
         return self._reader
 
     def _model_if_seen(self) -> str | None:

@@ -30,7 +30,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
     return {
         "id": _text(pick.id),
         "request_id": _text(request.request_id),
-        "model": _text(request.model),
+        "model": _text(request.client_model),
         "adapter": None if request.adapter is None else _text(request.adapter),
         "path": _text(request.path),
         "body_bytes": whole(request.body_bytes, _MAX_UINT64),
@@ -39,6 +39,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
         "reason": _text(pick.reason),
         "held_seconds": None if pick.held_s is None else between(pick.held_s, MAX_DURATION_S),
         "held_for": _text(pick.held_for),
+        "served_model": _text(request.model) if request.written else "",
         "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
     }
 

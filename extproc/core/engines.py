@@ -1,4 +1,5 @@
-"""The metric names of each inference engine: the profiles that `exposition` reads pages by.
+"""The metric names of each inference engine, the profiles that `exposition` reads pages by, and the
+paths of its calls.
 
 Names change between versions of an engine, so most entries are tuples: the first name that has
 series on the page is the one that counts. Nothing here parses.
@@ -50,7 +51,7 @@ class LabelledFamily(Struct, frozen=True):
 
 
 class EngineProfile(Struct, frozen=True):
-    """The metrics of one engine that make up a load report; None where it has no such metric.
+    """One engine: the metrics that make up a load report, None where it has no such metric; calls.
 
     Attributes:
         engine_label: Series that agree in this label count the same requests (ranks of one
@@ -71,6 +72,8 @@ class EngineProfile(Struct, frozen=True):
     process_start: str = "process_start_time_seconds"  # of the server's process, wall seconds
     cpu_cache_flag: str = "--max-cpu-loras"  # of the server: places in the CPU cache
     max_rank_flag: str = "--max-lora-rank"  # of the server: largest adapter rank
+    load_path: str = "/v1/load_lora_adapter"  # loads an adapter into a running server
+    unload_path: str = "/v1/unload_lora_adapter"
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -127,6 +130,8 @@ _SGLANG = EngineProfile(
     generated_tokens=("sglang:generation_tokens_total",),
     lora_slots=("sglang:lora_pool_slots_total",),
     cpu_cache_flag="--max-loaded-loras",
+    load_path="/load_lora_adapter",
+    unload_path="/unload_lora_adapter",
 )
 
 PROFILES: Mapping[str, EngineProfile] = MappingProxyType({p.name: p for p in (_VLLM, _SGLANG)})

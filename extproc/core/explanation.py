@@ -34,6 +34,8 @@ def explain(decision: Pick | Rejection) -> str:
 def _pick(pick: Pick) -> str:
     chosen = next((view for view in pick.candidates if view.address == pick.address), None)
     before = "" if pick.held_s is None else f" It was {held(pick.held_s, pick.held_for)}."
+    if pick.request.written:
+        before += f" Its client asked for {short(pick.request.written)}."
     if chosen is None:
         return f"{pick.address}: chosen by {pick.policy} ({pick.reason}).{before}"
     others = [view for view in pick.candidates if view is not chosen]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from extproc.core.errors import RequestError
+from extproc.core.openai import is_model_name
 from extproc.core.protocol import SERVED_KEY, SUBSET_KEY
 from extproc.core.rejections import invalid_header
 from extproc.core.types import NO_HINTS, Hints
@@ -19,10 +20,10 @@ OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
-HINT_HEADERS = frozenset((*OBJECTIVE, *FAIRNESS_ID, *SLO_TTFT_MS, *SLO_TPOT_MS))
+MODEL_REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+HINT_HEADERS = frozenset((*OBJECTIVE, *FAIRNESS_ID, *SLO_TTFT_MS, *SLO_TPOT_MS, *MODEL_REWRITE))
 """Names in lower case, as ext_proc gives them."""
 CONTROL_HEADERS = HINT_HEADERS | {
-    *("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"),
     *("x-llm-d-video-fps", "x-llm-d-video-duration-seconds", "x-llm-d-video-resolution"),
     *("x-llm-d-audio-duration-seconds", "x-llm-d-inference-ttl"),
     *(SUBSET_KEY, SERVED_KEY),
@@ -35,7 +36,7 @@ MAX_NAME_BYTES = 253
 _MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
-TRUSTABLE = ("objective", "fairness_id", "slo")
+TRUSTABLE = ("objective", "fairness_id", "slo", "model_rewrite")
 """What may be trusted; `slo` stands for both times."""
 
 
@@ -54,6 +55,7 @@ def read_hints(headers: Mapping[str, str], trusted: Collection[str]) -> Hints:
         _milliseconds(headers, SLO_TTFT_MS) if with_slo else None,
         _milliseconds(headers, SLO_TPOT_MS) if with_slo else None,
         tuple(sorted(CONTROL_HEADERS.intersection(headers))),
+        _model(headers) if "model_rewrite" in trusted else "",
     )
 
 
@@ -70,6 +72,13 @@ def _name(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
     name, value = _first(headers, names)
     if len(value) > MAX_NAME_BYTES:
         raise RequestError(invalid_header(name, f"at most {MAX_NAME_BYTES} bytes"))
+    return value
+
+
+def _model(headers: Mapping[str, str]) -> str:
+    name, value = _first(headers, MODEL_REWRITE)
+    if value and not (value.isascii() and is_model_name(value)):
+        raise RequestError(invalid_header(name, "the name of a model, in ASCII"))
     return value
 
 

@@ -7,7 +7,7 @@ once where the body waits for it (BUFFERED, BUFFERED_PARTIAL).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 from extproc.core import messages as m
@@ -17,14 +17,13 @@ from extproc.core.body import BodyReader
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError, RequestError
 from extproc.core.hints import read_hints
-from extproc.core.messages import BodyMode
+from extproc.core.messages import IN_CHUNKS, BodyMode
 from extproc.core.openai import check_model
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
-from extproc.core.types import Pick, Rejection, RequestInfo
+from extproc.core.types import Pick, Reason, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
-_IN_CHUNKS = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
 def match_route(event: m.RequestHeaders, routes: RouteTable) -> Route | Rejection:
@@ -45,15 +44,26 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Incoming:
-    """A request to be routed; raises RequestError if its headers alone are wrong."""
+    """A request to be routed; raises RequestError if its headers alone are wrong.
+
+    Args:
+        concerns: Returns whether a model, "" for none, may be rewritten; None: no model may.
+    """
 
     __slots__ = (
-        *("_arrived_at_s", "_has_body", "_has_trailers", "_hints", "_is_complete", "_mode"),
+        *("_arrived_at_s", "_has_body", "_has_length", "_has_trailers", "_hints"),
+        *("_concerns", "_is_complete", "_is_rewritten", "_mode", "_named", "_written"),
         *("_request_id", "_route", "_session", "_subset", "reader"),
     )
 
     def __init__(
-        self, event: m.RequestHeaders, route: Route, settings: StreamSettings, now: float
+        self,
+        event: m.RequestHeaders,
+        route: Route,
+        settings: StreamSettings,
+        now: float,
+        *,
+        concerns: Callable[[str], bool] | None = None,
     ) -> None:
         headers, name = event.headers, settings.session_header
         session = None if name is None else headers.get(name) or None
@@ -62,6 +72,14 @@ class Incoming:
         self._has_body = not event.end_of_stream and self._mode is not BodyMode.NONE
         self._is_complete = event.end_of_stream
         self._has_trailers = False
+        self._hints = read_hints(headers, settings.trusted_headers)
+        self._concerns = _every if self._hints.model_rewrite else concerns
+        if route.kind is RouteKind.STORED_RESPONSE:
+            self._concerns = None
+        self._is_rewritten = False
+        self._named = ""
+        self._written = ""
+        self._has_length = "content-length" in headers
         self.reader = BodyReader(
             route,
             headers.get("content-type", ""),
@@ -71,7 +89,6 @@ class Incoming:
             is_echoed=self._mode is BodyMode.FULL_DUPLEX_STREAMED,
         )
         _check_length(headers.get("content-length", ""), settings.max_body_bytes)
-        self._hints = read_hints(headers, settings.trusted_headers)
         if route.kind is RouteKind.STORED_RESPONSE:
             if session is None:
                 raise RequestError(rejections.STORED_RESPONSE)
@@ -110,8 +127,14 @@ class Incoming:
                 raise RequestError(rejections.BODY_NOT_SENT)
             self._mode, self._has_body = BodyMode.BUFFERED, True
             keeps_response = settings.uses_response_phases
-            return [m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)]
-        return [m.ContinueHeaders()] if self._mode in _AT_ONCE else []
+            answer: list[m.Command] = [
+                m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)
+            ]
+        else:
+            answer = [m.ContinueHeaders()] if self._mode in _AT_ONCE else []
+        if self._concerns is not None and self._mode is not BodyMode.STREAMED:
+            self.reader.keep(self._concerns)
+        return answer
 
     # --- body --------------------------------------------------------------------------------
 
@@ -150,7 +173,7 @@ class Incoming:
 
         Raises ProtocolError if the request was complete, and RequestError as `add`.
         """
-        is_possible = self._mode in _IN_CHUNKS or isinstance(part, m.RequestTrailers)
+        is_possible = self._mode in IN_CHUNKS or isinstance(part, m.RequestTrailers)
         if self._is_complete or self._has_trailers or not is_possible:
             raise ProtocolError("more of a request that is complete")
         self.add(part)
@@ -162,8 +185,51 @@ class Incoming:
     def model(self) -> str | None:
         """Return the model, once all chunks so far are read; None where more have to come.
 
-        Raises RequestError if there is none, or the body is malformed.
+        "" for a stored response, and for a body without one that may get one: see `rewrite`.
+        Raises RequestError for any other without one, or if the body is malformed.
         """
+        try:
+            return self._model()
+        except RequestError as error:
+            if self._concerns is not None and error.rejection.reason is Reason.MISSING_MODEL:
+                return ""
+            raise
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the body may go on with another model, so that it has to be kept."""
+        return self._is_rewritten
+
+    def rewrite(
+        self,
+        model: str,
+        target_of: Callable[[str, str], str],
+        is_versioned: Callable[[str], bool],
+    ) -> str:
+        """Return the model to look for; the body goes on with that of the pick.
+
+        Args:
+            model: Of `model` or `model_of_headers`.
+            target_of: Returns the model to look for, given the client's and the header's.
+            is_versioned: Returns whether pods have that model under another name.
+
+        Raises:
+            RequestError: 500 if the body is not ours to change; 400 without any model.
+        """
+        if self._concerns is None:
+            return model
+        target = target_of(model, self._hints.model_rewrite)
+        if target == model and not is_versioned(target):
+            self.reader.leave()
+            return target or check_model(None)
+        has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
+        if not (self._has_body and has_all) or self._mode is BodyMode.STREAMED:
+            raise RequestError(rejections.NOT_REWRITABLE)
+        self._is_rewritten, self._named = True, model
+        self._written = "" if target == model else model
+        return target
+
+    def _model(self) -> str | None:
         reader, mode = self.reader, self._mode
         if mode is BodyMode.BUFFERED_PARTIAL and not self._is_complete:
             return reader.model_of_part()
@@ -175,7 +241,10 @@ class Incoming:
         return reader.model() if self.is_over else None
 
     def info(self, model: str, *, with_hashes: bool = False) -> RequestInfo:
-        """Return the facts for the choice of an endpoint; takes the prompt from the reader."""
+        """Return the facts for the choice of an endpoint; takes the prompt from the reader.
+
+        `model` is the pod's, as `rewrite` returns it.
+        """
         prompt, path = self.reader.take_prompt(), self._route.path
         with_hashes = with_hashes and path in GENERATING_PATHS
         return RequestInfo(
@@ -189,6 +258,7 @@ class Incoming:
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
             prefix_hashes=prefix_hashes(model, b"".join(prompt)) if with_hashes else (),
+            written=self._written,
         )
 
     # --- answers -----------------------------------------------------------------------------
@@ -201,16 +271,31 @@ class Incoming:
         return self.reader.is_read and (self._is_complete or self._has_trailers)
 
     def release(self, pick: Pick) -> list[m.Command]:
-        """Let the parts so far go on to the pick's endpoint."""
+        """Let the parts so far go on to the pick's endpoint.
+
+        Raises:
+            RequestError: 503, the pod has the model under a name that it had not before.
+        """
         if not self._has_body:
             return [m.ContinueHeaders(pick), *self._trailers()]
+        body = self._renamed(pick.request)
+        length = None if body is None or not self._has_length else len(body)
         if self._mode in _AT_ONCE:
-            return [m.ContinueBody(pick), *self._trailers()]
+            return [m.ContinueBody(pick, body, length), *self._trailers()]
         if self._mode is BodyMode.STREAMED:
             return [m.ContinueHeaders(pick), *self.release_read()]
         is_last = not self._has_trailers
         echo = [m.EchoBody(data, last and is_last) for data, last in self.reader.pieces()]
-        return [m.ContinueHeaders(pick), *echo, *self._trailers()]
+        return [m.ContinueHeaders(pick, length), *echo, *self._trailers()]
+
+    def _renamed(self, request: RequestInfo) -> bytes | None:
+        """Return the body with the model that the pod reads; None if it may stay as it is."""
+        model = request.model
+        if not self._is_rewritten:
+            if request.written and request.written != self._written:
+                raise RequestError(rejections.no_endpoints(request.written))
+            return None
+        return None if model == self._named else self.reader.rewrite(model)
 
     def release_read(self) -> list[m.Command]:
         """Let the chunks read so far go on, and the trailers once all are read."""
@@ -219,6 +304,10 @@ class Incoming:
 
     def _trailers(self) -> list[m.Command]:
         return [m.ContinueTrailers()] if self._has_trailers else []
+
+
+def _every(_model: str) -> bool:
+    return True
 
 
 def _check_length(content_length: str, limit: int) -> None:

@@ -149,7 +149,7 @@ class Leading:
         pick = replace(pick, id=pick_id)
         if _is_sighted(pick) and self._router.pool.flights.start_told(pick, now=now):
             return pick
-        return no_endpoints(pick.request.model)
+        return no_endpoints(pick.request.client_model)
 
     def _may_hold(self, question: Question, now: float) -> bool:
         settings, asker = self._settings, router_of(question.pick_id)

@@ -25,24 +25,24 @@ class ModelListing:
 
         Args:
             registry: Cards by name; a new object after each change.
-            lists: The names that endpoints have, all of them in the registry; new objects after
-                each change.
+            lists: The names that endpoints have, of which those in the registry count; new objects
+                after each change.
         """
         is_same = registry is self._registry
         # By identity: comparing the names of many endpoints is slower than encoding them.
         if not is_same or len(lists) != len(self._lists) or not all(map(is_, lists, self._lists)):
-            names = _union(lists, len(registry))
+            names = _union(lists, registry)
             if not is_same or names != self._names:
                 self._body = models_body(registry[name] for name in names)
             self._registry, self._lists, self._names = registry, lists, names
         return self._body
 
 
-def _union(lists: Sequence[frozenset[str]], most: int) -> set[str]:
-    """Return all names; there are `most` at most, and most endpoints have the same ones."""
+def _union(lists: Sequence[frozenset[str]], registry: Mapping[str, ModelCard]) -> set[str]:
+    """Return all names that are in the registry; most endpoints have the same ones."""
     names: set[str] = set()
     for each in lists:
-        names |= each
-        if len(names) == most:
+        names |= registry.keys() & each
+        if len(names) == len(registry):
             break
     return names

@@ -27,6 +27,9 @@ class BodyMode(Enum):
     FULL_DUPLEX_STREAMED = 4
 
 
+IN_CHUNKS = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+"""Modes in which a body comes in several messages."""
+
 # --- events ---------------------------------------------------------------------------------
 
 
@@ -73,6 +76,8 @@ class ResponseHeaders(Struct, frozen=True):
     end_of_stream: bool = False  # the response has no body
     served_by: str | None = None  # the address that served, where the data plane reports it
     body_mode: BodyMode | None = None  # of the response, where this is the stream's first event
+    content_type: str = ""
+    content_encoding: str = ""
 
 
 class ResponseBody(Struct, frozen=True):
@@ -119,14 +124,17 @@ class ContinueHeaders(Struct, frozen=True):
     """Let the request's headers go on: to the pick's endpoint, or undecided (None)."""
 
     pick: Pick | None = None  # sets the destination header and metadata
+    content_length: int | None = None  # of a body that we change; None leaves the header alone
     ask_for_body: bool = False  # override the body mode to BUFFERED for this request
     keeps_response: bool = False  # with `ask_for_body`: the response phases are still wanted
 
 
 class ContinueBody(Struct, frozen=True):
-    """Let a body message go on unchanged; with a pick, its destination is set now."""
+    """Let a body message go on; with a pick, its destination is set now."""
 
     pick: Pick | None = None
+    body: bytes | None = None  # goes on in its place; only with a pick
+    content_length: int | None = None  # as in `ContinueHeaders`
 
 
 class EchoBody(Struct, frozen=True):
@@ -141,11 +149,15 @@ class ContinueTrailers(Struct, frozen=True):
 
 
 class ContinueResponseHeaders(Struct, frozen=True):
-    """Let the response's headers go on unchanged."""
+    """Let the response's headers go on."""
+
+    drops_length: bool = False  # without `content-length`: we change the body
 
 
 class ContinueResponseBody(Struct, frozen=True):
-    """Let a response body message go on unchanged."""
+    """Let a response body message go on."""
+
+    body: bytes | None = None  # goes on in its place
 
 
 class EchoResponseBody(Struct, frozen=True):

@@ -96,7 +96,7 @@ class ModelRoutes:
 
     def claim(self, request: RequestInfo) -> Claim:
         """Return what a request may claim; `NO_CLAIM` where nothing is said of it."""
-        claim = self.claim_of(request.model)
+        claim = self.claim_of(request.client_model)
         return claim if request.hints is NO_HINTS else self._with_hints(claim, request.hints)
 
     def claim_of(self, model: str) -> Claim:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from extproc.core.errors import RequestError
 from extproc.core.openai import MAX_MODEL_BYTES, check_model
-from extproc.core.slices import SliceReader
+from extproc.core.slices import Place, SliceReader, with_values
 from extproc.core.types import Reason, Rejection
 
 MAX_PARTS = 1000
@@ -47,6 +47,7 @@ class FormReader(SliceReader):
         model: The last complete field `model` so far.
         refers_back: False: forms name no earlier response.
         is_whole: The last boundary has been read; anything after it is ignored.
+        places: Of the contents of all fields `model` so far.
 
     Raises:
         RequestError: 415 UNSUPPORTED_MEDIA_TYPE for another media type, 400 INVALID_BODY.
@@ -61,12 +62,22 @@ class FormReader(SliceReader):
         self._read = FormReader._first_boundary
         self.model: str | None = None
         self.is_whole = False
+        self.places: list[Place] = []
+        self._content_at = 0
 
     def result(self) -> str:
         """Return the field `model` of a complete form, or raise RequestError (400)."""
         if not self.is_whole:
             raise _invalid("its last boundary is missing")
         return check_model(self.model)
+
+    def rewritten(self, data: bytes, model: str) -> bytes:
+        """Return the whole form with another model at all its places; in a part of its own before
+        the others, if it had none."""
+        if self.places:
+            return with_values(data, self.places, model.encode())
+        head = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+        return self._delimiter[2:] + head + model.encode() + b"\r\n" + data
 
     def _first_boundary(self, part: bytes, pos: int) -> int:
         first = self._delimiter[2:]  # at the very start, without its CRLF
@@ -121,7 +132,7 @@ class FormReader(SliceReader):
         if disposition["name"] == "model":
             if len(disposition) > 1:
                 raise _invalid("the field `model` must be plain text, not a file")
-            self._content = b""
+            self._content, self._content_at = b"", self._begin + found + 4
         self._read = FormReader._skip_content
         return found + 4
 
@@ -135,6 +146,8 @@ class FormReader(SliceReader):
             self._content += part[pos : min(end, pos + room)]
         if found < 0:
             return self._wait(part, end)
+        if self._content is not None:
+            self.places.append((self._content_at, self._begin + found))
         self._read = FormReader._boundary_end
         return found + len(self._delimiter)
 

@@ -103,7 +103,7 @@ class Picker:
         # A stored response is on one endpoint alone, in whatever state that is.
         candidates = _best(usable) if request.model else usable
         if not candidates:
-            return no_endpoints(request.model)
+            return no_endpoints(request.client_model)
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
             return admitted

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from extproc.core.adapters.states import PodState
 from extproc.core.beginnings import Beginnings
 from extproc.core.cpucaches import CpuCaches
 from extproc.core.flights import Flights
@@ -25,7 +26,7 @@ from extproc.core.outliers import Outliers, OutlierSettings
 from extproc.core.speeds import Speeds
 from extproc.core.told import Told
 from extproc.core.tracked import InFlight, Tracked, is_restart
-from extproc.core.traits import PoolSettings
+from extproc.core.traits import PoolSettings, Traits
 from extproc.core.types import Endpoint, LoadReport, ModelCard, RequestInfo, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
@@ -54,6 +55,7 @@ class Pool:
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._models = ModelIndex()
+        self._declared: Mapping[str, ModelCard] = {}
         self.told = Told(self._find)
         self.flights = Flights(
             self._find, told=self.told, beginnings=self.beginnings, outliers=self.outliers
@@ -84,6 +86,7 @@ class Pool:
         for endpoint in sorted(endpoints, key=lambda e: e.address):
             known = self._tracked.get(endpoint.address) or Tracked(endpoint, self._settings)
             known.describe(endpoint, self._settings)
+            known.set_declared(self._declared)
             tracked[endpoint.address] = known
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
@@ -94,6 +97,17 @@ class Pool:
             each.kv_cache.lose()
             self.told.drop(each)
             self._models.replace(each.models or {}, {}, self._lists())
+
+    def declare(self, cards: Mapping[str, ModelCard], *, now: float) -> None:
+        """Replace the adapters that endpoints which look for them find by themselves, by name.
+
+        Args:
+            cards: With the base model as `parent`, "" for any; a new mapping at each change.
+        """
+        self._declared = cards
+        for tracked in self._tracked.values():
+            tracked.set_declared(cards)
+        self.on_room(now)
 
     def record_report(
         self,
@@ -153,7 +167,7 @@ class Pool:
         if models != before or tracked.models is None:
             tracked.set_models(models)
             self._models.replace(before, models, self._lists())
-        tracked.num_silences, tracked.view = 0, None
+        tracked.num_silences, tracked.view, tracked.listed_at_s = 0, None, asked_at_s
         self.on_room(now)
 
     def record_silence(self, address: str) -> None:
@@ -182,6 +196,20 @@ class Pool:
             tracked.report, kv_usage_ratio=kv_usage_ratio, num_waiting=num_waiting
         )
         tracked.view = None
+
+    def traits(self, address: str) -> Traits:
+        """Return what an endpoint's server was started with."""
+        tracked = self._tracked.get(address)
+        return self._settings.traits_of("") if tracked is None else tracked.traits
+
+    def pod_states(self, *, now: float) -> list[PodState]:
+        """Return the endpoints as those see them who load adapters."""
+        return [
+            tracked.pod_state(view)
+            for tracked, view in zip(
+                self._tracked.values(), self.snapshot(now=now).endpoints, strict=True
+            )
+        ]
 
     # --- state ------------------------------------------------------------------------------
 

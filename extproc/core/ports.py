@@ -20,6 +20,27 @@ class Dispatcher(Protocol):
     def uses_prefix_hashes(self) -> bool:
         """Whether `RequestInfo.prefix_hashes` is worth computing."""
 
+    @property
+    def may_rewrite(self) -> bool:
+        """Whether `target_of` may return another model for a request without a header for it."""
+
+    def concerns(self, model: str) -> bool:
+        """Return whether it may do so for this model, "" for none."""
+
+    def is_versioned(self, model: str) -> bool:
+        """Return whether pods have a model under another name, known once one is picked."""
+
+    def target_of(self, model: str, hinted: str) -> str:
+        """Return the model that the pod shall read; once for each request.
+
+        Args:
+            model: What the client wrote, "" for none.
+            hinted: By the request's trusted header, "" for none.
+
+        Returns:
+            "" if nobody names one.
+        """
+
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
     ) -> Pick | Rejection | Wait | Ticket:
@@ -46,11 +67,13 @@ class Dispatcher(Protocol):
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record the error that the client of the request with `headers` gets."""
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints in `subset`."""
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         """Return the model registered under `name` on them."""
 
@@ -64,6 +87,7 @@ class StreamSettings(Struct, frozen=True):
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
         trusted_headers: Which control headers count, by the words of `core.hints`.
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
+        restore_model: Responses name the model that the client wrote.
     """
 
     routes: RouteTable = field(default_factory=RouteTable)
@@ -74,4 +98,5 @@ class StreamSettings(Struct, frozen=True):
     assumed_body_mode: BodyMode = BodyMode.BUFFERED  # without `protocol_config`
     session_header: str | None = None  # its value keeps a client on one endpoint
     trusted_headers: frozenset[str] = frozenset()
+    restore_model: bool = False
     max_hold_s: float = 60.0  # longest that a policy may hold a request, from its headers on

@@ -42,6 +42,15 @@ BODY_NOT_SENT = Rejection(
     "send_body_without_waiting_for_header_response, or allow_mode_override here and there.",
 )
 
+NOT_REWRITABLE = Rejection(
+    500,
+    Reason.NOT_REWRITABLE,
+    "The gateway does not send the request body in a way in which `model` can be rewritten. Its "
+    "ext_proc filter needs request_body_mode BUFFERED or FULL_DUPLEX_STREAMED.",
+    param="model",
+)
+"""Pods know its model by another name, and the body is not ours to change."""
+
 STORED_RESPONSE = Rejection(
     400,
     Reason.STORED_RESPONSE,
@@ -53,6 +62,7 @@ STORED_RESPONSE = Rejection(
 _DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
     Reason.RANK_TOO_HIGH: "rejected-no-endpoints",
+    Reason.ADAPTER_UNAVAILABLE: "rejected-no-endpoints",
     Reason.SATURATED: "rejected-saturated",
     Reason.LATE: "rejected-saturated",
     Reason.MEMORY: "rejected-saturated",
@@ -78,6 +88,16 @@ def no_endpoints(model: str = "") -> Rejection:
     """503: the model may exist, but no endpoint that could serve it is ready."""
     message = "No endpoint is ready for this model. Retry later."
     return Rejection(503, Reason.NO_ENDPOINTS, message, retry_after_s=RETRY_AFTER_S, model=model)
+
+
+def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejection:
+    """503: a declared adapter that no pod has, or could load; `reason` is a slug."""
+    if reason:
+        message = f"The adapter `{model}` cannot be loaded now ({reason}). Retry later."
+    else:
+        message = f"The adapter `{model}` is not loaded yet. Retry later."
+    code = Reason.ADAPTER_UNAVAILABLE
+    return Rejection(503, code, message, "model", RETRY_AFTER_S, model=model, why=why)
 
 
 def rank_too_high(model: str, rank: int, limit: int) -> Rejection:

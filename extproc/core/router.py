@@ -8,6 +8,7 @@ from math import inf
 
 from msgspec.structs import replace
 
+from extproc.core.adapters.catalog import Catalog
 from extproc.core.address import is_in_subset
 from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
@@ -41,6 +42,7 @@ class Router:
     max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
     queue: HoldQueue = field(default_factory=HoldQueue)
     routes: ModelRoutes = field(default_factory=ModelRoutes)
+    catalog: Catalog = field(default_factory=Catalog)
     told_wait_s: float = TOLD_WAIT_S  # 0 where others leave their room to this router
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
@@ -152,7 +154,7 @@ class Router:
         if isinstance(known, Rejection):
             return request, known
         turn = self._turn(known, now)
-        return known, turn or self.picker.pick(snapshot, known, asking)
+        return known, turn or self._picked(known, snapshot, asking)
 
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
@@ -162,7 +164,22 @@ class Router:
         known = self._identified(request, snapshot)
         if isinstance(known, Rejection):
             return request, known
-        return known, self.picker.pick(snapshot, known, asking)
+        return known, self._picked(known, snapshot, asking)
+
+    def _picked(
+        self, request: RequestInfo, snapshot: Snapshot, asking: Asking | None
+    ) -> Pick | Rejection | Wait:
+        """Choose for a request that is known; what is declared is asked for as pods have it."""
+        catalog = self.catalog
+        if not catalog.num_declared or catalog.card(request.model) is None:
+            return self.picker.pick(snapshot, request, asking)
+        found = catalog.find(request, self.pool.registry, now=snapshot.now)
+        if not isinstance(found, RequestInfo):
+            return found
+        result = self.picker.pick(snapshot, found, asking)
+        if isinstance(result, Pick):
+            catalog.picked(result, request.model)
+        return result
 
     def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
         """Fill in adapter and claim: only the pool knows which names are adapters.
@@ -170,13 +187,23 @@ class Router:
         An empty model (a stored response) goes to the session's endpoint.
         """
         if request.model:
-            card = self.pool.model(request.model)
+            card = self._card(request.model, request.hints.fairness_id)
             if card is None:
-                return _unknown(request.model, snapshot, request.subset)
+                return _unknown(request.client_model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
         is_known = claim is NO_CLAIM or claim == request.claim
         return request if is_known else replace(request, claim=claim)
+
+    def _card(self, name: str, tenant: str) -> ModelCard | None:
+        """Return what a tenant may ask for under a name."""
+        if not self.catalog.may_use(name, tenant):
+            return None
+        declared = self.catalog.card(name)
+        if declared is not None:
+            return declared
+        card = self.pool.model(name)
+        return None if card is None or not self.catalog.admits(name, card) else card
 
     def _freed_elsewhere(self, now: float) -> None:
         self.queue.freed(now, after_s=self.told_wait_s)
@@ -187,7 +214,7 @@ class Router:
             _, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.error = error
-            return no_endpoints(ticket.request.model)
+            return no_endpoints(ticket.request.client_model)
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
@@ -208,22 +235,36 @@ class Router:
             default=0.0,
         )
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
-        """Return the body of `GET /v1/models`: the models of the endpoints that a request may get.
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str = "", *, now: float
+    ) -> bytes | Rejection:
+        """Return the body of `GET /v1/models`: the models of the endpoints that a request may get,
+        and all adapters that are declared, but for those of other tenants.
 
         Where it may get none, or none has listed its models, the rejection that a request gets.
         """
         allowed = _allowed(self.pool.snapshot(now=now), subset)
         lists = [view.registered for view in allowed if view.registered is not None]
-        return self._listing.body(self.pool.registry, lists) if lists else no_endpoints()
+        if not lists:
+            return no_endpoints()
+        registry = self.catalog.registry(self.pool.registry)
+        lists += self.catalog.names
+        hidden = self.catalog.hidden(tenant)
+        if not hidden:
+            return self._listing.body(registry, lists)
+        # Not kept: there may be as many lists as tenants.
+        seen = {name: card for name, card in registry.items() if name not in hidden}
+        return ModelListing().body(seen, lists)
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
     ) -> ModelCard | Rejection:
         """Return the model registered under `name` on an endpoint that a request may get."""
-        snapshot, card = self.pool.snapshot(now=now), self.pool.model(name)
+        snapshot, card = self.pool.snapshot(now=now), self._card(name, tenant)
         if card is None:
             return _unknown(name, snapshot, subset)
+        if self.catalog.card(name) is not None:
+            return card
         has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
         return card if has_it else no_endpoints(name)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 SLICE_BYTES = 32 * 1024
@@ -18,12 +18,17 @@ State = Callable[[Any, bytes, int], int]
 """Reads a slice from a position on and returns how far; sets the state that continues there."""
 
 
+Place = tuple[int, int]
+"""Begin and end of a value, in bytes of the whole body."""
+
+
 class SliceReader:
     """A state machine over a body that arrives in pieces."""
 
     work = 0  # units of work done so far; linear in the bytes read
     _read: State
     _num_read = 0
+    _begin = 0  # of the part that is read now, in the body
     _carry = b""
 
     def feed(self, data: bytes | memoryview, at: int = 0) -> int:
@@ -41,6 +46,7 @@ class SliceReader:
     def _feed_slice(self, data: bytes | memoryview, at: int, limit: int) -> int:
         stop = min(at + SLICE_BYTES, len(data))
         part, num_carried = self._carry + data[at:stop], len(self._carry)
+        self._begin = self._num_read - num_carried
         self._carry = b""
         pos, end = 0, len(part)
         while pos < end:
@@ -54,3 +60,13 @@ class SliceReader:
         """Keep an incomplete token; the state that waits for the rest bounds its length."""
         self._carry = part[pos:]
         return len(part)
+
+
+def with_values(data: bytes, places: Sequence[Place], value: bytes) -> bytes:
+    """Return a body with another value at each of these places, which are in order."""
+    pieces: list[bytes] = []
+    at = 0
+    for begin, end in places:
+        pieces += (data[at:begin], value)
+        at = end
+    return b"".join([*pieces, data[at:]])

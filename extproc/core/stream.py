@@ -21,10 +21,12 @@ from extproc.core import messages as m
 from extproc.core import rejections, responses
 from extproc.core.errors import ProtocolError, RequestError
 from extproc.core.following import Asked
+from extproc.core.hints import read_hints
 from extproc.core.incoming import Incoming, kept_headers, match_route
 from extproc.core.messages import BodyMode
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.queue import Ticket
+from extproc.core.restoring import Restorer
 from extproc.core.routes import RouteKind
 from extproc.core.transitions import HOLDING, TABLE, State, Turn
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
@@ -41,7 +43,16 @@ class Stream:
 
     __slots__ = (
         *("_dispatcher", "_headers", "_incoming", "_is_held", "_request", "_response_body_mode"),
-        *("_response_status", "_settings", "_tells_modes", "_ticket", "_wake", "pick", "state"),
+        *(
+            "_response_status",
+            "_restorer",
+            "_settings",
+            "_tells_modes",
+            "_ticket",
+            "_wake",
+            "pick",
+            "state",
+        ),
     )
 
     _headers: Mapping[str, str]
@@ -58,6 +69,7 @@ class Stream:
         self._settings = settings
         self._response_body_mode = BodyMode.NONE
         self._response_status = 0
+        self._restorer: Restorer | None = None
         self._tells_modes = True
         self._is_held = False
         self.state = State.HEADERS
@@ -144,12 +156,15 @@ class Stream:
         if isinstance(route, Rejection):
             return self._reject(route, now)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
-            answer = responses.models(route, event.subset, self._dispatcher, now=now)
+            tenant = read_hints(event.headers, self._settings.trusted_headers).fairness_id
+            answer = responses.models(route, event.subset, self._dispatcher, tenant=tenant, now=now)
             if isinstance(answer, Rejection):
                 return self._reject(answer, now)
             return self._reply(answer, now)
         self._tells_modes = event.body_mode is not None
-        incoming = self._incoming = Incoming(event, route, self._settings, now)
+        concerns = self._dispatcher.concerns if self._dispatcher.may_rewrite else None
+        incoming = Incoming(event, route, self._settings, now, concerns=concerns)
+        self._incoming = incoming
         model = incoming.model_of_headers(event.model)
         if model is not None:
             return self._decide(model, now)
@@ -184,8 +199,9 @@ class Stream:
         return None, []
 
     def _decide(self, model: str, now: float) -> _Step:
-        with_hashes = self._dispatcher.uses_prefix_hashes
-        self._request = self._incoming.info(model, with_hashes=with_hashes)
+        incoming, dispatcher = self._incoming, self._dispatcher
+        model = incoming.rewrite(model, dispatcher.target_of, dispatcher.is_versioned)
+        self._request = incoming.info(model, with_hashes=dispatcher.uses_prefix_hashes)
         return self._ask(now)
 
     def _ask(self, now: float) -> _Step:
@@ -215,7 +231,7 @@ class Stream:
         self._headers = kept_headers(self._headers)
         if isinstance(wait, Ticket):
             self._request = wait.request  # one copy of it is enough
-        if self._incoming.comes_at_once:
+        if self._incoming.comes_at_once and not self._incoming.is_rewritten:
             self._incoming.reader.forget()
         if not self._incoming.has_timer:
             return [wake]
@@ -231,8 +247,11 @@ class Stream:
             return Turn.ROUTED, commands
         self._incoming.reader.clear()
         # A full-duplex response's body passes through us: ending the RPC would lose parts of it.
-        is_duplex = self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
-        if self._settings.uses_response_phases or is_duplex:
+        mode, settings = self._response_body_mode, self._settings
+        is_duplex = mode is BodyMode.FULL_DUPLEX_STREAMED
+        request = self._request if self.pick is None else self.pick.request
+        is_ours = is_duplex or responses.may_restore(request, mode, settings)
+        if settings.uses_response_phases or is_ours:
             return Turn.ANSWERED, commands
         return Turn.OVER, [*commands, m.End()]
 
@@ -263,7 +282,9 @@ class Stream:
         pick, served_by = self.pick, event.served_by
         if served_by and pick is not None and served_by != pick.address:
             self._dispatcher.served(pick, served_by, now=now)
-        return None, [m.ContinueResponseHeaders()]
+        mode, settings = self._response_body_mode, self._settings
+        self._restorer = responses.restorer(event, pick, mode, settings)
+        return None, [m.ContinueResponseHeaders(drops_length=self._restorer is not None)]
 
     def _on_local_reply(self, event: m.ResponseHeaders, now: float) -> _Step:
         self._let_go(now)
@@ -272,10 +293,10 @@ class Stream:
         return None, [m.ContinueResponseHeaders()]
 
     def _on_response_body(self, event: m.ResponseBody, _now: float) -> _Step:
-        return None, responses.release_body(event, self._response_body_mode)
+        return None, responses.release_body(event, self._response_body_mode, self._restorer)
 
     def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> _Step:
-        return None, [m.ContinueResponseTrailers()]
+        return None, responses.release_trailers(self._response_body_mode, self._restorer)
 
     def _on_ended(self, _event: m.Ended, now: float) -> _Step:
         self._leave(now)

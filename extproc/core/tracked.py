@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from extproc.core.adapters.states import PodState
 from extproc.core.beginnings import KvCache
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.costs import Costs, Probe
@@ -53,11 +55,31 @@ class Tracked:
     Attributes:
         others: What other routers have here.
         group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
+        models: That it lists.
+        registered: The names of those, and of what it finds by itself.
+        listed_at_s: When its last list was asked for.
     """
 
     __slots__ = (
-        *("adapters", "cpu_adapters", "decoding", "endpoint", "flights", "gpu_adapters", "group"),
-        *("is_unreachable", "is_waited_for", "kv_cache", "models", "num_loads", "num_silences"),
+        *(
+            "adapters",
+            "cpu_adapters",
+            "declared",
+            "decoding",
+            "endpoint",
+            "flights",
+            "gpu_adapters",
+            "group",
+        ),
+        *(
+            "is_unreachable",
+            "is_waited_for",
+            "kv_cache",
+            "listed_at_s",
+            "models",
+            "num_loads",
+            "num_silences",
+        ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("restarted_at_s", "returned_at_s", "traits", "view", "view_expires_s"),
     )
@@ -70,6 +92,8 @@ class Tracked:
         self.reported_at_s: float | None = None
         self.models: dict[str, ModelCard] | None = None
         self.registered: frozenset[str] | None = None
+        self.declared: Mapping[str, ModelCard] = {}
+        self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
         self.others: Others[Tracked] = Others()
@@ -99,6 +123,7 @@ class Tracked:
             self.group, self.traits, self.prompts.costs = group, traits, traits.costs
             sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
             self.residency.configure(**sizes)
+            self._register()
 
     def set_costs(self, costs: Costs) -> None:
         """Replace the costs that were configured or learned before."""
@@ -120,11 +145,32 @@ class Tracked:
     def set_models(self, models: dict[str, ModelCard] | None) -> None:
         """Replace the models registered there; None for unknown."""
         self.models, self.view = models, None
-        self.registered = None if models is None else frozenset(models)
+        self._register()
         for flight in self.others.flights.values():
             if flight.adapter is None:
                 flight.adapter = self.listed_adapter(flight.name)
                 self._count(flight.adapter)
+
+    def set_declared(self, declared: Mapping[str, ModelCard]) -> None:
+        """Replace the adapters that it can find by itself, if it does so."""
+        if self.declared is not declared:
+            self.declared, self.view = declared, None
+            self._register()
+
+    def _register(self) -> None:
+        """Find the names that it takes requests for."""
+        models = self.models
+        names = None if models is None else frozenset(models)
+        if models is not None and names is not None and self.traits.resolver:
+            found = (c for c in self.declared.values() if not c.parent or c.parent in models)
+            names = names.union(card.id for card in found)
+        self.registered = names
+
+    def card_of(self, name: str | None) -> ModelCard | None:
+        """Return the model that it has under a name, or finds by itself; None for neither."""
+        if self.registered is None or name is None or name not in self.registered:
+            return None
+        return (self.models or {}).get(name) or self.declared.get(name)
 
     def set_report(self, report: LoadReport, *, taken_at_s: float) -> None:
         """Replace the load report."""
@@ -160,7 +206,7 @@ class Tracked:
     def adapter_of(self, pick: Pick) -> str | None:
         """Return the adapter that a pick is for here, by the endpoint's list if it has the name."""
         request = pick.request
-        card = None if self.models is None else self.models.get(request.model)
+        card = self.card_of(request.model)
         if card is None:
             return request.adapter
         return None if card.parent is None else card.id
@@ -225,7 +271,7 @@ class Tracked:
 
     def listed_adapter(self, name: str | None) -> str | None:
         """Return `name` if it is an adapter by the endpoint's own list."""
-        card = None if self.models is None or name is None else self.models.get(name)
+        card = self.card_of(name)
         return None if card is None or card.parent is None else card.id
 
     def _count(self, adapter: str | None) -> None:
@@ -254,6 +300,23 @@ class Tracked:
         if adapters != self.gpu_adapters:
             self.num_loads += len(set(adapters).difference(self.gpu_adapters))
             self.gpu_adapters = adapters
+
+    def pod_state(self, view: EndpointView) -> PodState:
+        """Return it as those see it who load adapters, given its view now."""
+        report, traits = self.report, self.traits
+        return PodState(
+            view.address,
+            is_up=view.is_ready and view.is_known and not view.is_unreachable,
+            models=self.models,
+            listed_at_s=self.listed_at_s,
+            max_loras=view.max_loras,
+            max_cpu_loras=traits.max_cpu_loras or view.max_loras,
+            max_rank=traits.max_lora_rank,
+            num_pending=view.num_pending + view.num_foreign,
+            pending_by_adapter=view.pending_by_adapter,
+            process=None if report is None else report.process_start_wall_s,
+            is_resolver=traits.resolver is True,
+        )
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
         """Build the view at `now`; it is kept in `view` until something changes or expires."""

@@ -17,12 +17,14 @@ class Traits(Struct, frozen=True):
         max_loras: Adapter slots where the metrics page does not say; None for unknown.
         max_cpu_loras: Adapters in the CPU cache; None for as many as slots, vLLM's default.
         max_lora_rank: Largest rank of an adapter; None for unknown.
+        resolver: The server finds declared adapters by itself, on their first request.
     """
 
     max_loras: int | None = None
     max_cpu_loras: int | None = None
     max_lora_rank: int | None = None
     costs: Costs = Costs()
+    resolver: bool | None = None
 
 
 class PoolSettings(Struct, frozen=True):
@@ -39,6 +41,7 @@ class PoolSettings(Struct, frozen=True):
     max_cpu_loras: int | None = None
     costs: Costs = Costs()
     max_lora_rank: int | None = None
+    resolver: bool | None = None
     groups: Mapping[str, Traits] = {}
 
     def group_of(self, endpoint: Endpoint) -> str:
@@ -48,4 +51,4 @@ class PoolSettings(Struct, frozen=True):
     def traits_of(self, group: str) -> Traits:
         """Return the traits of a group; of "", those of the endpoints without one."""
         sizes = self.max_loras, self.max_cpu_loras, self.max_lora_rank
-        return self.groups.get(group) or Traits(*sizes, self.costs)
+        return self.groups.get(group) or Traits(*sizes, self.costs, self.resolver)

@@ -54,7 +54,9 @@ class Reason(StrEnum):
     MEMORY = "memory"
     NO_ENDPOINTS = "no_endpoints"
     RANK_TOO_HIGH = "rank_too_high"
+    ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
+    NOT_REWRITABLE = "model_not_rewritable"  # it lets us read the model, and not rewrite it
 
 
 class Endpoint(Struct, frozen=True):
@@ -190,6 +192,7 @@ class Hints(Struct, frozen=True):
     slo_ttft_ms: float | None = None  # wanted time to the first token; None where not given
     slo_tpot_ms: float | None = None  # wanted time per output token; None where not given
     header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
+    model_rewrite: str = ""  # the model that pods shall read, where no rule says one
 
 
 NO_HINTS = Hints()
@@ -213,6 +216,8 @@ class RequestInfo(Struct, frozen=True, gc=False):
         is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
         claim: By its route and its trusted headers.
+        written: What the client wrote in `model`, if that is another name; "" too if it wrote none.
+        restores: Its response names what the client wrote; None leaves that to the settings.
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -229,6 +234,13 @@ class RequestInfo(Struct, frozen=True, gc=False):
     context_bytes: int | None = None
     is_whole: bool = True
     claim: Claim = NO_CLAIM
+    written: str = ""
+    restores: bool | None = None
+
+    @property
+    def client_model(self) -> str:
+        """The model as its client knows it: for routes, metrics and messages."""
+        return self.written or self.model
 
     def rest_bytes(self, address: str) -> int:
         """Return how much of its body the endpoint has to compute, as bytes of text."""

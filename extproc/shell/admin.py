@@ -1,8 +1,9 @@
 """The admin port: metrics, health and the router's state, over HTTP.
 
-Read-only and without authentication, so it listens on loopback unless configured otherwise. On
-loopback it also requires a loopback name in `Host`: otherwise a web page in a browser on this
-machine could read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding).
+Read-only and without authentication, apart from the paths of `registration`, so it listens on
+loopback unless configured otherwise. On loopback it also requires a loopback name in `Host`:
+otherwise a web page in a browser on this machine could read it through a name of its own that
+resolves to 127.0.0.1 (DNS rebinding).
 
 | path | response |
 |---|---|
@@ -11,6 +12,7 @@ machine could read it through a name of its own that resolves to 127.0.0.1 (DNS 
 | `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [], "warnings": []}` |
 | `/debug/snapshot` | `describe_snapshot`, and `queue` as in `core.queue.status` |
 | `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
+| `/debug/adapters` | `{"adapters": [...]}`, each `core.adapters.states.AdapterStatus` |
 """
 
 from __future__ import annotations
@@ -130,7 +132,10 @@ class AdminServer(MetricsServer):
         decisions: Returns the last n decisions, newest first, one by one.
         health: Returns the reasons, for people, why requests should not be sent here.
         warnings: Returns what is wrong elsewhere, for people: another router would not do better.
+        adapters: Returns how declared adapters are, as plain values.
         add_page: Adds the page at `/`.
+        add_registration: Adds the paths that change something, for holders of a token; None for
+            none.
     """
 
     def __init__(
@@ -144,25 +149,32 @@ class AdminServer(MetricsServer):
         decisions: Callable[[int], Iterable[Mapping[str, Any]]],
         health: Callable[[], Sequence[str]],
         warnings: Callable[[], Sequence[str]] = tuple,
+        adapters: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         add_page: Callable[[web.Application], None],
+        add_registration: Callable[[web.Application], None] | None = None,
         limits: HttpLimits = DEFAULT_HTTP_LIMITS,
         dropped: Counter[HttpLimit] | None = None,
     ) -> None:
         super().__init__(host, port, registry, limits=limits, dropped=dropped)
         self._snapshot = snapshot
         self._queue = queue
+        self._adapters = adapters
         self._decisions = decisions
         self._health = health
         self._warnings = warnings
         self._add_page = add_page
+        self._add_registration = add_registration
         self._debugging = Turns()
 
     def _app(self) -> web.Application:
         app = super()._app()
         self._add_page(app)
+        if self._add_registration is not None:
+            self._add_registration(app)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/debug/snapshot", self._get_snapshot)
         app.router.add_get("/debug/decisions", self._get_decisions)
+        app.router.add_get("/debug/adapters", self._get_adapters)
         return app
 
     async def _get_health(self, request: web.Request) -> web.Response:
@@ -179,6 +191,12 @@ class AdminServer(MetricsServer):
     async def _make_snapshot(self) -> bytes:
         # Megabytes for many pods and adapters. A snapshot is immutable, so a thread may encode it.
         return await asyncio.to_thread(_snapshot_as_json, self._snapshot(), self._queue())
+
+    async def _get_adapters(self, request: web.Request) -> web.Response:
+        return web.json_response(body=await self._debugging.run(self._make_adapters))
+
+    async def _make_adapters(self) -> bytes:
+        return await asyncio.to_thread(msgspec.json.encode, {"adapters": self._adapters()})
 
     async def _get_decisions(self, request: web.Request) -> web.Response:
         asked = request.query.get("n", str(_DEFAULT_DECISIONS))

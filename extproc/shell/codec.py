@@ -29,6 +29,7 @@ NEEDED_HEADERS = CONTROL_HEADERS | {
     *("content-type", "content-length", "content-encoding"),
 }
 """Request headers that the core reads. No others are decoded, credentials among them."""
+_RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
 CUT_FROM_BYTES = 256 * 1024
 """Longer messages are read in place: each copy of a megabyte takes milliseconds."""
 _MODES = {mode.value: mode for mode in BodyMode}
@@ -148,18 +149,28 @@ def _subset(metadata: Any) -> frozenset[str] | None:
 
 
 def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
-    http, status, served = request.response_headers, 0, None
-    for header in http.headers.headers:
-        if header.key == ":status":
-            # The count of digits first: int() refuses thousands of them with a ValueError.
-            value = header.raw_value or header.value.encode()
-            status = int(value) if len(value) == 3 and value.isdigit() else 0
+    http, served = request.response_headers, None
+    found = {
+        name: (header.raw_value or header.value.encode()).decode("latin-1")
+        for header in http.headers.headers
+        if (name := header.key.lower()) in _RESPONSE_HEADERS
+    }
+    value = found.get(":status", "")
+    # The count of digits first: int() refuses thousands of them with a ValueError.
+    status = int(value) if len(value) == 3 and value.isascii() and value.isdigit() else 0
     metadata = request.metadata_context.filter_metadata
     if DESTINATION_NAMESPACE in metadata:
         fields = metadata[DESTINATION_NAMESPACE].fields
         if SERVED_KEY in fields:
             served = fields[SERVED_KEY].string_value
-    return m.ResponseHeaders(status, http.end_of_stream, served, _response_body_mode(request))
+    return m.ResponseHeaders(
+        status,
+        http.end_of_stream,
+        served,
+        _response_body_mode(request),
+        found.get("content-type", ""),
+        found.get("content-encoding", ""),
+    )
 
 
 def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:

@@ -62,8 +62,8 @@ class Encoder:
             m.ContinueBody: self._continue_body,
             m.EchoBody: partial(_echo, "request_body"),
             m.ContinueTrailers: _constant("request_trailers"),
-            m.ContinueResponseHeaders: _constant("response_headers"),
-            m.ContinueResponseBody: _constant("response_body"),
+            m.ContinueResponseHeaders: _continue_response_headers,
+            m.ContinueResponseBody: _continue_response_body,
             m.EchoResponseBody: partial(_echo, "response_body"),
             m.ContinueResponseTrailers: _constant("response_trailers"),
             m.Reply: _reply,
@@ -76,15 +76,28 @@ class Encoder:
 
     def _continue_headers(self, command: m.ContinueHeaders) -> bytes:
         if command.pick is not None:
-            return self._routed(m.ContinueHeaders, command.pick)
+            text = self._routed(m.ContinueHeaders, command.pick)
+            if command.content_length is None:
+                return text
+            response = pb.ProcessingResponse.FromString(text)
+            _set_length(response.request_headers.response, command.content_length)
+            return _encoded(response)
         if command.ask_for_body:
             return _ask_for_body(command)
         return _PLAIN_HEADERS
 
     def _continue_body(self, command: m.ContinueBody) -> bytes:
-        if command.pick is not None:
-            return self._routed(m.ContinueBody, command.pick)
-        return _PLAIN_BODY
+        if command.pick is None:
+            return _PLAIN_BODY
+        text = self._routed(m.ContinueBody, command.pick)
+        if command.body is None:
+            return text
+        response = pb.ProcessingResponse.FromString(text)
+        common = response.request_body.response
+        common.body_mutation.body = command.body
+        if command.content_length is not None:
+            _set_length(common, command.content_length)
+        return _encoded(response)
 
     def _routed(self, kind: type, pick: Pick) -> bytes:
         """Encode a response that sets a destination.
@@ -161,6 +174,10 @@ def _set_header(mutation: pb.HeaderMutation, name: str, value: bytes) -> None:
     option.append_action = _OVERWRITE
 
 
+def _set_length(common: pb.CommonResponse, content_length: int) -> None:
+    _set_header(common.header_mutation, "content-length", b"%d" % content_length)
+
+
 def _ask_for_body(command: m.ContinueHeaders) -> bytes:
     response = pb.ProcessingResponse()
     response.request_headers.SetInParent()
@@ -197,6 +214,25 @@ def _extend_timeout(command: m.ExtendTimeout) -> bytes:
     return _encoded(response)
 
 
+def _continue_response_headers(command: m.ContinueResponseHeaders) -> bytes:
+    return _WITHOUT_LENGTH if command.drops_length else _PLAIN_RESPONSE_HEADERS
+
+
+def _continue_response_body(command: m.ContinueResponseBody) -> bytes:
+    if command.body is None:
+        return _PLAIN_RESPONSE_BODY
+    response = pb.ProcessingResponse()
+    response.response_body.response.body_mutation.body = command.body
+    return _encoded(response)
+
+
+def _without_length() -> bytes:
+    response = pb.ProcessingResponse()
+    mutation = response.response_headers.response.header_mutation
+    mutation.remove_headers.append("content-length")
+    return _encoded(response)
+
+
 def _constant(phase: str) -> Callable[[Any], bytes]:
     """Encode a response without content once: it is always the same bytes."""
     encoded = _plain(phase)
@@ -216,3 +252,6 @@ def _encoded(response: pb.ProcessingResponse) -> bytes:
 
 _PLAIN_HEADERS = _plain("request_headers")
 _PLAIN_BODY = _plain("request_body")
+_PLAIN_RESPONSE_HEADERS = _plain("response_headers")
+_PLAIN_RESPONSE_BODY = _plain("response_body")
+_WITHOUT_LENGTH = _without_length()

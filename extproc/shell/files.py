@@ -18,6 +18,7 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 """Many times the need: a system's bundle of CAs has a quarter of a MiB, a Kubernetes ConfigMap or
 Secret 1 MiB at most."""
 _CHUNK_BYTES = 256 * 1024
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class FileError(OSError):
@@ -30,29 +31,27 @@ class FileError(OSError):
         return f"{self.strerror}: {self.filename!r}"
 
 
-def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+class UnreadableError(FileError):
+    """A file that others may read, and this process may not."""
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES, within: Path | None = None) -> bytes:
     """Return the content of a regular file, following symbolic links. Waits for the disk only.
 
+    Args:
+        within: The folder that the links must not leave; None for anywhere.
+
     Raises:
-        OSError: It cannot be opened or read; `FileError` if it is not a regular file, or larger
-            than `max_bytes`.
+        OSError: It cannot be opened or read; `FileError` if it is not a regular file, larger than
+            `max_bytes`, or outside of `within`.
     """
-    status = os.stat(path)
-    _check(path, status, max_bytes)  # opening can do something to a device
+    if within is None:
+        return _read(path, path, None, max_bytes)
+    folder, name = _open_folder(path, within)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except PermissionError as error:
-        raise FileError(path, _whose(error, status)) from error
-    try:
-        _check(path, os.fstat(descriptor), max_bytes)
-        content = bytearray()
-        while chunk := os.read(descriptor, min(_CHUNK_BYTES, max_bytes + 1 - len(content))):
-            content += chunk
-            if len(content) > max_bytes:
-                raise _too_large(path, max_bytes)
-        return bytes(content)
+        return _read(path, name, folder, max_bytes)
     finally:
-        os.close(descriptor)
+        os.close(folder)
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
@@ -119,6 +118,45 @@ def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None
 
 def _refuse_password() -> str:
     raise ssl.SSLError("the private key is encrypted")
+
+
+def _read(path: Path, at: Path | str, folder: int | None, max_bytes: int) -> bytes:
+    """Read the file `at`, which is `path`; in an open folder it must not be a link."""
+    status = os.stat(at, dir_fd=folder, follow_symlinks=folder is None)
+    _check(path, status, max_bytes)  # opening can do something to a device
+    flags = _FLAGS if folder is None else _FLAGS | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(at, flags, dir_fd=folder)
+    except PermissionError as error:
+        raise UnreadableError(path, _whose(error, status)) from error
+    try:
+        _check(path, os.fstat(descriptor), max_bytes)
+        content = bytearray()
+        while chunk := os.read(descriptor, min(_CHUNK_BYTES, max_bytes + 1 - len(content))):
+            content += chunk
+            if len(content) > max_bytes:
+                raise _too_large(path, max_bytes)
+        return bytes(content)
+    finally:
+        os.close(descriptor)
+
+
+def _open_folder(path: Path, within: Path) -> tuple[int, str]:
+    """Open the folder of the file at the end of the links, and return the file's name in it.
+
+    The way has no links left. One that takes the place of a folder meanwhile is not followed.
+    """
+    root, real = Path(os.path.realpath(within)), Path(os.path.realpath(path))
+    if root not in real.parents:
+        raise FileError(path, f"leads out of {within}")
+    descriptor = os.open(root, _FLAGS | os.O_DIRECTORY)
+    for part in real.relative_to(root).parent.parts:
+        outer = descriptor
+        try:
+            descriptor = os.open(part, _FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
+        finally:
+            os.close(outer)
+    return descriptor, real.name
 
 
 def _check(path: Path, status: os.stat_result, max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP listener for GETs that holds no resources for ever, however its peers behave.
+"""An HTTP listener that holds no resources for ever, however its peers behave.
 
 aiohttp closes idle connections and bounds the size of headers. The rest is bounded here, around it:
 the number of connections, the time for a request to arrive, and the time for a response to be
@@ -125,9 +125,13 @@ class HttpListener:
     @web.middleware
     async def _note_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         guard = self.guards.get(request.protocol)
-        if guard is not None:
-            guard.since_s = None
-        return await handler(request)
+        if guard is None:
+            return await handler(request)
+        guard.since_s, guard.is_answering = None, True
+        try:
+            return await handler(request)
+        finally:
+            guard.is_answering = False
 
 
 class _Guard(asyncio.Protocol):
@@ -135,6 +139,7 @@ class _Guard(asyncio.Protocol):
 
     Attributes:
         since_s: Start of the request that is arriving; None while none is.
+        is_answering: Whether a handler has it, which bounds the time of the body that it reads.
     """
 
     def __init__(
@@ -146,6 +151,7 @@ class _Guard(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unread_since_s: float | None = None
         self.since_s: float | None = None
+        self.is_answering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports implement the interface without being registered for it.
@@ -166,7 +172,7 @@ class _Guard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._transport is not None:
-            if self.since_s is None:
+            if self.since_s is None and not self.is_answering:
                 self.since_s = self._clock()
             self._inner.data_received(data)
 

@@ -1,4 +1,4 @@
-"""HTTP to a pod: a session, a bounded GET, and its failures.
+"""HTTP to a pod: a session, a bounded GET and POST, and their failures.
 
 aiohttp does not limit what a server sends on a connection: any number of `100 Continue` before a
 response (RFC 9110 15.2), or responses without a request. It handles one whole read of the socket
@@ -112,18 +112,30 @@ async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tu
         aiohttp.ClientError, OSError: As aiohttp raises them. Ask again later.
     """
     async with session.get(url, allow_redirects=False) as response:
-        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding != "identity":
-            response.close()
-            raise ResponseError("the response is compressed, which was not asked for")
-        chunks, num_bytes = [], 0
-        async for chunk in response.content.iter_any():
-            chunks.append(chunk)
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                response.close()  # else aiohttp would read the rest to keep the connection
-                raise TooLargeError(f"response longer than {max_bytes} bytes")
-        return response.status, b"".join(chunks)
+        return response.status, await _body(response, max_bytes)
+
+
+async def post(
+    session: aiohttp.ClientSession, url: URL, document: object, *, max_bytes: int
+) -> tuple[int, bytes]:
+    """POST `document` as JSON; return status and body, and raise, as `get` does."""
+    async with session.post(url, json=document, allow_redirects=False) as response:
+        return response.status, await _body(response, max_bytes)
+
+
+async def _body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding != "identity":
+        response.close()
+        raise ResponseError("the response is compressed, which was not asked for")
+    chunks, num_bytes = [], 0
+    async for chunk in response.content.iter_any():
+        chunks.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            response.close()  # else aiohttp would read the rest to keep the connection
+            raise TooLargeError(f"response longer than {max_bytes} bytes")
+    return b"".join(chunks)
 
 
 def describe_status(status: int) -> str:

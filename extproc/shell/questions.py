@@ -71,7 +71,7 @@ def decode(
 def _fits(request: RequestInfo) -> bool:
     hints = request.hints
     texts = (
-        *(request.model, request.path, request.session or "", request.request_id),
+        *(request.model, request.written, request.path, request.session or "", request.request_id),
         *(hints.objective, hints.fairness_id),
     )
     fits = all(plain(each, MAX_TEXT_CHARS) == each for each in texts)
@@ -81,7 +81,8 @@ def _fits(request: RequestInfo) -> bool:
 def _fill(message: peers_pb2.Question, question: Question, now: float) -> None:
     request = question.request
     message.number = number_of(question.pick_id)
-    message.model, message.path = request.model, request.path
+    message.model, message.written = request.model, request.written
+    message.path = request.path
     message.body_bytes, message.request_id = request.body_bytes, request.request_id
     message.age_ms = whole((now - request.arrived_at_s) * 1e3, _MAX_MS)
     message.hold_ms = whole((question.give_up_s - now) * 1e3, _MAX_MS)
@@ -120,6 +121,7 @@ def _question(router_id: str, message: peers_pb2.Question, now: float) -> Questi
         arrived_at_s=now - message.age_ms / 1e3,
         hints=hints,
         prefix_hashes=tuple(islice(message.prefix_hashes, num_hashes)),
+        written=message.written[:MAX_TEXT_CHARS],
     )
     return Question(pick_id_of(router_id, message.number), request, now + message.hold_ms / 1e3)
 

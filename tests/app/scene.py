@@ -16,6 +16,7 @@ from extproc.core.pickids import pick_ids
 from extproc.core.policies import Founding
 from extproc.core.pool import Pool
 from extproc.core.queue import Ticket
+from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
 from extproc.shell.decisions import DecisionsService
@@ -72,7 +73,9 @@ class Scene:
             self.waiting or Founding(), "p", rng=random.Random(0), next_id=pick_ids("r")
         )
         router = Router(self.pool, picker)
-        self.dispatcher = Dispatcher(router, accounting, recorder, lambda: self.now)
+        self.dispatcher = Dispatcher(
+            router, accounting, recorder, lambda: self.now, Rewrites(rng=random.Random(0))
+        )
         self.endings = Endings(
             accounting,
             self.pool.outliers,

@@ -110,7 +110,8 @@ def test_without_flags_it_is_what_charts_expect() -> None:
     assert made.server.tls is not None
     assert made.completions.source == "response_phases"
     assert made.request.assumed_body_mode == "full-duplex-streamed"
-    assert made.request.trusted_headers == ("objective", "fairness_id", "slo")
+    assert made.request.trusted_headers == ("objective", "fairness_id", "slo", "model_rewrite")
+    assert made.request.restore_model
     assert made.request.use_subset_hint
     assert not made.destination.emit_scores
 

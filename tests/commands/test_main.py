@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 OVERLAYS = ("envoy-gateway", "envoy-gateway-original-dst", "inference-pool")
 COMMANDS = (
     *("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo", "fake-pod"),
-    "up",
+    *("up", "adapters"),
 )
 GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
 

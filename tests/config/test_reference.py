@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def rows(title: str) -> dict[str, list[str]]:
     """Cells of the table under a title, by field."""
     page = configdocs.render()
     start = page.index(f"# {title}\n")
-    table = page[start:].split("\n\n## ")[0].split("\n\n### ")[0]
+    table = re.split(r"\n\n#+ ", page[start:])[0]
     found = (line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `"))
     return {cells[0].strip("`"): cells for cells in found}
 

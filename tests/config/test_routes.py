@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from extproc.app.settings import model_routes, needs_restart
+from extproc.app.settings import model_routes, needs_restart, rewrite_rules
 from extproc.config import Config
 from extproc.config.file import ConfigError, check_sections
 from extproc.config.routes import MAX_PATTERNS
 from extproc.core.modelroutes import ModelRoute, Objective
+from extproc.core.rewrites import Rule
 
 CHAT: dict[str, Any] = {
     "name": "chat",
@@ -67,6 +68,11 @@ def test_a_route_reaches_the_core_as_it_is_written() -> None:
         ([route("r", "a", tenants={"t": 0})], "routes.0.tenants.t"),
         ([route("r", "a", on_unavailable="hold")], "routes.0.on_unavailable"),
         ([route("r", "a", objectives={"ttft": {"seconds": 0}})], "ttft.seconds"),
+        ([route("r", "a", "b-*", targets=[{"model": "x"}])], "need models listed by name"),
+        ([route("r", "*", "b", targets=[{"model": "x"}])], "need models listed by name"),
+        ([route("r", "a", targets=[{"model": "x-*"}])], "without *"),
+        ([route("r", "a", targets=[{"model": "x", "weight": 0}])], "a weight above 0"),
+        ([route("r", "a", targets=[{"model": "x", "weight": -1}])], "targets.0.weight"),
         ([route("r", *(f"{number}*" for number in range(MAX_PATTERNS + 1)))], "at most 100"),
     ],
 )
@@ -75,6 +81,26 @@ def test_a_mistake_is_told_with_its_place(routes: list[dict[str, Any]], why: str
         config(*routes)
 
     assert why in str(error.value)
+
+
+def test_targets_reach_the_core_and_those_of_every_model_as_a_generic_rule() -> None:
+    alias = route("r", "a", "b", targets=[{"model": "x", "weight": 9}, {"model": "y"}])
+    every = route("rest", "*", targets=[{"model": "z"}])
+
+    assert rewrite_rules(config(CHAT, alias, every)) == (
+        Rule("r", ("a", "b"), (("x", 9.0), ("y", None))),
+        Rule("rest", (), (("z", None),)),
+    )
+
+
+@pytest.mark.parametrize("mode", ["none", "streamed"])
+def test_targets_need_bodies_that_can_be_changed(mode: str) -> None:
+    alias = route("r", "a", targets=[{"model": "x"}])
+    with pytest.raises(ConfigError, match="r has targets, but `model` cannot be rewritten"):
+        config(alias, request={"assumed_body_mode": mode})
+
+    config(alias, request={"assumed_body_mode": mode, "allow_mode_override": True})
+    config(route("r", "a"), request={"assumed_body_mode": mode})
 
 
 def test_only_headers_that_there_are_can_be_trusted() -> None:

@@ -38,6 +38,23 @@ class FakeDispatcher:
     tickets: list[Ticket] = field(default_factory=list)
     held_bytes: list[int] = field(default_factory=list)
     left: list[Ticket] = field(default_factory=list)
+    targets: Mapping[str, str] = field(default_factory=dict)
+    versions: Sequence[str] = ()
+    asked_targets: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def may_rewrite(self) -> bool:
+        return bool(self.targets or self.versions)
+
+    def concerns(self, model: str) -> bool:
+        return model in self.targets or model in self.versions
+
+    def is_versioned(self, model: str) -> bool:
+        return model in self.versions
+
+    def target_of(self, model: str, hinted: str) -> str:
+        self.asked_targets.append((model, hinted))
+        return self.targets.get(model, hinted or model)
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
@@ -67,12 +84,14 @@ class FakeDispatcher:
         self.rejections.append(rejection)
         self.rejected_headers.append(headers)
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> bytes | Rejection:
         self.subsets.append(subset)
         return self.result if isinstance(self.result, Rejection) else models_body(self.cards)
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         self.subsets.append(subset)
         return next((card for card in self.cards if card.id == name), model_not_found(name))

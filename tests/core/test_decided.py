@@ -24,6 +24,14 @@ def test_numbers_are_within_their_fields_and_texts_have_an_end() -> None:
     assert (len(candidate["name"]), candidate["kv_usage_ratio"]) == (MAX_TEXT_CHARS, 1.0)
 
 
+def test_a_rewritten_request_has_both_names() -> None:
+    decision = pick(info=request("a", written="alias"))
+    described = describe_result(DecisionRecord(decision, 0.0, 0.0))["pick"]
+
+    assert (described["model"], described["served_model"]) == ("alias", "a")
+    assert described["adapter"] == "a"
+
+
 def test_a_base_model_has_no_adapters_counts() -> None:
     decision = pick(info=request(None), candidates=(endpoint_view(1),))
     described = describe_result(DecisionRecord(decision, 0.0, 0.0))["pick"]

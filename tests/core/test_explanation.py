@@ -74,6 +74,14 @@ def test_a_pick_that_was_held_says_for_how_long_and_for_what() -> None:
     )
 
 
+def test_a_pick_of_a_rewritten_request_says_what_its_client_asked_for() -> None:
+    rewritten = pick(info=request("a", written="alias"), candidates=(view(1),))
+
+    assert explain(rewritten) == (
+        "pod-1: the only pod that could take it. Its client asked for alias."
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "where"),
     [

@@ -17,11 +17,12 @@ NAMES = {
     "objective": ("x-llm-d-inference-objective", "x-gateway-inference-objective"),
     "fairness_id": ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"),
 }
+MODELS = {"model_rewrite": ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")}
 NUMBERS = {
     "slo_ttft_ms": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
     "slo_tpot_ms": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
 }
-BOTH = [(field, *names) for field, names in (NAMES | NUMBERS).items()]
+BOTH = [(field, *names) for field, names in (NAMES | NUMBERS | MODELS).items()]
 
 
 def read_hints(headers: dict[str, str], trusted: tuple[str, ...] = TRUSTABLE) -> Hints:
@@ -67,7 +68,7 @@ def test_control_headers_of_all_kinds_are_removed_together() -> None:
     headers = dict.fromkeys(CONTROL_HEADERS, "1")
 
     assert set(read_hints(headers).header_names) == CONTROL_HEADERS
-    assert "x-llm-d-model-name-rewrite" in CONTROL_HEADERS
+    assert "x-llm-d-inference-ttl" in CONTROL_HEADERS
 
 
 @pytest.mark.parametrize("name", [name for names in NUMBERS.values() for name in names])
@@ -98,6 +99,15 @@ def test_a_name_longer_than_any_object_s_is_refused(name: str) -> None:
     assert caught.value.rejection.param == name
 
 
+@pytest.mark.parametrize("name", MODELS["model_rewrite"])
+@pytest.mark.parametrize("value", ["a\tb", "\xe9", "x" * 257])
+def test_a_name_that_no_model_can_have_is_refused(name: str, value: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_hints({name: value})
+
+    assert caught.value.rejection.param == name
+
+
 @given(st.dictionaries(st.sampled_from(sorted(CONTROL_HEADERS)), st.text(max_size=300)))
 def test_whatever_they_say_they_are_refused_or_all_named(headers: dict[str, str]) -> None:
     with suppress(RequestError):
@@ -120,6 +130,7 @@ def test_headers_that_are_not_trusted_say_nothing_and_are_not_even_checked(
         ("objective", {"objective"}),
         ("fairness_id", {"fairness_id"}),
         ("slo", {"slo_ttft_ms", "slo_tpot_ms"}),
+        ("model_rewrite", {"model_rewrite"}),
     ],
 )
 def test_each_kind_of_header_is_trusted_by_itself(trusted: str, fields: set[str]) -> None:

@@ -356,6 +356,18 @@ def test_a_route_of_the_model_makes_the_request_s_claim() -> None:
     assert claims == [Claim("batch", priority=-1), NO_CLAIM]
 
 
+def test_the_route_of_what_the_client_wrote_makes_its_claim_and_its_message() -> None:
+    made = router(1)
+    made.routes.configure([ModelRoute("mine", ("alias",), priority=3)], {})
+    known = routed(made.route(request(None, model="a", written="alias"), now=1.0)).request
+    unknown = made.route(request(None, model="gone", written="alias"), now=1.0)
+
+    assert (known.adapter, known.claim) == ("a", Claim("mine", priority=3))
+    assert isinstance(unknown, Rejection)
+    assert unknown.model == "alias"
+    assert "`alias`" in unknown.message
+
+
 # --- beginnings of prompts -------------------------------------------------------------------
 
 

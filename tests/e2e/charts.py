@@ -259,13 +259,6 @@ class EppProcess(RouterProcess):
             *flags,
         ]
 
-    def change_config(self, **sections: Any) -> None:
-        """Replace sections of the file that it follows."""
-        document = yaml.safe_load(self._config_path.read_text())
-        changed = self._config_path.with_suffix(".new")
-        changed.write_text(yaml.safe_dump({**document, **sections}))
-        changed.replace(self._config_path)
-
     async def metrics(self) -> str:
         """The page on its metrics port."""
         async with (

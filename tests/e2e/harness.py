@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import h2.connection
 import h2.events
+import yaml
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -86,6 +87,13 @@ class RouterProcess(Router):
             await super().start(within_s=within_s)
         except StackError as error:
             raise AssertionError(str(error)) from error
+
+    def change_config(self, **sections: Any) -> None:
+        """Replace sections of the file that it follows."""
+        document = yaml.safe_load(self._config_path.read_text())
+        changed = self._config_path.with_suffix(".new")
+        changed.write_text(yaml.safe_dump({**document, **sections}))
+        changed.replace(self._config_path)
 
     async def admin(self, path: str) -> Any:
         """GET from the admin port: parsed where it is JSON, else text."""

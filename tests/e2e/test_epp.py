@@ -53,7 +53,7 @@ HINTS = {
     "x-llm-d-slo-tpot-ms": "20.5",
     "x-gateway-inference-objective": "old",
     "x-gateway-inference-fairness-id": "old",
-    "x-llm-d-model-name-rewrite": "another",
+    "x-llm-d-model-name-rewrite": "only-1",
     "x-gateway-model-name-rewrite": "another",
     "x-llm-d-video-fps": "24",
 }

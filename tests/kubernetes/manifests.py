@@ -52,6 +52,11 @@ def objects(text: str) -> list[Object]:
     return [each for each in yaml.safe_load_all(text) if each]
 
 
+def namespaced(text: str) -> list[Object]:
+    """The objects that are in a namespace: all but definitions."""
+    return [each for each in objects(text) if each["kind"] != "CustomResourceDefinition"]
+
+
 def only(text: str, kind: str, name: str = "") -> Object:
     """The one object of this kind, or of this kind and name."""
     (found,) = (

@@ -27,7 +27,7 @@ from tests.e2e.conftest import SLOW, pod_config, running_pods
 from tests.e2e.harness import Client, EnvoyProcess, eventually, free_port
 from tests.kubernetes.cluster import Cluster
 
-OLD_GROUP, NEW_GROUP = "inference.networking.x-k8s.io", "llm-d.ai"
+NEW_GROUP = "llm-d.ai"
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -153,23 +153,6 @@ async def test_a_pool_that_is_deleted_leaves_the_router_ready_to_say_503(
         assert gone[0] == dict.fromkeys(HEALTH_NAMES, SERVING)
         assert f'_pool_found{{pool="{cluster.namespace}/pool"}} 0.0' in gone[1]
         assert f"InferencePool {cluster.namespace}/pool was deleted" in router.log
-
-
-@pytest.mark.usefixtures("crds")
-async def test_rewrites_of_the_pool_are_not_read_and_logged_in_one_line(
-    cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
-) -> None:
-    port = await announce(cluster, pods)
-    rule = {"targets": [{"modelRewrite": "only-0"}]}
-    for group, pool in ((OLD_GROUP, "pool"), (NEW_GROUP, "pool"), (NEW_GROUP, "other")):
-        spec = {"poolRef": {"name": pool}, "rules": [rule]}
-        await cluster.put(f"{group}/v1alpha2", "InferenceModelRewrite", f"r-{pool}", spec)
-    await cluster.put_pool("pool", {"app": "vllm"}, [port])
-    async with serving(kubeconfig, *flags_of(cluster)) as (router, _):
-        await eventually(lambda: "not read" in router.log)
-        [line] = [line for line in router.log.splitlines() if "not read" in line]
-
-    assert "InferencePool pool: 2 inferencemodelrewrites not read" in line
 
 
 @pytest.mark.usefixtures("crds")

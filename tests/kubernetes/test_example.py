@@ -14,7 +14,7 @@ from tests.e2e.conftest import own_pods, router_config
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.kubernetes import manifests
 from tests.kubernetes.apiserver import ApiServer, missing_programs
-from tests.kubernetes.manifests import MANIFESTS, build, objects, only
+from tests.kubernetes.manifests import MANIFESTS, build, namespaced, only
 from tests.kubernetes.translated import translate
 
 EXAMPLE = MANIFESTS.parent / "examples" / "envoy-gateway"
@@ -39,7 +39,7 @@ def test_every_reference_is_to_the_platform_s_own_service_and_namespace() -> Non
     (rule,) = only(text, "HTTPRoute")["spec"]["rules"]
     proxies = network["ingress"][2]["from"][0]["podSelector"]["matchLabels"]
 
-    assert {each["metadata"]["namespace"] for each in objects(text)} == {"models"}
+    assert {each["metadata"]["namespace"] for each in namespaced(text)} == {"models"}
     assert proxies["gateway.envoyproxy.io/owning-gateway-namespace"] == "models"
     assert rule["backendRefs"] == [{"name": "qwen", "port": 8000}]
     assert manifests.router_config(text)["discovery"] == {"kubernetes": {"service": "qwen"}}

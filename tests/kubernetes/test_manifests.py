@@ -52,7 +52,9 @@ def test_an_overlay_is_applied_by_one_command(
     folder = str(MANIFESTS / "overlays" / overlay)
     api_server.kubectl(*APPLY, folder)
     api_server.kubectl("get", "deployment", "extproc", "-n", llm)
-    api_server.kubectl("delete", "-k", folder, "--wait=false")
+    # As the manifests' README has it: without the definitions, which are the cluster's.
+    others = ("-l", "app.kubernetes.io/component!=definition")
+    api_server.kubectl("delete", "-k", folder, *others, "--wait=false")
 
 
 @pytest.mark.parametrize("way", MODEL_SERVERS)
@@ -125,8 +127,20 @@ class InCluster(RouterProcess):
         self.env = {"KUBECONFIG": str(kubeconfig)}
 
 
-SPARE = {("watch", "inference.networking.x-k8s.io", "inferenceobjectives", "")}
-"""For a cluster without the newer definition, which alone counts in this one."""
+GROUPS = ("inference.networking.x-k8s.io", "llm-d.ai")
+SPARE = {
+    ("watch", "inference.networking.x-k8s.io", "inferenceobjectives", ""),
+    *(
+        (verb, group, "inferencemodelrewrites", "")
+        for verb in ("list", "watch")
+        for group in GROUPS
+    ),
+    *(("patch", group, "inferencemodelrewrites/status", "") for group in GROUPS),
+    *((verb, "llm.extproc", "llmroutes", "") for verb in ("list", "watch")),
+    ("patch", "llm.extproc", "llmroutes/status", ""),
+}
+"""Rights for a cluster without the newer definition, which alone counts in this one; and for what
+is declared of adapters, where it is asked for."""
 
 
 async def test_the_service_needs_exactly_the_rights_that_it_is_granted(

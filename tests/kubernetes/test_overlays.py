@@ -17,6 +17,7 @@ from tests.kubernetes.manifests import (
     build,
     container,
     copied,
+    namespaced,
     objects,
     only,
     router_config,
@@ -160,7 +161,7 @@ def test_the_proxies_have_the_bounds_of_our_own_envoy(overlay: str) -> None:
 def test_every_object_is_in_the_namespace_of_its_overlay() -> None:
     for overlay in OVERLAYS:
         text = build(MANIFESTS / "overlays" / overlay)
-        assert {each["metadata"]["namespace"] for each in objects(text)} == {"llm"}
+        assert {each["metadata"]["namespace"] for each in namespaced(text)} == {"llm"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -174,6 +174,14 @@ def test_a_response_has_its_status_or_0(
     assert event == m.ResponseHeaders(read_as, end_of_stream=True)
 
 
+def test_a_response_has_the_type_and_the_encoding_of_its_body() -> None:
+    headers = {":status": "200", "Content-Type": "application/json", "content-encoding": "gzip"}
+
+    assert CODEC.decode(ext_proc.response_headers(headers)) == m.ResponseHeaders(
+        200, content_type="application/json", content_encoding="gzip"
+    )
+
+
 def test_a_response_names_the_serving_endpoint_and_its_body_mode() -> None:
     served = {"envoy.lb": {"x-gateway-destination-endpoint-served": address(3)}}
     message = ext_proc.response_headers(
@@ -326,6 +334,48 @@ def test_a_load_report_is_requested_if_configured(command: m.Command) -> None:
 )
 def test_requesting_load_reports_changes_no_other_response(command: m.Command) -> None:
     assert Codec(asks_for_load=True).encode(command) == CODEC.encode(command)
+
+
+@pytest.mark.parametrize("length", [None, 3])
+@pytest.mark.parametrize("body", [b"new", b""])
+def test_a_changed_body_goes_out_with_the_destination_and_its_length(
+    body: bytes, length: int | None
+) -> None:
+    answer = CODEC.encode(m.ContinueBody(PICK, body, length))
+    common = read(answer).request_body.response
+
+    assert destination(answer) == (LIST, LIST, "id-7")
+    assert common.body_mutation.body == body
+    assert lengths(common) == ([] if length is None else [b"3"])
+
+
+def test_the_length_of_a_body_that_is_streamed_goes_out_with_the_headers() -> None:
+    answer = CODEC.encode(m.ContinueHeaders(PICK, 12))
+
+    assert destination(answer) == (LIST, LIST, "id-7")
+    assert lengths(read(answer).request_headers.response) == [b"12"]
+
+
+def lengths(common: Any) -> list[bytes]:
+    """The values of `content-length` that a response sets."""
+    headers = (option.header for option in common.header_mutation.set_headers)
+    return [header.raw_value for header in headers if header.key == "content-length"]
+
+
+@pytest.mark.parametrize("body", [b"new", b""])
+def test_a_response_body_is_replaced_by_nothing_too(body: bytes) -> None:
+    mutation = read(CODEC.encode(m.ContinueResponseBody(body))).response_body.response.body_mutation
+
+    assert mutation.body == body
+    assert mutation.clear_body is None
+
+
+def test_a_response_whose_body_changes_loses_its_length() -> None:
+    answer = read(CODEC.encode(m.ContinueResponseHeaders(drops_length=True)))
+
+    mutation = answer.response_headers.response.header_mutation
+    assert mutation.remove_headers == ["content-length"]
+    assert mutation.set_headers == []
 
 
 @given(

@@ -87,6 +87,7 @@ def test_a_pick_is_described_with_its_candidates() -> None:
             "reason": "affinity",
             "held_seconds": None,
             "held_for": "",
+            "served_model": "",
             "candidates": [
                 {
                     "address": "10.0.0.1:8000",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.shell.files import MAX_FILE_BYTES, check_readable, read_bytes, read_text
+from extproc.shell.files import MAX_FILE_BYTES, FileError, check_readable, read_bytes, read_text
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +99,58 @@ def test_no_path_is_no_file(tmp_path: Path) -> None:
     check_readable(None)
     with pytest.raises(FileNotFoundError):
         check_readable(None, tmp_path / "missing")
+
+
+# --- within a folder ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "root"
+    (made / "a" / "b").mkdir(parents=True)
+    (made / "a" / "b" / "file").write_bytes(b"inside")
+    (tmp_path / "secret").write_bytes(b"outside")
+    return made
+
+
+def test_links_within_the_folder_are_followed(root: Path) -> None:
+    (root / "link").symlink_to("a/b")
+    (root / "a" / "again").symlink_to(root / "link" / "file")
+
+    assert read_bytes(root / "a" / "again", within=root) == b"inside"
+
+
+@pytest.mark.parametrize("target", ["../secret", "/etc/hostname", "a/../../secret", "."])
+def test_links_out_of_the_folder_are_refused(root: Path, target: str) -> None:
+    (root / "link").symlink_to(target)
+
+    with pytest.raises(FileError, match="leads out of"):
+        read_bytes(root / "link", within=root)
+
+
+def test_a_path_with_dots_stays_in_the_folder_too(root: Path) -> None:
+    with pytest.raises(FileError, match="leads out of"):
+        read_bytes(root / "a" / ".." / ".." / "secret", within=root)
+
+
+@pytest.mark.parametrize(("swapped", "target"), [("a", ".."), ("a/b/file", "../../../b/file")])
+def test_a_link_that_takes_a_place_on_the_way_meanwhile_is_not_followed(
+    root: Path, monkeypatch: pytest.MonkeyPatch, swapped: str, target: str
+) -> None:
+    """The path is resolved, and then somebody puts a link there."""
+    outside = root.parent / "b"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"outside")
+    wanted, resolve = root / "a" / "b" / "file", os.path.realpath
+
+    def slowly(path: Path) -> str:
+        real = resolve(path)
+        if path == wanted:
+            (root / swapped).rename(root / "moved")
+            (root / swapped).symlink_to(target)
+        return real
+
+    monkeypatch.setattr(os.path, "realpath", slowly)
+    with pytest.raises(OSError):  # noqa: PT011 # ENOTDIR, or not a regular file
+        read_bytes(wanted, within=root)
+    assert wanted.read_bytes() == b"outside"

@@ -35,6 +35,7 @@ REQUESTS = st.builds(
     arrived_at_s=st.integers(0, 100).map(float),
     hints=HINTS,
     prefix_hashes=st.lists(IDS, max_size=len(MARKS_BYTES)).map(tuple),
+    written=TEXTS,
 ).map(lambda each: replace(each, body_bytes=each.body_bytes + MARKS_BYTES[-1]))
 
 

@@ -5,6 +5,9 @@ Pod, are skipped while decoding.
 
 Sources: kubernetes.io/docs/reference/kubernetes-api (Pod v1, EndpointSlice discovery.k8s.io/v1)
 and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1).
+
+The kinds that declare something have their spec and status as bytes: a definition may be laxer than
+we know it, and one object that is wrong must not hide the others of its list.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 POOL_GROUP = "inference.networking.k8s.io"
 """API group of InferencePools."""
 _GROUPS = ("llm-d.ai", "inference.networking.x-k8s.io")
 """API groups of what refers to them, the newer one first."""
+ROUTE_GROUP = "llm.extproc"
+"""API group of our own kind. Kubernetes wants a dot in it; `extproc` is no top-level domain, so the
+name is nobody's."""
 
 
 class Metadata(Struct, rename="camel", frozen=True):
@@ -27,6 +33,8 @@ class Metadata(Struct, rename="camel", frozen=True):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
 
@@ -35,6 +43,10 @@ class KubeObject(Struct, frozen=True):
     """Any object."""
 
     metadata: Metadata
+
+    def differs(self, before: KubeObject) -> bool:
+        """Return whether it says anything that it did not say before, as far as it is read."""
+        return True
 
 
 class Condition(Struct, frozen=True):
@@ -129,21 +141,10 @@ class PoolRef(Struct, frozen=True):
     kind: str = "InferencePool"
 
 
-class BesidePoolSpec(Struct, rename="camel", frozen=True):
-    """Of an object that refers to a pool."""
-
-    pool_ref: PoolRef = PoolRef()
-
-
-class InferenceModelRewrite(KubeObject, frozen=True):
-    """An InferenceModelRewrite, as far as it is read."""
-
-    spec: BesidePoolSpec = BesidePoolSpec()
-
-
-class ObjectiveSpec(BesidePoolSpec, rename="camel", frozen=True):
+class ObjectiveSpec(Struct, rename="camel", frozen=True):
     """Of an InferenceObjective."""
 
+    pool_ref: PoolRef = PoolRef()
     priority: int | float | None = None  # no integer, as JSON has it, where it is very large
 
 
@@ -151,6 +152,30 @@ class InferenceObjective(KubeObject, frozen=True):
     """An InferenceObjective."""
 
     spec: ObjectiveSpec = ObjectiveSpec()
+
+
+class DeclaringObject(KubeObject, frozen=True):
+    """An object that declares something, and that we write the status of."""
+
+    spec: Raw = Raw(b"null")
+    status: Raw = Raw(b"null")
+
+    def differs(self, before: KubeObject) -> bool:
+        """Return whether the spec, or that it counts, is another: our own writes are no news."""
+        old, new = before.metadata, self.metadata
+        return (
+            not new.generation  # not counted: nothing can be told by it
+            or (old.uid, old.generation, old.deletion_timestamp)
+            != (new.uid, new.generation, new.deletion_timestamp)
+        )
+
+
+class InferenceModelRewrite(DeclaringObject, frozen=True):
+    """An InferenceModelRewrite."""
+
+
+class LLMRoute(DeclaringObject, frozen=True):
+    """Our own kind: an adapter, and the terms on which it is served."""
 
 
 T = TypeVar("T", bound=KubeObject)
@@ -200,6 +225,11 @@ def objective_queries(namespace: str = "") -> tuple[Query[InferenceObjective], .
 def rewrite_queries(namespace: str = "") -> tuple[Query[InferenceModelRewrite], ...]:
     """Query InferenceModelRewrites, likewise."""
     return _beside_pools(InferenceModelRewrite, "inferencemodelrewrites", namespace)
+
+
+def route_queries(namespace: str = "") -> tuple[Query[LLMRoute], ...]:
+    """Query LLMRoutes."""
+    return (Query(LLMRoute, f"/apis/{ROUTE_GROUP}/v1alpha1", "llmroutes", namespace, {}),)
 
 
 def _beside_pools(kind: type[T], resource: str, namespace: str) -> tuple[Query[T], ...]:

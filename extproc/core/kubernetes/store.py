@@ -136,8 +136,9 @@ class Store(Generic[T]):
     def _apply(self, type_: str, changed: T) -> bool:
         if type_ == "DELETED":
             return self._objects.pop(_key(changed.metadata), None) is not None
+        before = self._objects.get(_key(changed.metadata))
         self._objects[_key(changed.metadata)] = changed
-        return True
+        return before is None or changed.differs(before)
 
 
 def refusal(code: int, body: bytes, retry_after: str = "") -> ApiError:

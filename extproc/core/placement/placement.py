@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from extproc.core.placement.homes import Capacity, PlacementSettings, place
@@ -64,4 +63,12 @@ class Placement:
 
     def order(self, adapter: str) -> list[str]:
         """Return all endpoints, those to try first first: its homes, then the rest of its order."""
-        return list(dict.fromkeys(chain(self.homes.get(adapter, ()), self._orders.walk(adapter))))
+        return list(self.walk(adapter))
+
+    def walk(self, adapter: str) -> Iterator[str]:
+        """Yield the same one by one: the first few cost little among however many endpoints."""
+        homes = self.homes.get(adapter, ())
+        yield from homes
+        for address in self._orders.walk(adapter):
+            if address not in homes:
+                yield address

@@ -56,7 +56,7 @@ def refusal(
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
     why = f"{_WHY[end]}: {num_held} held{pace}{own}."
-    return make(ticket.request.model, retry_after_s, why)
+    return make(ticket.request.client_model, retry_after_s, why)
 
 
 def _number(number: float) -> str:

@@ -1,4 +1,4 @@
-"""GET requests to a Kubernetes API server, as a pod's service account or by a kubeconfig.
+"""Requests to a Kubernetes API server, as a pod's service account or by a kubeconfig.
 
 Authentication is left to kubernetes_asyncio: it is generated for every release of Kubernetes, uses
 aiohttp as we do, and handles rotated tokens, kubeconfigs with client certificates, exec plugins
@@ -121,6 +121,24 @@ class KubernetesClient:
         except _FAILURES as error:
             raise await self._failure(access, error) from error
 
+    async def apply(self, path: str, manager: str, body: Mapping[str, Any]) -> bytes:
+        """Apply a part of an object as a field manager; return the object.
+
+        What the manager said of it before and does not say now is gone; whatever others say stays,
+        unless this says otherwise.
+
+        Raises:
+            ApiError: As `get`.
+        """
+        access = await self._connect()
+        parameters = {"fieldManager": manager, "force": "true"}
+        try:
+            async with asyncio.timeout(RESPONSE_S):
+                async with await self._request(access, path, parameters, body) as response:
+                    return await _read(response)
+        except _FAILURES as error:
+            raise await self._failure(access, error) from error
+
     async def watch(
         self, path: str, parameters: Mapping[str, str], *, within_s: float
     ) -> AsyncGenerator[list[bytes], None]:
@@ -158,7 +176,11 @@ class KubernetesClient:
         await self._renew(self._access)
 
     async def _request(
-        self, access: _Access, path: str, parameters: Mapping[str, str]
+        self,
+        access: _Access,
+        path: str,
+        parameters: Mapping[str, str],
+        applied: Mapping[str, Any] | None = None,
     ) -> aiohttp.ClientResponse:
         try:
             if access.token is not None and access.token.exists():
@@ -173,11 +195,14 @@ class KubernetesClient:
         }
         if token:
             headers["Authorization"] = token
+        if applied is not None:
+            headers["Content-Type"] = "application/apply-patch+yaml"  # JSON is YAML
         response: aiohttp.ClientResponse = await access.rest.request(
-            "GET",
+            "GET" if applied is None else "PATCH",
             access.configuration.host + path,
             query_params=dict(parameters),
             headers=headers,
+            body=applied,
             _preload_content=False,
             _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         )

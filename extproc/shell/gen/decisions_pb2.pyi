@@ -42,7 +42,7 @@ class Decision(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., explanation: _Optional[str] = ...) -> None: ...
 
 class Pick(_message.Message):
-    __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates", "held_seconds", "held_for")
+    __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates", "held_seconds", "held_for", "served_model")
     ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Pick(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HELD_FOR_FIELD_NUMBER: _ClassVar[int]
+    SERVED_MODEL_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     model: str
@@ -67,7 +68,8 @@ class Pick(_message.Message):
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     held_seconds: float
     held_for: str
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., held_seconds: _Optional[float] = ..., held_for: _Optional[str] = ...) -> None: ...
+    served_model: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., held_seconds: _Optional[float] = ..., held_for: _Optional[str] = ..., served_model: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("address", "name", "num_pending", "num_adapter_pending", "num_active_adapters", "loaded", "on_gpu", "known", "kv_usage_ratio")

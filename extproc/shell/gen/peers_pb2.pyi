@@ -81,7 +81,7 @@ class EndedPick(_message.Message):
     def __init__(self, number: _Optional[int] = ..., has_run: _Optional[bool] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("number", "model", "path", "body_bytes", "age_ms", "hold_ms", "request_id", "session", "objective", "fairness_id", "slo_ttft_ms", "slo_tpot_ms", "prefix_hashes", "subset")
+    __slots__ = ("number", "model", "path", "body_bytes", "age_ms", "hold_ms", "request_id", "session", "objective", "fairness_id", "slo_ttft_ms", "slo_tpot_ms", "prefix_hashes", "subset", "written")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class Question(_message.Message):
     SLO_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     SUBSET_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     number: int
     model: str
     path: str
@@ -110,7 +111,8 @@ class Question(_message.Message):
     slo_tpot_ms: float
     prefix_hashes: _containers.RepeatedScalarFieldContainer[int]
     subset: Subset
-    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ..., hold_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., session: _Optional[str] = ..., objective: _Optional[str] = ..., fairness_id: _Optional[str] = ..., slo_ttft_ms: _Optional[float] = ..., slo_tpot_ms: _Optional[float] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., subset: _Optional[_Union[Subset, _Mapping]] = ...) -> None: ...
+    written: str
+    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ..., hold_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., session: _Optional[str] = ..., objective: _Optional[str] = ..., fairness_id: _Optional[str] = ..., slo_ttft_ms: _Optional[float] = ..., slo_tpot_ms: _Optional[float] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., subset: _Optional[_Union[Subset, _Mapping]] = ..., written: _Optional[str] = ...) -> None: ...
 
 class Subset(_message.Message):
     __slots__ = ("addresses",)

@@ -53,7 +53,10 @@ class Pod:
     ) -> None:
         self.config = config
         self.registry = AdapterRegistry(
-            config.base_model, config.ranks_by_path, config.ranks_by_name
+            config.base_model,
+            config.ranks_by_path,
+            config.ranks_by_name,
+            config.errors_by_path,
         )
         self.last_requests: deque[Json] = deque(maxlen=_KEPT_REQUESTS)
         self.is_draining = False
@@ -92,6 +95,11 @@ class Pod:
             web.get("/metrics/", self.filtered_metrics),
             web.get("/health", self.health),
             web.get("/debug/engine", self.debug_engine),
+            *(self._runtime_routes() if self.config.loads_at_runtime else ()),
+        ]
+
+    def _runtime_routes(self) -> list[web.RouteDef]:
+        return [
             web.post("/v1/load_lora_adapter", self.load_adapter),
             web.post("/v1/unload_lora_adapter", self.unload_adapter),
         ]

@@ -32,6 +32,7 @@ class AdapterRegistry:
         ranks_by_path: Rank of the adapter at each path that exists; None if every path exists and
             holds an adapter of the engine's `max_lora_rank`.
         ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
+        errors_by_path: The worker's error about the adapter at each path that it cannot serve.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class AdapterRegistry:
         base_model: str,
         ranks_by_path: Mapping[str, int] | None = None,
         ranks_by_name: Mapping[str, int] | None = None,
+        errors_by_path: Mapping[str, str] | None = None,
     ) -> None:
         self.names_by_key: dict[str, str] = {}
         self._base_model = base_model
         self._ranks_by_path = ranks_by_path
         self._ranks_by_name = ranks_by_name or {}
+        self._errors_by_path = errors_by_path or {}
         self._adapters: dict[str, Adapter] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -110,13 +113,16 @@ class AdapterRegistry:
         """Check the path and set the rank in the engine."""
         key = f"{name}#{len(self.names_by_key)}"
         if self._ranks_by_path is not None and path not in self._ranks_by_path:
-            message = f"Loading lora {name} failed: No adapter found for {path}"
+            shown = "<path>" if path.startswith("/") else path
+            message = f"Loading lora {name} failed: No adapter found for {shown}"
             raise ApiError(404, message, "NotFoundError")
         if not engine.max_loras:
             raise ApiError(500, "LoRA is not enabled.", "InternalServerError")
         rank = self._ranks_by_name.get(name, engine.max_lora_rank)
         rank = (self._ranks_by_path or {}).get(path, rank)
         try:
+            if path in self._errors_by_path:
+                raise ValueError(self._errors_by_path[path])
             engine.set_rank(key, rank)
         except ValueError as error:
             message = (

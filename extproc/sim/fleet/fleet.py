@@ -69,11 +69,13 @@ class Fleet:
         self.flights: dict[str, Flight] = {}
         self._tickets: dict[Flight, Ticket] = {}
         self._gone: list[FleetPod] = []
+        # An order that aborts nobody is one of a queue that knows of no objectives.
+        declared = settings.declared if getattr(policy(), "aborts", True) else None
         self._claims = {
-            name: claim_of(tenant, settings.declared, name)
+            name: claim_of(tenant, declared, name)
             for name, tenant in workload.tenants.items()
         }
-        self._plain_claim = claim_of(PLAIN, settings.declared)
+        self._plain_claim = claim_of(PLAIN, declared)
         self._agenda = Agenda()
         self._decision_s: list[float] = []
         self._clock = clock

@@ -35,12 +35,14 @@ class SloraRoom:
 
     Attributes:
         queue: Has no turns and no ageing, as S-LoRA's.
+        aborts: Requests that would be late are refused.
     """
 
     def __init__(
         self, order: str = "first_come", cluster_size: int = 8, max_running: int = 0
     ) -> None:
         self.queue = QueueSettings(order, fair=False, ageing_s=inf, cluster_size=cluster_size)
+        self.aborts = order == "newest"
         self._max_running = max_running
         self._sent = SinceReport()
 

@@ -28,6 +28,7 @@ class FakeApi:
     def __init__(self) -> None:
         self.token = "good"
         self.queries: list[dict[str, str]] = []
+        self.applied: list[tuple[str, Any]] = []
         self.status = 200
         self.headers: dict[str, str] = {}
         self.chunks: list[bytes] = []
@@ -40,6 +41,9 @@ class FakeApi:
             return web.Response(status=401, text="who are you")
         if self.status != 200:
             return web.Response(status=self.status, headers=self.headers, text="the reason")
+        if request.method == "PATCH":
+            self.applied.append((request.content_type, await request.json()))
+            return web.Response(body=b"the object")
         if "watch" not in request.query:
             return web.Response(body=b"the list")
         response = web.StreamResponse()
@@ -54,6 +58,7 @@ class FakeApi:
 async def started(api: FakeApi, context: ssl.SSLContext | None = None) -> TestServer:
     app = web.Application()
     app.router.add_get("/{path:.*}", api.answer)
+    app.router.add_patch("/{path:.*}", api.answer)
     server = TestServer(app, host="localhost", scheme="https" if context else "http")
     await server.start_server(ssl=context)
     api.url = str(server.make_url("")).rstrip("/")
@@ -112,6 +117,32 @@ async def lines_of(client: KubernetesClient, within_s: float = 20.0) -> list[byt
 async def test_a_get_returns_the_body(client: KubernetesClient, api: FakeApi) -> None:
     assert await client.get("/pods", {"labelSelector": "app in (a,b),c=d"}) == b"the list"
     assert api.queries == [{"labelSelector": "app in (a,b),c=d"}]
+
+
+async def test_an_apply_sends_its_part_and_returns_the_object(
+    client: KubernetesClient, api: FakeApi
+) -> None:
+    assert await client.apply("/it/status", "me", {"status": {"a": "ü"}}) == b"the object"
+    assert api.queries == [{"fieldManager": "me", "force": "true"}]
+    assert api.applied == [("application/apply-patch+yaml", {"status": {"a": "ü"}})]
+
+
+async def test_an_apply_that_is_refused_is_an_error(client: KubernetesClient, api: FakeApi) -> None:
+    api.status = 403
+    with pytest.raises(ApiError) as raised:
+        await client.apply("/it/status", "me", {})
+
+    assert raised.value.reason == "status_403"
+
+
+async def test_an_apply_without_an_answer_times_out(
+    client: KubernetesClient, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "RESPONSE_S", 0.0)
+    with pytest.raises(ApiError) as raised:
+        await client.apply("/it/status", "me", {})
+
+    assert raised.value.reason == "timeout"
 
 
 async def test_a_watch_yields_whole_lines_however_they_are_split(

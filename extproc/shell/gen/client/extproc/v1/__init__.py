@@ -145,12 +145,15 @@ class Pick(betterproto2.Message):
     """
 
     model: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    What the client wrote; what the pod reads, if the client wrote nothing.
+    """
 
     adapter: "str | None" = betterproto2.field(
         4, betterproto2.TYPE_STRING, optional=True
     )
     """
-    The same name if it is an adapter, absent for a base model.
+    What the pod reads, if it is an adapter; absent for a base model.
     """
 
     path: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
@@ -191,6 +194,11 @@ class Pick(betterproto2.Message):
     held_for: "str" = betterproto2.field(12, betterproto2.TYPE_STRING)
     """
     What it was held for, the policy's slug, such as `slot`.
+    """
+
+    served_model: "str" = betterproto2.field(13, betterproto2.TYPE_STRING)
+    """
+    What the pod reads, if that is another name than `model`; else empty.
     """
 
 

@@ -1,4 +1,4 @@
-"""InferenceObjectives: which definition is followed, whatever an API server says of them."""
+"""Kinds that may be undefined: which definition is followed, whatever an API server says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from extproc.app.objectives import RETRY_S, Objectives
-from extproc.core.kubernetes.objects import InferenceObjective, Query
+from extproc.app.optionalkind import RETRY_S, OptionalKind
+from extproc.core.kubernetes.objects import InferenceObjective, Query, objective_queries
 from extproc.core.kubernetes.store import ApiError
 from extproc.shell.discovery.kubewatch import ListWatch, WatchStats
 from tests.virtualtime import in_virtual_time
@@ -24,7 +24,7 @@ NOT_SERVED, FORBIDDEN = ApiError("status_404", "404: no"), ApiError("status_403"
 class Api:
     """An API server; `refusals` says which groups it does not list, and why.
 
-    Each group has one objective, which is named like it and has the priority 1.
+    Each group has one object, which is named like it.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,7 @@ class Api:
         group = path.split("/")[2]
         if group in self.refusals:
             raise self.refusals[group]
-        spec = '{"poolRef": {"name": "pool"}, "priority": 1}'
-        item = f'{{"metadata": {{"name": "{group}"}}, "spec": {spec}}}'
+        item = f'{{"metadata": {{"name": "{group}"}}}}'
         return f'{{"metadata": {{}}, "items": [{item}]}}'.encode()
 
     async def watch(
@@ -49,7 +48,7 @@ class Api:
 
 
 async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[str]]:
-    """The objectives that are known after each change of an API server that serves none."""
+    """The objects that are known after each change of an API server that serves none."""
     api, known, seen = Api(), list[str](), []
     clock = asyncio.get_running_loop().time
 
@@ -61,13 +60,21 @@ async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[s
             api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
         )
 
-    def on_priorities(priorities: Mapping[str, int]) -> None:
-        known[:] = priorities
+    def on_objects(
+        query: Query[InferenceObjective] | None, objects: Collection[InferenceObjective]
+    ) -> None:
+        known[:] = [each.metadata.name for each in objects]
+        assert (query is None) == (not known)
 
-    objectives = Objectives(
-        api, "pool", "", new_watch=new_watch, on_priorities=on_priorities, relist_s=RELIST_S
+    kind = OptionalKind(
+        api,
+        "Objectives",
+        objective_queries(),
+        new_watch=new_watch,
+        on_objects=on_objects,
+        relist_s=RELIST_S,
     )
-    task = asyncio.ensure_future(objectives.run())
+    task = asyncio.ensure_future(kind.run())
     for change in changes:
         change(api)
         await asyncio.sleep(every_s)
@@ -138,4 +145,4 @@ def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFix
     run()
 
     lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-    assert lines == ["InferencePool pool: InferenceObjectives: not read: 403: no"]
+    assert lines == ["Objectives: not read: 403: no"]

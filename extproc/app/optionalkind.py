@@ -1,6 +1,6 @@
-"""The priorities that a cluster's InferenceObjectives give. Part of `app`.
+"""Objects of a kind that a cluster need not have a definition of. Part of `app`.
 
-1. Two API groups define the kind. Where both are served, the newer one alone counts.
+1. Several API groups may define the kind. Where more than one is served, the first alone counts.
 2. Which are served is looked up every `relist_s`, as a definition may be installed or removed.
 3. What was known last stands until the API server says otherwise: while it cannot be reached, and
    while a Role does not allow listing.
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from extproc.app.inferencepool import Client
-from extproc.core.kubernetes.objectives import priorities
-from extproc.core.kubernetes.objects import InferenceObjective, Query, objective_queries
+from extproc.core.kubernetes.objects import KubeObject, Query
 from extproc.core.kubernetes.store import ApiError
 from extproc.shell.discovery.kubewatch import ListWatch
 
@@ -24,41 +23,51 @@ RETRY_S = 5.0
 """After a look-up that failed."""
 NOT_SERVED, FORBIDDEN = "status_404", "status_403"
 
-OnPriorities = Callable[[Mapping[str, int]], None]
-NewWatch = Callable[
-    [Query[InferenceObjective], Callable[[Collection[InferenceObjective]], None]],
-    ListWatch[InferenceObjective],
-]
+T = TypeVar("T", bound=KubeObject)
+
+OnObjects = Callable[[Query[T] | None, Collection[T]], None]
+NewWatch = Callable[[Query[T], Callable[[Collection[T]], None]], ListWatch[T]]
 
 
-class Objectives:
-    """The InferenceObjectives of one pool, followed while `run` runs.
+class Client(Protocol):
+    """The part of `KubernetesClient` that is used here."""
+
+    async def namespace(self) -> str:
+        """Return our own namespace."""
+
+    async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        """Return the body of a response."""
+
+
+class OptionalKind(Generic[T]):
+    """The objects of one kind, followed while `run` runs.
 
     Args:
-        pool: Its name.
-        namespace: Empty for our own.
+        title: The kind's plural, for the log.
+        queries: One for each API group, the one that counts first.
         new_watch: Makes the watch of a query.
-        on_priorities: Gets the priorities by the objectives' names, once known and at each change.
+        on_objects: Gets the query that is followed with all its objects, once known and at each
+            change; None and nothing where the kind is not defined.
     """
 
     def __init__(
         self,
         client: Client,
-        pool: str,
-        namespace: str,
+        title: str,
+        queries: Sequence[Query[T]],
         *,
-        new_watch: NewWatch,
-        on_priorities: OnPriorities,
+        new_watch: NewWatch[T],
+        on_objects: OnObjects[T],
         relist_s: float,
     ) -> None:
         self._client = client
-        self._pool = pool
-        self._queries = objective_queries(namespace)
+        self._title = title
+        self._queries = queries
         self._new_watch = new_watch
-        self._on_priorities = on_priorities
+        self._on_objects = on_objects
         self._relist_s = relist_s
         self._warned = ""
-        self._followed: Query[InferenceObjective] | None = None
+        self._followed: Query[T] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -72,11 +81,11 @@ class Objectives:
                     if error.reason == FORBIDDEN:
                         self._warn(f"not read: {error}")
                     else:
-                        log.debug("inferenceobjectives: %s", error)
+                        log.debug("%s: %s", self._title, error)
                         rest_s = min(rest_s, RETRY_S)
                 await asyncio.sleep(rest_s)
 
-    def _follow(self, query: Query[InferenceObjective] | None, tasks: asyncio.TaskGroup) -> None:
+    def _follow(self, query: Query[T] | None, tasks: asyncio.TaskGroup) -> None:
         """Follow a query instead of the one before, if it is another; nothing for None."""
         if query == self._followed:
             return
@@ -85,11 +94,12 @@ class Objectives:
             self._watching.cancel()
             self._watching = None
         if query is None:
-            self._on_priorities({})
+            self._on_objects(None, ())
         else:
-            self._watching = tasks.create_task(self._new_watch(query, self._on_objectives).run())
+            watch = self._new_watch(query, lambda objects: self._on_objects(query, objects))
+            self._watching = tasks.create_task(watch.run())
 
-    async def _find(self) -> Query[InferenceObjective] | None:
+    async def _find(self) -> Query[T] | None:
         """Return the query to follow, None where the kind is not defined.
 
         Raises:
@@ -112,11 +122,8 @@ class Objectives:
             raise refused
         return served[0] if served else None
 
-    def _on_objectives(self, objectives: Collection[InferenceObjective]) -> None:
-        self._on_priorities(priorities(objectives, self._pool))
-
     def _warn(self, what: str) -> None:
         """Log a warning, unless it is the same as the last one."""
         if what != self._warned:
             self._warned = what
-            log.warning("InferencePool %s: InferenceObjectives: %s", self._pool, what)
+            log.warning("%s: %s", self._title, what)

@@ -1,0 +1,307 @@
+"""Declared adapters, kept loaded: the planner's calls are made, and it is told what came of them.
+
+Part of `app`. Every router may do so at once: what a pod has already is no failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+from msgspec import to_builtins
+
+from extproc.app import settings
+from extproc.app.world import World
+from extproc.config import Config
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Offer
+from extproc.core.adapters.states import Action, Failure, Kind, Result, State
+from extproc.core.engines import PROFILES
+from extproc.core.pool import Pool
+from extproc.core.rewrites import Rewrites
+from extproc.core.router import Router
+from extproc.core.types import Endpoint, ModelCard
+from extproc.shell import engineapi
+from extproc.shell.adapterfiles import AdapterFiles, Root
+from extproc.shell.podhttp import base_url, open_session
+from extproc.shell.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+"""Between two looks at what is to be done, where nothing new makes one at once."""
+
+
+OnTicked = Callable[[Sequence[str]], Awaitable[None]]
+
+
+async def _nothing(_forgotten: Sequence[str]) -> None:
+    """Nobody remembers what was deleted."""
+
+
+_STATES = [state for state in State if state is not State.UNKNOWN]
+
+
+class Adapters:
+    """Has pods load what is declared, while `run` runs.
+
+    Args:
+        config: Checked configuration.
+        pool: What pods have.
+        router: Its catalog has the planner.
+        rewrites: Learns which adapters pods have under the name of a version.
+        poke: Has a pod's models listed soon.
+
+    Attributes:
+        planner: Knows what is to be done.
+        is_leading: Whether calls are to be made by this router.
+        on_ticked: Told of deleted adapters that no pod has any more, after each look.
+
+    Raises:
+        ConfigError: A file for the requests to pods cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        pool: Pool,
+        router: Router,
+        rewrites: Rewrites,
+        poke: Callable[[str], None],
+        world: World,
+    ) -> None:
+        self._config = config
+        self._pool, self._router, self._catalog = pool, router, router.catalog
+        self._planner = self.planner = router.catalog.planner
+        self.is_leading: Callable[[], bool] = lambda: True
+        self.on_ticked: OnTicked = _nothing
+        self._deleted: Sequence[Declaration] = ()
+        self._waiting: set[asyncio.Event] = set()
+        self._rewrites = rewrites
+        self._poke = poke
+        self._clock = world.clock
+        self._access = settings.pod_access(config)
+        self._profile = PROFILES[config.pods.engine]
+        self._urls: Mapping[str, str] = {}
+        self._offers: Mapping[str, Offer] = {}
+        self._shown_for: Mapping[str, ModelCard] | None = None
+        self._shown: tuple[Mapping[str, Offer], str] = ({}, "")
+        self._num_calls = Counter({(str(kind), "done"): 0 for kind in Kind})
+        self._wake = asyncio.Event()
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._following: asyncio.Task[None] | None = None
+        router.catalog.on_cold = self.look
+        self._follow(config)
+        self._apply(config)
+
+    # --- what is told -----------------------------------------------------------------------
+
+    def configure(self, config: Config) -> None:
+        """Apply the live fields of a changed configuration."""
+        before, self._config = self._config, config
+        if config.adapters.roots != before.adapters.roots:
+            self._follow(config)
+        self._apply(config)
+
+    def _apply(self, config: Config) -> None:
+        self._planner.configure(settings.adapter_settings(config))
+        self._catalog.configure(settings.catalog_settings(config))
+
+    def declare(self, offers: Mapping[str, Offer]) -> None:
+        """Replace all that is declared, by the name that clients write."""
+        if offers == self._offers:
+            return
+        self._offers, self._shown_for = offers, None
+        declarations = self._declarations()
+        self._planner.declare(declarations, deleted=self._deleted, now=self._clock())
+        self._files.follow(each.source for each in declarations)
+        self._show()
+        self.look()
+
+    def set_deleted(self, deleted: Sequence[Declaration]) -> None:
+        """Replace what was declared once, as far as it is remembered elsewhere."""
+        if deleted != self._deleted:
+            self._deleted = deleted
+            self._planner.declare(self._declarations(), deleted=deleted, now=self._clock())
+
+    async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
+        """Wait until as many pods as should have an adapter; return whether they do in time."""
+        ticked = asyncio.Event()
+        self._waiting.add(ticked)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._is_ready(name):
+                    await ticked.wait()
+                    ticked.clear()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(ticked)
+        return True
+
+    def _is_ready(self, name: str) -> bool:
+        status, offer = self._planner.status(name), self._offers.get(name)
+        if status is None or offer is None:
+            return False
+        return status.versions[0].ready >= max(1, offer.declaration.min_replicas)
+
+    def _declarations(self) -> list[Declaration]:
+        return [offer.declaration for offer in self._offers.values()]
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Replace the pods."""
+        self._urls = {each.address: base_url(each) for each in endpoints}
+        self.look()
+
+    def look(self) -> None:
+        """Have a look at what is to be done soon: something is new."""
+        self._wake.set()
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return how each declared adapter is, as plain values."""
+        return [
+            {**to_builtins(status), "origin": self._offers[status.name].declaration.origin}
+            for status in self._planner.statuses()
+        ]
+
+    def add_metrics(self, telemetry: Telemetry) -> None:
+        """Register how many adapters are how, and what was done."""
+        counts = self._planner.counts
+        telemetry.add_gauges(
+            "adapters",
+            "Declared adapters, by how they are",
+            "state",
+            lambda: {str(state): counts().by_state.get(state, 0) for state in _STATES},
+        )
+        telemetry.add_gauges(
+            "adapter_failures",
+            "Adapters that could not be loaded on a pod or unloaded, and are tried again",
+            ("endpoint", "reason"),
+            lambda: {(at, str(why)): num for (at, why), num in counts().failures.items()},
+        )
+        telemetry.add_counters(
+            "adapter_calls",
+            "Loads and unloads of adapters, by what came of them",
+            ("kind", "result"),
+            lambda: self._num_calls,
+        )
+
+    # --- what is done -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        headers, context = self._access
+        async with open_session(headers, context) as self._session, asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._follow(self._config)
+            while True:
+                is_new = self._wake.is_set()
+                self._wake.clear()
+                if self._catalog.num_declared or self._planner.deleting():
+                    await self.on_ticked(self._tick(tasks, is_new=is_new))
+                await self._rest()
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(INTERVAL_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _tick(self, tasks: asyncio.TaskGroup, *, is_new: bool) -> list[str]:
+        """Begin what is to be done, and offer what is there to those that wait for it.
+
+        Return which deleted adapters no pod has any more.
+        """
+        now, queue = self._clock(), self._router.queue
+        self._show()
+        held = queue.adapters(now) if queue else ()
+        pods = self._pool.pod_states(now=now)
+        rates = self._catalog.demand.rates(now)
+        is_leading = self.is_leading()
+        for action in self._planner.tick(pods, rates, held, now=now, is_leading=is_leading):
+            tasks.create_task(self._carry_out(action))
+        if is_new:
+            queue.freed(now)
+        for ticked in self._waiting:
+            ticked.set()
+        return self._planner.forgotten(now=now)
+
+    async def _carry_out(self, action: Action) -> None:
+        try:
+            result = await self._call(action)
+        except Exception as error:  # ours: the others go on, and this one is tried again
+            log.exception("%s of %s on %s broke", action.kind, action.name, action.address)
+            result = Result(Failure.ENGINE, repr(error))
+        if result.failure is None:
+            log.info("%s: %s of %s", action.address, action.kind, action.name)
+        else:
+            what = f"{action.kind} of {action.name}: {result.failure}: {result.message}"
+            log.warning("%s: %s", action.address, what)
+        self._num_calls[str(action.kind), str(result.failure or "done")] += 1
+        self._planner.finished(action, result, now=self._clock())
+        self._poke(action.address)
+        self.look()
+
+    async def _call(self, action: Action) -> Result:
+        """Make a call, or return why it need not be made."""
+        url, session = self._urls.get(action.address), self._session
+        if url is None or session is None:
+            return Result(Failure.UNREACHABLE, "the pod has gone")
+        name, timeout_s = action.name, action.timeout_s
+        if action.kind is Kind.UNLOAD:
+            return await engineapi.unload(
+                session, url, self._profile, name=name, timeout_s=timeout_s
+            )
+        traits = self._pool.traits(action.address)
+        checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
+        return checked.problem or await engineapi.load(
+            session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
+        )
+
+    # --- files ------------------------------------------------------------------------------
+
+    def _follow(self, config: Config) -> None:
+        """Follow the files in other folders."""
+        roots = [Root(str(each.pod), each.router) for each in config.adapters.roots]
+        self._files = AdapterFiles(roots, on_change=self._on_files)
+        self._files.follow(each.source for each in self._declarations())
+        if self._tasks is not None:
+            if self._following is not None:
+                self._following.cancel()
+            self._following = self._tasks.create_task(self._files.run())
+
+    def _on_files(self, path: str) -> None:
+        for declaration in self._declarations():
+            if declaration.source == path:
+                self._planner.files_changed(declaration.name, now=self._clock())
+        self.look()
+
+    # --- what requests see ------------------------------------------------------------------
+
+    def _show(self) -> None:
+        """Show requests what is declared, once it or what pods list has changed."""
+        registry = self._pool.registry
+        if registry is self._shown_for:
+            return
+        self._shown_for = registry
+        bases = [name for name, card in registry.items() if card.parent is None]
+        base = bases[0] if len(bases) == 1 else ""
+        if (self._offers, base) == self._shown:
+            return
+        self._shown = (self._offers, base)
+        self._catalog.declare(self._offers, base)
+        self._rewrites.versioned = frozenset(
+            name
+            for name, offer in self._offers.items()
+            if offer.declaration.version or offer.fallback
+        )
+        served = {each.served_name: each for each in self._declarations()}
+        cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
+        self._pool.declare(cards, now=self._clock())

@@ -1,0 +1,159 @@
+"""Adapters as a service: what is declared anywhere is merged, shown to requests, and loaded.
+
+Part of `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+from msgspec import to_builtins
+
+from extproc.app.adapters import Adapters
+from extproc.app.declaring import Declaring
+from extproc.app.keeping import Keeping
+from extproc.app.routing import Routing
+from extproc.app.world import World
+from extproc.config import Config
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Loss, Merged, Offer, RuleSet
+from extproc.core.adapters.states import AdapterStatus
+from extproc.core.kubernetes.declaring import Reading
+from extproc.core.kubernetes.status import AdapterReport, VersionReport
+from extproc.core.types import Endpoint
+from extproc.shell.telemetry import Telemetry
+
+Report = Callable[[Mapping[str, Loss], Mapping[str, AdapterReport] | None], None]
+
+
+class AdapterService:
+    """All about declared adapters, while `run` runs.
+
+    Args:
+        config: Checked configuration.
+        routing: Learns of routes, rules and adapters.
+        poke: Has a pod's models listed soon.
+        report: Told who lost what, and how each adapter is.
+        router_id: Holder of the lease.
+
+    Raises:
+        ConfigError: A file or an extra that is needed is not there.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        routing: Routing,
+        *,
+        poke: Callable[[str], None],
+        report: Report,
+        router_id: str,
+        world: World,
+    ) -> None:
+        self._routing = routing
+        self._report = report
+        self._lost: Mapping[str, Loss] = {}
+        self._reported: tuple[Any, Any] = ({}, None)
+        self._adapters = Adapters(
+            config,
+            pool=routing.pool,
+            router=routing.router,
+            rewrites=routing.rewrites,
+            poke=poke,
+            world=world,
+        )
+        self._declaring = Declaring(config, self._on_merged)
+        self._keeping = Keeping(
+            config.adapters,
+            holder=router_id,
+            on_stored=self._on_stored,
+            status=self._status,
+            wait_until_ready=self._adapters.wait_until_ready,
+            clock=world.clock,
+        )
+        self._adapters.is_leading = lambda: self._keeping.is_leading
+        self._adapters.on_ticked = self._on_ticked
+
+    @property
+    def add_registration(self) -> Callable[[web.Application], None] | None:
+        """Adds the paths by which adapters are declared; None where nobody may."""
+        return self._keeping.add_registration
+
+    def configure(self, config: Config) -> None:
+        """Apply the live fields of a changed configuration."""
+        self._adapters.configure(config)
+        self._declaring.configure(config)
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Replace the pods."""
+        self._adapters.set_endpoints(endpoints)
+
+    def set_rules(self, readings: Sequence[Reading[RuleSet]]) -> None:
+        """Replace the InferenceModelRewrites of a cluster."""
+        self._declaring.set_rules(readings)
+
+    def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
+        """Replace the LLMRoutes of a cluster."""
+        self._declaring.set_offers(readings)
+
+    def look(self) -> None:
+        """Have a look at what is to be done soon: something is new."""
+        self._adapters.look()
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return how each declared adapter is, as plain values."""
+        return self._adapters.statuses()
+
+    def add_metrics(self, telemetry: Telemetry) -> None:
+        """Register how many adapters are how, and what was done."""
+        self._adapters.add_metrics(telemetry)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        self._declaring.merge()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._adapters.run())
+            tasks.create_task(self._keeping.run())
+
+    def _on_merged(self, merged: Merged) -> None:
+        self._lost = merged.lost
+        self._routing.declare(merged.routes, merged.rules)
+        self._adapters.declare(merged.offers)
+        self._tell()
+
+    def _on_stored(
+        self, declarations: Sequence[Declaration], deleted: Sequence[Declaration]
+    ) -> None:
+        self._adapters.set_deleted(deleted)
+        self._declaring.store(declarations)
+
+    async def _on_ticked(self, forgotten: Sequence[str]) -> None:
+        self._tell()
+        await self._keeping.forget(forgotten)
+
+    def _tell(self) -> None:
+        """Report what has changed of who lost what, and of how adapters are."""
+        states = None
+        if self._keeping.is_leading:
+            found = self._adapters.planner.statuses()
+            states = {status.name: _report_of(status) for status in found}
+        if (self._lost, states) != self._reported:
+            self._reported = self._lost, states
+            self._report(self._lost, states)
+
+    def _status(self, name: str) -> Mapping[str, Any]:
+        status = self._adapters.planner.status(name)
+        return {} if status is None else dict(to_builtins(status))
+
+
+def _report_of(status: AdapterStatus) -> AdapterReport:
+    why = f"{status.reason}: {status.message}" if status.reason else ""
+    versions = tuple(
+        VersionReport(each.name, str(each.state), each.desired, each.ready, each.removable)
+        for each in status.versions
+    )
+    declared = status.versions[0]
+    return AdapterReport(declared.ready >= max(1, declared.desired), why, versions)

@@ -1,0 +1,63 @@
+"""All that is declared of adapters, from every source, as one. Part of `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from extproc.config import Config
+from extproc.config.routes import declaration_of
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
+from extproc.core.kubernetes.declaring import Reading
+
+
+class Declaring:
+    """Merges what the configuration, a store and a cluster declare.
+
+    Args:
+        config: Checked configuration.
+        on_merged: Called with what counts, at first and at each change.
+    """
+
+    def __init__(self, config: Config, on_merged: Callable[[Merged], None]) -> None:
+        self._on_merged = on_merged
+        self._config = config
+        self._stored: Sequence[Declaration] = ()
+        self._offers: Sequence[Offer] = ()
+        self._rules: Sequence[RuleSet] = ()
+
+    def configure(self, config: Config) -> None:
+        """Take a changed configuration."""
+        self._config = config
+        self.merge()
+
+    def store(self, declarations: Sequence[Declaration]) -> None:
+        """Take all that a store has."""
+        self._stored = declarations
+        self.merge()
+
+    def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
+        """Take all LLMRoutes of a cluster."""
+        self._offers = [each.declared for each in readings if each.declared is not None]
+        self.merge()
+
+    def set_rules(self, readings: Sequence[Reading[RuleSet]]) -> None:
+        """Take all InferenceModelRewrites of a cluster."""
+        self._rules = [each.declared for each in readings if each.declared is not None]
+        self.merge()
+
+    def merge(self) -> None:
+        """Hand on what counts."""
+        routes = self._config.routes
+        own = [
+            declaration_of(route.models[0], route.adapter)
+            for route in routes
+            if route.adapter is not None
+        ]
+        merged = merge(
+            configured=[Offer(each) for each in (*own, *self._stored)],
+            routes=self._offers,
+            rewrites=self._rules,
+            routed={model for route in routes for model in route.models},
+        )
+        self._on_merged(merged)

@@ -1,0 +1,127 @@
+"""The store of declared adapters: followed, leased, and written to over HTTP. Part of `app`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from aiohttp import web
+
+from extproc.app.stores import make_registration, make_store
+from extproc.config.adapters import AdaptersConfig
+from extproc.core.adapters.declared import Declaration
+from extproc.core.errors import ExtprocError
+from extproc.shell.registration import Status, Wait
+from extproc.shell.stores.content import Stored
+
+log = logging.getLogger(__name__)
+
+RENEWALS = 3
+"""Of a lease while it lasts: two may fail."""
+
+
+class Keeping:
+    """The store that the configuration names, if any, while `run` runs.
+
+    Args:
+        config: Checked configuration.
+        holder: Of the lease: this router.
+        on_stored: Called with what is declared, and with what was deleted and may still be loaded.
+        status: Returns how a declared adapter is, for those who ask over HTTP.
+        wait_until_ready: Returns whether enough pods have an adapter within so many seconds.
+        clock: Monotonic seconds.
+
+    Attributes:
+        is_leading: This router loads; all do where there is no store.
+
+    Raises:
+        ConfigError: The store's extra is not installed, or a file cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: AdaptersConfig,
+        *,
+        holder: str,
+        on_stored: Callable[[Sequence[Declaration], Sequence[Declaration]], None],
+        status: Status,
+        wait_until_ready: Wait,
+        clock: Callable[[], float],
+    ) -> None:
+        self._holder, self._lease_s, self._on_stored = holder, config.lease_s, on_stored
+        self._store = self._registration = None
+        self.is_leading = config.store is None
+        if config.store is None:
+            return
+        self._store = make_store(
+            config.store,
+            clock=clock,
+            on_entries=self._on_entries,
+            on_failure=lambda message: log.warning("adapters.store: %s", message),
+            on_recovery=lambda: log.info("adapters.store: works again"),
+        )
+        if config.registration is not None:
+            self._registration = make_registration(
+                config.registration,
+                self._store,
+                clock=clock,
+                status=status,
+                wait_until_ready=wait_until_ready,
+                on_failure=lambda message: log.warning("adapters.registration: %s", message),
+            )
+
+    @property
+    def add_registration(self) -> Callable[[web.Application], None] | None:
+        """Adds the paths by which adapters are declared; None where nobody may."""
+        return None if self._registration is None else self._registration.add_to
+
+    async def run(self) -> None:
+        """Follow the store until cancelled."""
+        if self._store is None:
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._store.run())
+                tasks.create_task(self._lead())
+        finally:
+            await self._leave()
+
+    async def forget(self, names: Iterable[str]) -> None:
+        """Forget adapters that were deleted, and that no pod has any more."""
+        if self._store is None:
+            return
+        for name in names:
+            try:
+                await self._store.forget(name)
+            except ExtprocError as error:  # it stays, and is told again after the next start
+                log.warning("adapters.store: %s is not forgotten: %s", name, error)
+
+    async def _lead(self) -> None:
+        """Take the lease and renew it; without it another router loads."""
+        assert self._store is not None
+        while True:
+            try:
+                has_it = await self._store.lease(self._holder, ttl_s=self._lease_s)
+            except ExtprocError as error:
+                log.warning("adapters.store: no lease: %s", error)
+                has_it = False
+            if has_it is not self.is_leading:
+                log.info("adapters: %s", "this router loads" if has_it else "another router loads")
+            self.is_leading = has_it
+            await asyncio.sleep(self._lease_s / RENEWALS)
+
+    async def _leave(self) -> None:
+        assert self._store is not None
+        try:
+            if self.is_leading:
+                await self._store.release(self._holder)
+        except ExtprocError as error:
+            log.warning("adapters.store: the lease runs out by itself: %s", error)
+        finally:
+            await self._store.aclose()
+
+    def _on_entries(self, entries: Mapping[str, Stored]) -> None:
+        kept = [each.declaration for each in entries.values() if not each.is_deleted]
+        deleted = [each.declaration for each in entries.values() if each.is_deleted]
+        self._on_stored(kept, deleted)

@@ -1,0 +1,136 @@
+"""What was found of a cluster's objects, written to their status. Part of `app`.
+
+1. A status is written when what is to be said of it changes, and after a list that shows another.
+   What someone else writes is no reason: two routers that disagree write once each.
+2. One write at a time, by server-side apply: what others say of an object stays.
+3. A Role that does not grant it costs one warning, and the next attempt is `relist_s` later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from extproc.core.kubernetes.declaring import origin_of
+from extproc.core.kubernetes.objects import DeclaringObject, Query
+from extproc.core.kubernetes.status import Part, patch
+from extproc.core.kubernetes.store import ApiError
+
+log = logging.getLogger(__name__)
+
+MIN_REST_S, MAX_REST_S = 1.0, 60.0
+"""After a write that failed."""
+NUM_AT_ONCE = 100
+"""Objects that are looked at before other work has its turn; so many take 2 ms."""
+_PERMANENT = ("status_400", "status_404", "status_409", "status_422")
+"""The object, or the status' schema, is another by now: nothing to try again."""
+
+
+class Client(Protocol):
+    """The part of `KubernetesClient` that is used here."""
+
+    async def namespace(self) -> str:
+        """Return our own namespace."""
+
+    async def apply(self, path: str, manager: str, body: Mapping[str, Any]) -> bytes:
+        """Apply a part of an object; return the object."""
+
+
+class Statuses:
+    """The status of the objects of one kind, written while `run` runs.
+
+    Args:
+        wall_clock: Wall seconds.
+        relist_s: Until the next attempt where a Role does not allow it.
+    """
+
+    def __init__(self, client: Client, *, wall_clock: Callable[[], float], relist_s: float) -> None:
+        self._client = client
+        self._wall_clock = wall_clock
+        self._relist_s = relist_s
+        self._query: Query[Any] | None = None
+        self._objects: dict[str, DeclaringObject] = {}
+        self._wanted: Mapping[str, Collection[Part]] = {}
+        self._settled: dict[tuple[str, str], Part] = {}
+        self._woken = asyncio.Event()
+        self._warned = False
+
+    def know(self, query: Query[Any] | None, objects: Collection[DeclaringObject]) -> None:
+        """Take note of the objects as they are, after a list or a change."""
+        before = self._objects if query == self._query else {}
+        self._query, self._objects = query, {origin_of(each): each for each in objects}
+        self._settled = {
+            key: part
+            for key, part in self._settled.items()
+            if key[0] in before and self._objects.get(key[0]) is before[key[0]]
+        }
+        self._woken.set()
+
+    def want(self, parts: Mapping[str, Collection[Part]]) -> None:
+        """Have this said of the objects, by their origin; of others nothing is written."""
+        self._wanted = parts
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        rest_s = MIN_REST_S
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            try:
+                await self._write_all()
+                rest_s = MIN_REST_S
+            except ApiError as error:
+                is_refused = error.reason == "status_403"
+                if is_refused and not self._warned:
+                    self._warned = True
+                    log.warning("status not written: %s", error)
+                log.debug("status not written: %s", error)
+                await asyncio.sleep(self._relist_s if is_refused else rest_s)
+                rest_s = min(2 * rest_s, MAX_REST_S)
+                self._woken.set()
+
+    async def _write_all(self) -> None:
+        for number, (origin, parts) in enumerate(self._wanted.items()):
+            for part in parts:
+                if self._settled.get((origin, part.manager)) != part:
+                    await self._write(origin, part)
+            if number % NUM_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _write(self, origin: str, part: Part) -> None:
+        source, query = self._objects.get(origin), self._query
+        if source is None or query is None:
+            return
+        wall_time = datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = patch(source, part, wall_time=wall_time)
+        if status is not None:
+            try:
+                await self._apply(query, source, part.manager, status)
+            except ApiError as error:
+                if error.reason not in _PERMANENT:
+                    raise
+                log.debug("%s: status not written: %s", origin, error)
+        self._settled[origin, part.manager] = part
+
+    async def _apply(
+        self, query: Query[Any], source: DeclaringObject, manager: str, status: Mapping[str, Any]
+    ) -> None:
+        metadata, origin = source.metadata, origin_of(source)
+        path = f"{query.path(await self._client.namespace())}/{metadata.name}/status"
+        body = {
+            "apiVersion": query.api.removeprefix("/apis/"),
+            "kind": query.kind.__name__,
+            "metadata": {"name": metadata.name, "uid": metadata.uid},
+            "status": status,
+        }
+        written = await self._client.apply(path, manager, body)
+        if self._objects.get(origin) is source:
+            with suppress(ValueError):
+                self._objects[origin] = msgspec.json.decode(written, type=query.kind)

@@ -1,0 +1,104 @@
+"""The store that `adapters.store` names, and registration in it. Part of `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from extproc.config.adapters import RedisStoreConfig, RegistrationConfig, StoreConfig
+from extproc.config.file import ConfigError
+from extproc.core.errors import needs_extra
+from extproc.shell.files import check_readable, describe_failure, read_key
+from extproc.shell.registration import Registration, Status, Wait
+from extproc.shell.stores.content import Stored
+from extproc.shell.stores.directory import Directory
+from extproc.shell.stores.medium import Medium
+from extproc.shell.stores.sqlite import Sqlite
+from extproc.shell.stores.store import Store
+from extproc.shell.tokens import Tokens, read_tokens
+
+
+def make_store(
+    config: StoreConfig,
+    *,
+    clock: Callable[[], float],
+    on_entries: Callable[[Mapping[str, Stored]], None] = lambda entries: None,
+    on_failure: Callable[[str], None] = lambda message: None,
+    on_recovery: Callable[[], None] = lambda: None,
+) -> Store:
+    """Return the store; it connects to nothing yet.
+
+    Raises:
+        ConfigError: Its extra is not installed, or a file cannot be used.
+    """
+    return Store(
+        _medium(config, clock),
+        on_entries=on_entries,
+        on_failure=on_failure,
+        on_recovery=on_recovery,
+    )
+
+
+def make_registration(
+    config: RegistrationConfig,
+    store: Store,
+    *,
+    clock: Callable[[], float],
+    status: Status,
+    wait_until_ready: Wait,
+    on_failure: Callable[[str], None],
+) -> Registration:
+    """Return what `AdminServer` adds to its paths; the arguments are those of `Registration`.
+
+    Raises:
+        ConfigError: The file of tokens cannot be used.
+    """
+    path = config.token_file
+    try:
+        read_tokens(path)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"adapters.registration.token_file: {path}: {why}") from error
+    tokens = Tokens(path, max_per_s=config.max_per_s, clock=clock, on_failure=on_failure)
+    return Registration(
+        store,
+        tokens,
+        status=status,
+        wait_until_ready=wait_until_ready,
+        ready_s=config.ready_s,
+    )
+
+
+def _medium(config: StoreConfig, clock: Callable[[], float]) -> Medium:
+    if (directory := config.directory) is not None:
+        return Directory(directory.path, interval_s=directory.interval_s, clock=clock)
+    if (sqlite := config.sqlite) is not None:
+        return Sqlite(sqlite.file, interval_s=sqlite.interval_s, clock=clock)
+    assert config.redis is not None
+    return _redis(config.redis)
+
+
+def _redis(config: RedisStoreConfig) -> Medium:
+    section = "adapters.store.redis"
+    try:
+        from extproc.shell.stores.redis import Redis
+    except ImportError as error:
+        raise ConfigError(needs_extra(section, "redis", error)) from error
+    path, password = config.password_file, ""
+    try:
+        if path is not None:
+            password = read_key(path)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"{section}.password_file: {path}: {why}") from error
+    try:
+        check_readable(config.ca_file)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"{section}.ca_file: {config.ca_file}: {why}") from error
+    return Redis(
+        config.url,
+        key=config.key,
+        password=password,
+        ca_file=config.ca_file,
+        interval_s=config.interval_s,
+    )

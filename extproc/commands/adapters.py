@@ -1,0 +1,143 @@
+"""The commands `extproc adapters list`, `export` and `import`, on the store of a configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from extproc.commands.failure import FAILED, failure
+from extproc.commands.serve import ConfigOption
+
+if TYPE_CHECKING:
+    from extproc.shell.stores.store import Store
+
+T = TypeVar("T")
+
+adapters = typer.Typer(
+    name="adapters",
+    help="List, save and restore what `adapters.store` has (docs/adapters.md).",
+    no_args_is_help=True,
+)
+
+
+@adapters.command("list")
+def list_adapters(config: ConfigOption) -> None:
+    """List the declared adapters: name, version, source."""
+
+    async def run(store: Store) -> list[str]:
+        await _read(store)
+        return [
+            f"{each.declaration.served_name}\t{each.declaration.source or '-'}"
+            + ("\tdeleted" if each.is_deleted else "")
+            for each in store.entries.values()
+        ]
+
+    for line in sorted(_with_store(config, run)):
+        typer.echo(line)
+
+
+@adapters.command("export")
+def export(config: ConfigOption) -> None:
+    """Print every declaration, one JSON object a line, the deleted ones left out."""
+    from extproc.shell.stores.content import encode
+
+    async def run(store: Store) -> list[str]:
+        await _read(store)
+        declared = (each.declaration for each in store.entries.values() if not each.is_deleted)
+        return [encode(each).decode() for each in sorted(declared, key=lambda each: each.name)]
+
+    for line in _with_store(config, run):
+        typer.echo(line)
+
+
+@adapters.command("import")
+def import_adapters(
+    config: ConfigOption,
+    replace: Annotated[
+        bool, typer.Option(help="Replace what is declared otherwise; else that is an error.")
+    ] = False,
+) -> None:
+    """Declare what standard input has, one JSON object a line as `export` prints them.
+
+    Every line is checked before the first one is declared. What is declared already stays.
+    """
+    from extproc.shell.stores.content import ConflictError, decode
+    from extproc.shell.stores.store import ANY_TAG
+
+    declarations = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        if not line.strip():
+            continue
+        try:
+            stored = decode(line)
+        except ValueError as error:
+            raise failure(f"line {number}: {error}") from error
+        if not stored.is_deleted:
+            declarations.append(stored.declaration)
+
+    async def run(store: Store) -> tuple[int, list[str]]:
+        num_changed, refused = 0, []
+        for declaration in declarations:
+            try:
+                put = await store.put(declaration)
+            except ConflictError as error:
+                if not replace:
+                    refused.append(str(error))
+                    continue
+                put = await store.put(declaration, if_match=error.tag or ANY_TAG)
+            num_changed += put.change.value != "none"
+        return num_changed, refused
+
+    num_changed, refused = _with_store(config, run)
+    typer.echo(f"{len(declarations)} adapters: {num_changed} changed, {len(refused)} refused")
+    if refused:
+        raise failure("\n".join(refused), FAILED)
+
+
+async def _read(store: Store) -> None:
+    """Read the store.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    from extproc.shell.stores.medium import StoreError
+    from extproc.shell.stores.store import SETTLED_AFTER
+
+    for _ in range(SETTLED_AFTER):
+        await store.look()
+    if not store.is_known:
+        raise StoreError("nothing was read")
+
+
+def _with_store(config: ConfigOption, run: Callable[[Store], Awaitable[T]]) -> T:
+    """Return the result of `run` on the store that the configuration names."""
+    from extproc.app.stores import make_store
+    from extproc.config.file import ConfigError, load_config
+    from extproc.shell.stores.content import ConflictError
+    from extproc.shell.stores.medium import StoreError
+
+    async def work() -> T:
+        section = load_config(config).adapters.store
+        if section is None:
+            raise ConfigError(f"{config}: adapters.store is not set")
+        clock = asyncio.get_running_loop().time
+        store = make_store(section, clock=clock, on_failure=_warn)
+        try:
+            return await run(store)
+        finally:
+            await store.aclose()
+
+    try:
+        return asyncio.run(work())
+    except ConfigError as error:
+        raise failure(error) from error
+    except (StoreError, ConflictError) as error:
+        raise failure(error, FAILED) from error
+
+
+def _warn(message: str) -> None:
+    typer.echo(f"extproc: warning: {message}", err=True)

@@ -1,0 +1,231 @@
+"""What is declared, what was, and how each adapter is: judged anew where something has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.fleet import Fleet
+from extproc.core.adapters.states import AdapterSettings
+from extproc.core.adapters.versions import Kept, owner_of
+from extproc.core.adapters.wanted import Wanted
+from extproc.core.placement import PlacementSettings
+
+
+class Deleted(Struct):
+    """An adapter that is declared no longer."""
+
+    kept: Kept
+    until_s: float  # remembered at least; a load that was given up may still arrive
+
+
+class Book:
+    """The state of all adapters.
+
+    Attributes:
+        kept: Declared adapters by name.
+        deleted: Those that are declared no longer, and that a pod may have.
+        old: Served names that are to be unloaded, and since when.
+        open: Names of adapters that are to be loaded somewhere.
+        rates: Seconds of work per second by name, where there is any.
+        held: Names of adapters that requests wait for, in order.
+        surplus: Names of adapters that more pods have than may.
+        by_served: The adapter that has a served name.
+        families: Served names that pods list, by the adapter that they are versions of.
+        dirty: Names of adapters to be judged anew, at once; `later` in turn.
+        is_regrouped: Other adapters are to be placed, or other pods.
+    """
+
+    def __init__(self, settings: AdapterSettings, placement: PlacementSettings | None) -> None:
+        self.settings = settings
+        self.fleet = Fleet()
+        self.wanted = Wanted(placement)
+        self.kept: dict[str, Kept] = {}
+        self.deleted: dict[str, Deleted] = {}
+        self.old: dict[str, float] = {}
+        self.open: set[str] = set()
+        self.rates: Mapping[str, float] = {}
+        self.held: dict[str, None] = {}
+        self.surplus: set[str] = set()
+        self.by_served: dict[str, str] = {}
+        self.families: dict[str, list[str]] = {}
+        self._foreign: dict[str, int] = {}
+        self.dirty: set[str] = set()
+        self.later: dict[str, None] = {}
+        self.is_regrouped = False
+        self._demand: Mapping[str, float] = {}
+        self._place_at_s = -inf
+
+    # --- what is told -----------------------------------------------------------------------
+
+    def declare(
+        self, declarations: Iterable[Declaration], deleted: Iterable[Declaration], *, now: float
+    ) -> None:
+        """Take all that is declared, and what else pods may have of ours."""
+        before, self.kept, self.by_served = self.kept, {}, {}
+        for each in declarations:
+            if each.name not in self.kept:
+                self.kept[each.name] = self._take(each, before)
+        until_s = now + self.settings.load_s + self.settings.verify_s
+        for name in before.keys() - self.kept.keys():
+            self.deleted[name] = Deleted(before[name], until_s)
+            self.fleet.attempts.forget_name(before[name].served)
+        for each in deleted:
+            if each.name not in self.kept:
+                self.deleted.setdefault(each.name, Deleted(Kept(each), until_s))
+        self.open &= self.kept.keys()
+        self.surplus &= self.kept.keys()
+        self.is_regrouped = True
+
+    def _take(self, declaration: Declaration, before: Mapping[str, Kept]) -> Kept:
+        """Return what is known of an adapter, by its declaration of now."""
+        name = declaration.name
+        kept, deleted = before.get(name), self.deleted.pop(name, None)
+        if kept is None and deleted is not None:
+            kept = deleted.kept
+            self.dirty.add(name)
+        if kept is None:
+            kept = Kept(declaration)
+        if kept.declaration != declaration:
+            self.fleet.attempts.forget_name(kept.served)
+            kept.edit(declaration)
+            self.fleet.attempts.forget_name(kept.served)
+            self.dirty.add(name)
+        owner = self.by_served.setdefault(kept.served, name)
+        kept.taken_by = "" if owner == name else owner
+        self.old.pop(kept.served, None)
+        return kept
+
+    def owner(self, served: str) -> str | None:
+        """Return the declared adapter that a name is, or is a version of."""
+        return self.by_served.get(served) or owner_of(served, self.kept)
+
+    def hear(self, demand: Mapping[str, float], held: Iterable[str]) -> None:
+        """Take who wants what: served names or plain ones."""
+        before = self.held
+        owners = [self.owner(name) for name in held]
+        self.held = {name: None for name in owners if name is not None}
+        self.dirty |= self.held.keys() ^ before.keys()
+        if demand == self._demand and not self.is_regrouped:
+            return
+        self._demand = demand
+        rates: dict[str, float] = {}
+        for name, rate in demand.items():
+            owner = self.owner(name)
+            if owner is not None and rate > 0:
+                rates[owner] = rates.get(owner, 0.0) + rate
+        self.later.update(dict.fromkeys(rates.keys() ^ self.rates.keys()))
+        self.rates = rates
+
+    def files_changed(self, name: str) -> None:
+        """Try an adapter again at once."""
+        kept = self.kept.get(name)
+        if kept is not None:
+            self.fleet.attempts.forget_name(kept.served)
+            self.dirty.add(name)
+
+    # --- what follows ---------------------------------------------------------------------
+
+    def sort_listed(self) -> None:
+        """Find whose versions the names are that pods list."""
+        families: dict[str, list[str]] = {}
+        foreign: dict[str, int] = {}
+        pods_of = self.fleet.pods_of
+        for served in dict.fromkeys([*pods_of, *self.old]):
+            name = self.owner(served) or owner_of(served, self.deleted)
+            if name is not None:
+                families.setdefault(name, []).append(served)
+                continue
+            for address in pods_of.get(served, ()):
+                foreign[address] = foreign.get(address, 0) + 1
+        self.families = families
+        if foreign != self._foreign:
+            self._foreign, self.is_regrouped = foreign, True
+
+    def place(self, *, now: float) -> None:
+        """Find anew where adapters should be, if that is due."""
+        if self.fleet.is_reshaped or self.is_regrouped:
+            declarations = [kept.declaration for kept in self.kept.values()]
+            self.wanted.regroup(declarations, self.fleet.pods.values(), self._foreign)
+            self.fleet.is_reshaped = self.is_regrouped = False
+            self._place_at_s = now
+            self.later.update(dict.fromkeys(self.kept))
+        if now >= self._place_at_s or not self.wanted.is_settled:
+            self.later.update(dict.fromkeys(self.wanted.update(self.rates, now=now)))
+            self._place_at_s = now + self.settings.place_s
+
+    def versions(self, kept: Kept) -> Sequence[str]:
+        """Return the served names of an adapter that any pod lists, or has requests for."""
+        return self.families.get(kept.declaration.name, ())
+
+    def holders(self, kept: Kept) -> frozenset[str]:
+        """Return the addresses of the pods that may get requests for the version that serves."""
+        if kept.serving == kept.served:
+            found = kept.holders | kept.earlier_holders
+        else:
+            listing = self.fleet.pods_of.get(kept.serving or "", ())
+            found = {address for address in listing if self.fleet.pods[address].is_usable}
+        leaving = {a for a in found if self.fleet.pods[a].leaving == kept.serving}
+        return frozenset(found - leaving)
+
+    # --- what goes --------------------------------------------------------------------------
+
+    def retire(self, *, now: float) -> None:
+        """See which deleted adapters are to go, and which versions no pod has any more."""
+        for name in self.deleted:
+            for served, _ in self._left_of(name):
+                self.old.setdefault(served, now)
+        gone = [each for each in self.old if each not in self.fleet.pods_of]
+        unused = [served for served in gone if not self._is_in_use(served)]
+        for served in unused:
+            del self.old[served]
+            owner = self.owner(served)
+            if owner is not None:
+                self.kept[owner].forget(served)
+        if unused:
+            self.sort_listed()
+
+    def _left_of(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield what pods have of a deleted adapter: served name and address."""
+        for served in self.families.get(name, ()):
+            for address in self.fleet.pods_of.get(served, ()):
+                if self.is_ours(address, served):
+                    yield served, address
+
+    def is_ours(self, address: str, served: str) -> bool:
+        """Return whether what a pod has under an old name may be unloaded.
+
+        Not what was never loaded by anyone, and has the name of an adapter that was deleted.
+        """
+        name = owner_of(served, self.deleted)
+        if name is None:
+            return True
+        kept, root = self.deleted[name].kept, self.fleet.pods[address].listed[served]
+        if served != kept.served:
+            return True
+        return bool(kept.path) and (kept.has(root) or kept.had(root))
+
+    def _is_in_use(self, served: str) -> bool:
+        return any(served in pod.state.pending_by_adapter for pod in self.fleet.pods.values())
+
+    def ended(self, served: str, *, now: float) -> None:
+        """Remember a deleted adapter on: a load that was given up may arrive later."""
+        name = owner_of(served, self.deleted)
+        if name is not None:
+            self.deleted[name].until_s = now + self.settings.load_s + self.settings.verify_s
+
+    def forgotten(self, *, now: float) -> list[str]:
+        """Forget deleted adapters that no pod has any more; return their names."""
+        done = [
+            name
+            for name, deleted in self.deleted.items()
+            if now >= deleted.until_s
+            and not any(self._left_of(name))
+            and not self.fleet.coming_to(deleted.kept.served)
+        ]
+        for name in done:
+            del self.deleted[name]
+        return done

@@ -1,0 +1,210 @@
+"""Which calls to make now.
+
+1. One call to a pod at once, and as many loads in the fleet as the settings say.
+2. What requests wait for comes first, then what has the most work. Calm pods before busy ones.
+3. A load takes a GPU slot at once, and may push out a running adapter's. So it goes to pods where a
+   slot is free or idle; to one where all run, only when that has been so for long.
+4. Where a pod's memory has no place left, the adapter that is wanted least goes first. None with
+   requests goes, and none that nobody declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from msgspec import Struct
+
+from extproc.core.adapters.book import Book
+from extproc.core.adapters.pods import Pod
+from extproc.core.adapters.states import Action, Kind
+from extproc.core.adapters.versions import Kept
+from extproc.core.adapters.wanted import can_take
+
+STAY_S = 5.0
+"""Time for which an adapter is not unloaded for another: the requests that waited for it are on
+their way."""
+SLOW_S = 2.0
+"""A load that takes longer is not waited for: another pod gets what requests wait for."""
+
+
+class _Load(Struct, frozen=True):
+    """A load that could start now, or the unload that makes room for it."""
+
+    action: Action
+    is_urgent: bool
+    num_pending: int
+
+
+def calls(book: Book, *, now: float) -> list[Action]:
+    """Return the calls that start now."""
+    free = {a: pod for a, pod in book.fleet.pods.items() if _is_free(book, pod)}
+    unloads = list(_unloads(book, free, now=now))
+    num_loads = book.settings.max_loads - book.fleet.num_loading
+    if num_loads <= 0 or not book.open:
+        return unloads
+    free = {a: pod for a, pod in free.items() if _may_load_s(book, pod, now=now) <= now}
+    found = list(_loads(book, free, now=now))
+    found.sort(key=lambda load: (not load.is_urgent, load.num_pending))
+    for load in found:
+        is_load = load.action.kind is Kind.LOAD
+        if num_loads > 0 or not is_load:
+            unloads.append(load.action)
+            num_loads -= is_load
+    return unloads
+
+
+def next_s(book: Book, *, now: float) -> float:
+    """Return when more may be due than changes tell; inf for never."""
+    settings = book.settings
+    times = [book.fleet.due_s(), *[deleted.until_s for deleted in book.deleted.values()]]
+    if book.later or not book.wanted.is_settled:
+        return now
+    waits = settings.grace_s, settings.drain_s
+    times += [since_s + wait_s for since_s in book.old.values() for wait_s in waits]
+    if book.open:
+        times += [_may_load_s(book, pod, now=now) for pod in book.fleet.pods.values()]
+    return min([each for each in times if each > now], default=inf)
+
+
+def _is_free(book: Book, pod: Pod) -> bool:
+    return pod.is_usable and pod.refusal is None and book.fleet.call_at(pod.state.address) is None
+
+
+def _may_load_s(book: Book, pod: Pod, *, now: float) -> float:
+    """Return when a load may start on a pod; inf for never."""
+    state, settings = pod.state, book.settings
+    if not can_take(pod) or state.is_resolver:
+        return inf
+    slot_s = -inf if pod.full_since_s == inf else pod.full_since_s + settings.patience_s
+    if not state.num_pending:
+        return slot_s
+    return max(slot_s, pod.starts.free_s(settings.max_loads_per_minute, now=now))
+
+
+# --- unloading ----------------------------------------------------------------------------------
+
+
+def _unloads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
+    """Yield the unloads of old versions; one on a pod, which is then not free any more."""
+    for served, since_s in book.old.items():
+        if now < since_s + book.settings.grace_s:
+            continue
+        is_over = now >= since_s + book.settings.drain_s
+        for address in book.fleet.pods_of.get(served, ()):
+            pod = free.get(address)
+            if pod is None or not book.is_ours(address, served):
+                continue
+            if (is_over or served not in pod.state.pending_by_adapter) and _may_unload(
+                book, address, served, now=now
+            ):
+                del free[address]
+                yield _unload(book, address, served)
+    yield from _surplus(book, free, now=now)
+
+
+def _surplus(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
+    """Yield the unloads of adapters that more pods have than may."""
+    for name in book.surplus:
+        kept = book.kept[name]
+        pods = [book.fleet.pods[address] for address in sorted(kept.holders)]
+        pods.sort(key=lambda pod: pod.state.address in kept.targets)
+        num = kept.num_surplus - sum(pod.leaving == kept.served for pod in pods)
+        pods = [pod for pod in pods if pod.state.address in free]
+        idle = [pod for pod in pods if _is_idle(book, pod, kept.served, now=now)]
+        for pod in idle[: max(0, num)]:
+            del free[pod.state.address]
+            yield _unload(book, pod.state.address, kept.served)
+
+
+def _may_unload(book: Book, address: str, served: str, *, now: float) -> bool:
+    return book.fleet.attempts.next_s(address, served, Kind.UNLOAD) <= now
+
+
+def _unload(book: Book, address: str, served: str) -> Action:
+    return Action(Kind.UNLOAD, address, served, timeout_s=book.settings.unload_s)
+
+
+def _is_idle(book: Book, pod: Pod, served: str, *, now: float) -> bool:
+    """Return whether a pod can do without an adapter for now."""
+    is_old = now - pod.since.get(served, now) >= STAY_S
+    is_used = served in pod.state.pending_by_adapter
+    return is_old and not is_used and _may_unload(book, pod.state.address, served, now=now)
+
+
+# --- loading ------------------------------------------------------------------------------------
+
+
+def _loads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[_Load]:
+    """Yield the loads that may start; one on a pod, which is then not free any more."""
+    kept_of, rates = book.kept, book.rates
+    waiting = [name for name in book.held if name in book.open and not kept_of[name].holders]
+    others = sorted(book.open.difference(waiting))
+    others.sort(key=lambda name: -rates.get(name, 0.0))
+    for name in waiting:
+        if not free:
+            return
+        kept = kept_of[name]
+        load = _first(book, kept, free, now=now)
+        if load is not None:
+            yield load
+    has_place = any(pod.has_place() for pod in free.values())
+    for name in others:
+        if not free:
+            return
+        kept = kept_of[name]
+        if not has_place and not kept.is_eager and not kept.ready:
+            continue
+        for address in kept.missing:
+            pod = free.get(address)
+            if pod is None:
+                continue
+            action = _load(book, kept, pod, is_urgent=False, now=now)
+            if action is not None:
+                del free[address]
+                yield _Load(action, False, pod.state.num_pending)
+
+
+def _first(book: Book, kept: Kept, free: dict[str, Pod], *, now: float) -> _Load | None:
+    """Return the load of an adapter that requests wait for: where it should be, if that is soon."""
+    for address in (*kept.missing, *kept.spares):
+        pod = free.get(address)
+        if pod is None:
+            if book.fleet.is_called(address, since_s=now - SLOW_S):
+                return None
+            continue
+        action = _load(book, kept, pod, is_urgent=True, now=now)
+        if action is not None:
+            del free[address]
+            return _Load(action, True, pod.state.num_pending)
+    return None
+
+
+def _load(book: Book, kept: Kept, pod: Pod, *, is_urgent: bool, now: float) -> Action | None:
+    """Return the call that brings an adapter to a pod, or makes room there; None for not now."""
+    address = pod.state.address
+    is_next_version = any(name in pod.listed for name in kept.ready if name != kept.served)
+    if pod.has_place() or is_next_version:
+        return Action(Kind.LOAD, address, kept.served, kept.path, book.settings.load_s)
+    if not is_urgent and not kept.is_eager:
+        return None
+    victim = _victim(book, pod, is_urgent=is_urgent, now=now)
+    return None if victim is None else _unload(book, address, victim)
+
+
+def _victim(book: Book, pod: Pod, *, is_urgent: bool, now: float) -> str | None:
+    """Return the adapter that is wanted least on a pod, of those that may go."""
+    least = None
+    for served in pod.listed:
+        name = book.by_served.get(served)
+        if name is None or name in book.held or not _is_idle(book, pod, served, now=now):
+            continue
+        kept = book.kept[name]
+        address = pod.state.address
+        is_needed = kept.is_eager and address in kept.targets
+        if address not in kept.holders or not kept.path or (is_needed and not is_urgent):
+            continue
+        found = is_needed, book.rates.get(name, 0.0), pod.since[served], served
+        if least is None or found < least:
+            least = found
+    return None if least is None else least[-1]

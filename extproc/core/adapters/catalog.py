@@ -1,0 +1,187 @@
+"""Declared adapters as requests meet them: which of them pods have, and who waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from extproc.core.adapters.planner import Planner
+from extproc.core.adapters.precedence import Offer, ResponseModel
+from extproc.core.adapters.states import State
+from extproc.core.adapters.versions import owner_of
+from extproc.core.address import is_in_subset
+from extproc.core.placement import Demand
+from extproc.core.rejections import adapter_unavailable
+from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait
+
+RESPONSE_WORK_S = 0.01
+"""What a response costs the others in the batch: 128 tokens, each of which makes a step of the
+engine longer by 0.04 ms (H100) to 0.1 ms (A100)."""
+
+
+class CatalogSettings(Struct, frozen=True):
+    """Settings of the catalog.
+
+    Attributes:
+        cold_wait_s: For which a request waits until a pod has its adapter.
+        admits_undeclared: Adapters that pods list, and nobody declares, get requests.
+    """
+
+    cold_wait_s: float = 20.0
+    admits_undeclared: bool = True
+
+
+class Catalog:
+    """What clients may ask for.
+
+    Attributes:
+        planner: Has the pods load what is declared.
+        demand: Work that is asked of each declared adapter, by its name.
+        on_cold: Called when a request has to wait for a pod to have its adapter.
+        names: Of all that are declared, as one list of names, if any.
+    """
+
+    def __init__(self, settings: CatalogSettings | None = None) -> None:
+        self.planner = Planner()
+        self.demand = Demand()
+        self.on_cold: Callable[[], None] = lambda: None
+        self._settings = settings or CatalogSettings()
+        self._offers: Mapping[str, Offer] = {}
+        self._cards: Mapping[str, ModelCard] = {}
+        self._of_tenants: Mapping[str, frozenset[str]] = {}
+        self.names: tuple[frozenset[str], ...] = ()
+        self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
+
+    def configure(self, settings: CatalogSettings) -> None:
+        """Apply other settings."""
+        self._settings = settings
+        self._listed = ({}, {})
+
+    def declare(self, offers: Mapping[str, Offer], base: str) -> None:
+        """Replace what is declared.
+
+        Args:
+            offers: By the name that clients write.
+            base: The base model of those that name none, where all pods have the same; else "".
+        """
+        self._offers = offers
+        self._cards = {
+            name: ModelCard(name, offer.declaration.base or base, offer.declaration.source)
+            for name, offer in offers.items()
+        }
+        self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
+        self.names = (frozenset(offers),) if offers else ()
+        self._listed = ({}, {})
+
+    @property
+    def num_declared(self) -> int:
+        """How many adapters are declared."""
+        return len(self._cards)
+
+    def card(self, name: str) -> ModelCard | None:
+        """Return a declared adapter."""
+        return self._cards.get(name)
+
+    def may_use(self, name: str, tenant: str) -> bool:
+        """Return whether a tenant may ask for a model; for others there is no such model."""
+        if not self._of_tenants:
+            return True
+        tenants = self._of_tenants.get(owner_of(name, self._cards) or name)
+        return tenants is None or tenant in tenants
+
+    def hidden(self, tenant: str) -> frozenset[str]:
+        """Return the declared names that a tenant does not see."""
+        return frozenset(name for name, each in self._of_tenants.items() if tenant not in each)
+
+    def registry(self, listed: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
+        """Return all that clients may ask for, given what pods list, whose versions do not show.
+
+        The same object as long as nothing changes.
+        """
+        cards = self._cards
+        if not cards and self._settings.admits_undeclared:
+            return listed
+        if self._listed[0] is not listed:
+            shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
+            self._listed = listed, {**shown, **cards}
+        return self._listed[1]
+
+    def _is_shown(self, name: str, card: ModelCard) -> bool:
+        if card.parent is None:
+            return True
+        return self._settings.admits_undeclared and owner_of(name, self._cards) is None
+
+    def admits(self, name: str, card: ModelCard) -> bool:
+        """Return whether a model that pods list gets requests."""
+        if self._settings.admits_undeclared or card.parent is None:
+            return True
+        return owner_of(name, self._cards) is not None
+
+    def find(
+        self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float
+    ) -> RequestInfo | Wait | Rejection:
+        """Return a request for a declared adapter as pods are to get it, or why not yet.
+
+        It is for the pods alone that have what is declared, and for the version that serves now.
+
+        Args:
+            listed: What pods list.
+        """
+        name, planner = request.model, self.planner
+        found = self._served(request, name)
+        if found is not None:
+            return found
+        status = planner.status(name) if planner.state(name) is State.FAILED else None
+        until_s = request.arrived_at_s + self._settings.cold_wait_s
+        if status is None and now < until_s:
+            self.on_cold()
+            return Wait(until_s, "load")
+        found = self._by_fallback(request, listed)
+        if found is not None:
+            return found
+        reason, message = ("", "") if status is None else (status.reason or "", status.message)
+        return adapter_unavailable(request.client_model, reason, message)
+
+    def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
+        """Return a request for the pods that have a declared adapter; None where there are none."""
+        served = self.planner.serving(name)
+        holders = frozenset[str]() if served is None else self.planner.holders(name)
+        if served is None or not holders:
+            return None
+        own = request.subset
+        response_model = self._offers[request.model].response_model
+        return replace(
+            request,
+            model=served,
+            adapter=served,
+            subset=holders if own is None else _of_both(holders, own),
+            written=request.written or ("" if served == request.model else request.model),
+            restores=None if response_model is None else response_model is ResponseModel.REQUESTED,
+        )
+
+    def _by_fallback(
+        self, request: RequestInfo, listed: Mapping[str, ModelCard]
+    ) -> RequestInfo | None:
+        """Return a request for the model that serves where nothing else is left."""
+        fallback = self._offers[request.model].fallback
+        if fallback in self._cards:
+            return self._served(request, fallback)
+        card = listed.get(fallback)
+        if card is None:
+            return None
+        adapter = None if card.parent is None else fallback
+        written = request.written or request.model
+        return replace(request, model=fallback, adapter=adapter, written=written)
+
+    def picked(self, pick: Pick, name: str) -> None:
+        """Count the work of a request for a declared adapter."""
+        view = next((view for view in pick.candidates if view.address == pick.address), None)
+        if view is not None:
+            work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
+            self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
+
+
+def _of_both(holders: frozenset[str], subset: frozenset[str]) -> frozenset[str]:
+    return frozenset(address for address in holders if is_in_subset(address, subset))

@@ -1,0 +1,210 @@
+"""How one adapter is: which version serves, where it should be, and where it is to be loaded."""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import inf
+
+from extproc.core.adapters.book import Book
+from extproc.core.adapters.declared import LoadMode
+from extproc.core.adapters.pods import Pod
+from extproc.core.adapters.states import PASSING, Failure, Kind
+from extproc.core.adapters.versions import Kept
+
+NUM_SPARES = 3
+"""Pods beside those that should have an adapter that it is tried on where it fails. More would
+only show the same of most adapters that fail."""
+MAX_JUDGED = 1000
+"""Adapters in one go that nobody waits for: some 10 ms."""
+
+
+def judge(book: Book, *, now: float) -> None:
+    """Judge anew what has changed."""
+    fleet = book.fleet
+    changed = fleet.changed | fleet.attempts.due(now)
+    fleet.changed = set()
+    if changed or book.is_regrouped:
+        book.sort_listed()
+        owners = [book.owner(served) for served in changed]
+        book.dirty.update([name for name in owners if name is not None])
+    book.place(now=now)
+    names = [*book.dirty, *islice(book.later, MAX_JUDGED)]
+    for name in names:
+        book.later.pop(name, None)
+        kept = book.kept.get(name)
+        if kept is not None:
+            _judge(book, name, kept, now=now)
+    book.dirty = set()
+    book.retire(now=now)
+
+
+def _judge(book: Book, name: str, kept: Kept, *, now: float) -> None:
+    """Find who has an adapter, which version serves, and where it is to be loaded."""
+    book.open.discard(name)
+    book.surplus.discard(name)
+    if kept.taken_by:
+        message = f"pods know it as {kept.served}, which is {kept.taken_by}"
+        kept.trouble, kept.retry_s, kept.ready = (Failure.CONFLICT, "", message), inf, {}
+        return
+    _count(book, name, kept)
+    num = _num_wanted(book, name, kept)
+    _aim(book, name, kept, num or 1, now=now)
+    kept.serve(min(kept.declaration.min_replicas, kept.num_desired))
+    kept.num_desired = num and kept.num_desired
+    kept.missing = _missing(book, kept, num)
+    if kept.missing:
+        book.open.add(name)
+    if kept.num_surplus:
+        book.surplus.add(name)
+    for served in book.families.get(name, ()):
+        if served in (kept.served, kept.serving):
+            book.old.pop(served, None)
+        else:
+            book.old.setdefault(served, now)
+
+
+def _count(book: Book, name: str, kept: Kept) -> None:
+    """Count who has each version."""
+    ready: dict[str, int] = {}
+    holders: set[str] = set()
+    earlier: set[str] = set()
+    for served in book.families.get(name, ()):
+        pods = [book.fleet.pods[address] for address in book.fleet.pods_of.get(served, ())]
+        usable = [pod for pod in pods if pod.is_usable]
+        if served == kept.served:
+            own = [pod for pod in usable if _has(kept, pod)]
+            holders.update([pod.state.address for pod in own])
+            usable = own + [pod for pod in usable if kept.had(pod.listed[served])]
+            earlier = {pod.state.address for pod in usable[len(own) :]}
+        if usable:
+            ready[served] = len(usable)
+    for address in holders:
+        _arrived(book, address, kept.served)
+    kept.ready, kept.holders, kept.earlier_holders = ready, holders, earlier
+
+
+def _arrived(book: Book, address: str, served: str) -> None:
+    """Forget what failed: a pod has it all the same."""
+    attempt = book.fleet.attempts.of(address, served)
+    if attempt is not None and attempt.kind is Kind.LOAD:
+        book.fleet.attempts.succeed(address, served)
+
+
+def _num_wanted(book: Book, name: str, kept: Kept) -> int:
+    """Return how many pods should have an adapter now; 0 for none before a request asks."""
+    declared = kept.declaration
+    kept.is_eager = declared.load is LoadMode.EAGER or (
+        declared.load is LoadMode.AUTO and declared.min_replicas > 0 and book.wanted.fits(name)
+    )
+    num = declared.min_replicas
+    if kept.is_eager or name in book.rates:
+        num = max(num, book.wanted.num_homes(name), 1)
+    elif name in book.held or kept.ready.keys() - {kept.served}:
+        num = max(num, 1)
+    else:
+        return 0
+    return num if declared.max_replicas is None else min(num, declared.max_replicas)
+
+
+def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
+    """Find the pods that should have an adapter."""
+    good: list[str] = []
+    failed_s: list[float] = []
+    num_bad = num_untried = 0
+    kept.trouble, kept.spares = None, ()
+    is_urgent = name in book.held and not kept.holders
+    limit = num + NUM_SPARES if is_urgent else num
+    for address in book.wanted.walk(name):
+        pod = book.fleet.pods[address]
+        if not _fits(kept, pod):
+            continue
+        problem = _problem(book, kept, pod)
+        num_untried += problem is None
+        if problem is not None:
+            failure, message, next_s = problem
+            kept.trouble = kept.trouble or (failure, address, message)
+            if next_s > now:
+                failed_s.append(next_s)
+                num_bad += failure not in PASSING
+                if num_bad > NUM_SPARES and not kept.holders:
+                    break
+                continue
+        good.append(address)
+        if len(good) >= limit:
+            break
+    kept.targets, kept.spares = tuple(good[:num]), tuple(good[num:])
+    resolvers = {each for each in kept.targets if book.fleet.pods[each].state.is_resolver}
+    if resolvers - kept.holders:
+        kept.holders |= resolvers
+        kept.ready[kept.served] = len(kept.holders)
+    if kept.earlier_holders:
+        message = f"a new source needs a new version: pods have {kept.served} from elsewhere"
+        kept.trouble = Failure.CONFLICT, min(kept.earlier_holders), message
+    kept.num_desired = min(num, len(good) + len(failed_s)) or num
+    if num_untried:
+        kept.retry_s = -inf
+    elif good or failed_s:
+        # A request makes no difference to what is loaded anyway.
+        kept.retry_s = inf if kept.is_eager else -inf if good else min(failed_s)
+    else:
+        kept.trouble = _why_nowhere(book, kept)
+        kept.retry_s = -inf if kept.trouble is None else inf
+
+
+def _problem(book: Book, kept: Kept, pod: Pod) -> tuple[Failure, str, float] | None:
+    """Return why an adapter is not on a pod, and when that may be otherwise; None for no reason."""
+    if pod.state.is_resolver:
+        return None
+    address, root = pod.state.address, pod.listed.get(kept.served)
+    if root is not None and not kept.has(root):
+        return Failure.CONFLICT, f"the pod has {root} under that name", inf
+    attempt = book.fleet.attempts.of(address, kept.served)
+    if attempt is None or attempt.kind is not Kind.LOAD:
+        return None
+    return attempt.failure, attempt.message, attempt.next_s
+
+
+def _why_nowhere(book: Book, kept: Kept) -> tuple[Failure, str, str] | None:
+    """Return why no pod can take an adapter; None where no pod is up."""
+    usable = [pod for pod in book.fleet.pods.values() if pod.is_usable]
+    for pod in usable:
+        if pod.refusal is not None:
+            failure, message, _ = pod.refusal
+            return failure, pod.state.address, message
+    if not usable:
+        return None
+    return Failure.UNFIT, "", _misfit(kept)
+
+
+def _missing(book: Book, kept: Kept, num: int) -> tuple[str, ...]:
+    """Return the pods on which an adapter is to be loaded, those that should have it first."""
+    lacking = [address for address in kept.targets if address not in kept.holders]
+    if not num or not lacking or kept.earlier_holders:
+        return ()
+    coming = book.fleet.coming_to(kept.served)
+    num_coming = len(coming | kept.holders)
+    if not kept.is_eager and num_coming >= num:
+        return ()
+    lacking = [address for address in lacking if address not in coming]
+    most = kept.declaration.max_replicas
+    return tuple(lacking if most is None else lacking[: max(0, most - num_coming)])
+
+
+def _has(kept: Kept, pod: Pod) -> bool:
+    """Return whether what a pod lists is what is declared; a resolver looks by the name."""
+    return pod.state.is_resolver or kept.has(pod.listed[kept.served])
+
+
+def _fits(kept: Kept, pod: Pod) -> bool:
+    rank, most = kept.declaration.rank, pod.state.max_rank
+    if rank is not None and most is not None and rank > most:
+        return False
+    return bool(kept.path) or pod.state.is_resolver or kept.served in pod.listed
+
+
+def _misfit(kept: Kept) -> str:
+    declared = kept.declaration
+    if not kept.path:
+        return "no pod has it, and it has no source to load it from"
+    rank = "" if declared.rank is None else f" and loads adapters of rank {declared.rank}"
+    return f"no pod has the base model {declared.base or '(any)'}{rank}"

@@ -1,0 +1,163 @@
+"""Adapters as a service: which calls bring the pods to what is declared.
+
+Nobody has to trust what a call says: how an adapter is follows from what pods list, whoever loaded
+it. So several of these may work on the same pods, and one that starts anew knows what it has to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from extproc.core.adapters.book import Book
+from extproc.core.adapters.calls import calls, next_s
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.judging import judge
+from extproc.core.adapters.states import (
+    Action,
+    AdapterSettings,
+    AdapterStatus,
+    Counts,
+    Kind,
+    PodState,
+    Result,
+    State,
+)
+from extproc.core.adapters.status import state_of, status_of
+from extproc.core.placement import PlacementSettings
+
+
+class Planner:
+    """All adapters that are declared, and what is to be done about them.
+
+    Attributes:
+        next_s: When `tick` has something to do although nothing is new; inf for never.
+    """
+
+    def __init__(
+        self,
+        settings: AdapterSettings | None = None,
+        placement: PlacementSettings | None = None,
+    ) -> None:
+        self._book = Book(settings or AdapterSettings(), placement)
+        self._now = -inf
+        self.next_s = inf
+
+    def configure(self, settings: AdapterSettings) -> None:
+        """Apply other limits."""
+        self._book.settings = settings
+
+    def declare(
+        self,
+        declarations: Iterable[Declaration],
+        *,
+        now: float,
+        deleted: Iterable[Declaration] = (),
+    ) -> None:
+        """Replace what is declared, at once; of two with one name the first counts.
+
+        What is declared no longer is unloaded after its last request.
+
+        Args:
+            declarations: Checked ones.
+            now: Monotonic seconds.
+            deleted: Declared earlier, as far as this process does not know it by itself.
+        """
+        self._book.declare(declarations, deleted, now=now)
+        self.next_s = now
+
+    def tick(
+        self,
+        pods: Iterable[PodState],
+        demand: Mapping[str, float],
+        held: Iterable[str] = (),
+        *,
+        now: float,
+        is_leading: bool = True,
+    ) -> list[Action]:
+        """Take what is known now, and return the calls to make at once.
+
+        To be called every second, and when something is new: a call has ended, `declare` was
+        called, an adapter is asked for that no pod has. `finished` is to be called for each call.
+
+        Args:
+            pods: All that there are.
+            demand: Seconds of work per second, by an adapter's name or served name.
+            held: Names or served names that requests wait for, the next in order first.
+            now: Monotonic seconds.
+            is_leading: Calls are to be made by this router; else there are none.
+        """
+        book, self._now = self._book, now
+        book.fleet.see(pods, settings=book.settings, now=now)
+        book.hear(demand, held)
+        judge(book, now=now)
+        found = calls(book, now=now) if is_leading else []
+        for action in found:
+            book.fleet.begin(action, now=now)
+        self.next_s = next_s(book, now=now)
+        return found
+
+    def finished(self, action: Action, result: Result, *, now: float) -> None:
+        """Take what came of a call; `tick` says what follows."""
+        self._book.fleet.finished(action, result, settings=self._book.settings, now=now)
+        if action.kind is Kind.LOAD:
+            self._book.ended(action.name, now=now)
+        self.next_s = now
+
+    def files_changed(self, name: str, *, now: float) -> None:
+        """Try an adapter again at once: its files are different."""
+        self._book.files_changed(name)
+        self.next_s = now
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def serving(self, name: str) -> str | None:
+        """Return the served name that requests for an adapter are to have, None for none yet."""
+        kept = self._book.kept.get(name)
+        return kept.serving if kept is not None and kept.is_ready else None
+
+    def holders(self, name: str) -> frozenset[str]:
+        """Return the addresses of the pods that may get requests under that served name.
+
+        Pods that have something else under it are not among them, nor those that are unloading it;
+        resolvers are that should have it, whether they list it or not.
+        """
+        kept = self._book.kept.get(name)
+        return frozenset() if kept is None else self._book.holders(kept)
+
+    def state(self, name: str) -> State:
+        """Return how an adapter is, as of the last `tick`."""
+        book, kept = self._book, self._book.kept.get(name)
+        if kept is None:
+            return State.UNKNOWN
+        return state_of(book, kept, book.fleet.coming(), now=self._now)
+
+    def status(self, name: str) -> AdapterStatus | None:
+        """Return all about an adapter; None where it is not declared."""
+        book, kept = self._book, self._book.kept.get(name)
+        return None if kept is None else status_of(book, kept, book.fleet.coming(), now=self._now)
+
+    def statuses(self) -> list[AdapterStatus]:
+        """Return all about all adapters, in the order of their declarations."""
+        book, coming = self._book, self._book.fleet.coming()
+        return [status_of(book, each, coming, now=self._now) for each in book.kept.values()]
+
+    def deleting(self) -> list[str]:
+        """Return the names that are declared no longer, and that pods may have."""
+        return list(self._book.deleted)
+
+    def forgotten(self, *, now: float) -> list[str]:
+        """Return the names of those that no pod has any more, once: they need not be remembered."""
+        return self._book.forgotten(now=now)
+
+    def counts(self) -> Counts:
+        """Return how many there are."""
+        book, coming = self._book, self._book.fleet.coming()
+        states = [state_of(book, each, coming, now=self._now) for each in book.kept.values()]
+        return Counts(
+            Counter(states),
+            book.fleet.attempts.counts(),
+            len(book.deleted),
+            {address: len(pod.leftover) for address, pod in book.fleet.pods.items()},
+        )

@@ -1,0 +1,179 @@
+"""What pods list, and what happened to them.
+
+1. The listing is the truth: neither a call that succeeded nor one that failed says what a pod has.
+2. One that was asked for before an unload ended does not count for what was unloaded; one that was
+   asked for before another is not looked at after it.
+3. A pod has restarted if its process started at another time; where that is unknown, if names are
+   gone that we did not unload. What was known of it is forgotten then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from math import inf
+
+from msgspec import Struct
+
+from extproc.core.adapters.attempts import Window
+from extproc.core.adapters.states import Failure, PodState
+from extproc.core.types import ModelCard
+
+RESTART_TOLERANCE_S = 1.0
+"""Start times of one process are equal up to float printing."""
+
+
+class Seen(Struct, frozen=True):
+    """What has changed at a pod.
+
+    Attributes:
+        changed: Names that it lists anew, no longer, or with another root; all if it went or came.
+        left: Names that it said are unloaded, and lists no longer.
+        lied: Those that it lists all the same.
+        is_back: It is up again, or new.
+    """
+
+    changed: set[str]
+    left: list[str]
+    lied: list[str]
+    is_restarted: bool
+    is_back: bool
+
+
+class Pod:
+    """One pod.
+
+    Attributes:
+        listed: The root of each adapter that it lists.
+        since: When each was seen first.
+        bases: Names and roots of its base models.
+        is_known: It has listed its models since it started.
+        verifying: Loaded, and not listed yet: until when to wait for that.
+        leaving: Being unloaded now.
+        leftover: Unloaded, and in the engine's memory until others push them out, oldest first:
+            vLLM's unloading frees nothing (vllm-project/vllm issue 54839).
+        starts: Of loads.
+        refusal: Why it loads nothing, and until when that is believed.
+        full_since_s: Since when a running adapter has every slot; inf while one is free or idle.
+        epoch: Grows with each restart.
+    """
+
+    __slots__ = (
+        *("bases", "epoch", "full_since_s", "is_known", "leaving", "leftover", "listed"),
+        *("refusal", "since", "starts", "state", "verifying"),
+        *("_listed_at_s", "_models", "_unloaded"),
+    )
+
+    def __init__(self, address: str) -> None:
+        self.state = PodState(address, is_up=False)
+        self.epoch = 0
+        self.starts = Window()
+        self.leaving = ""
+        self.full_since_s = inf
+        self._listed_at_s = -inf
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew: it has restarted."""
+        self.epoch += 1
+        self.listed: dict[str, str] = {}
+        self.since: dict[str, float] = {}
+        self.bases: frozenset[str] = frozenset()
+        self.is_known = False
+        self._models: Mapping[str, ModelCard] | None = None
+        self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        self.verifying: dict[str, float] = {}
+        self.leftover: deque[str] = deque()
+        self.refusal: tuple[Failure, str, float] | None = None
+        self._unloaded: dict[str, float] = {}
+
+    @property
+    def is_usable(self) -> bool:
+        """Requests can be sent to it for what it lists."""
+        return self.state.is_up and self.is_known
+
+    def has_place(self) -> bool:
+        """Return whether it keeps one more adapter in its memory, beside what it lists."""
+        places = self.state.max_cpu_loras
+        coming = sum(name not in self.listed for name in self.verifying)
+        return places is None or len(self.listed) + coming < places
+
+    def unloaded(self, name: str, *, now: float) -> None:
+        """It says that it has unloaded an adapter."""
+        self.listed = {each: root for each, root in self.listed.items() if each != name}
+        self._unloaded[name] = now
+        self.leftover.append(name)
+
+    def loaded(self, name: str, *, until_s: float) -> None:
+        """It says that it has loaded an adapter: to be listed until then."""
+        self.verifying[name] = until_s
+        if not self.has_place() and self.leftover:
+            self.leftover.popleft()
+
+    def see(self, state: PodState, *, now: float) -> Seen:
+        """Take what is known now."""
+        before, was_usable, names = self.state, self.is_usable, self.listed
+        self.state = state
+        is_restarted = _is_restart(before.process, state.process)
+        if is_restarted:
+            self._forget()
+        left: list[str] = []
+        lied: list[str] = []
+        if state.models is None:
+            self.listed, self.is_known, self._models = {}, False, None
+        elif state.listed_at_s > self._listed_at_s or (
+            state.listed_at_s == self._listed_at_s and not is_restarted
+        ):
+            for name in self._settled(state.listed_at_s):
+                (lied if name in state.models else left).append(name)
+            is_restarted |= self._read(state.models, now=now)
+        is_full = state.max_loras is not None and len(state.pending_by_adapter) >= state.max_loras
+        self.full_since_s = min(self.full_since_s, now) if is_full else inf
+        changed: set[str] = set()
+        if self.listed is not names:
+            changed = {name for name, _ in names.items() ^ self.listed.items()}
+        if self.is_usable is not was_usable:
+            changed |= self.listed.keys()
+        return Seen(changed, left, lied, is_restarted, self.is_usable and not was_usable)
+
+    def _settled(self, asked_at_s: float) -> list[str]:
+        """Return what was unloaded before a listing, which is believed about it from now on."""
+        self._listed_at_s = asked_at_s
+        settled = [name for name, since_s in self._unloaded.items() if asked_at_s >= since_s]
+        for name in settled:
+            del self._unloaded[name]
+            self._models = None  # to be read again
+        return settled
+
+    def _read(self, models: Mapping[str, ModelCard], *, now: float) -> bool:
+        """Take a listing; return whether it alone shows that the pod has restarted."""
+        if models is self._models and self.is_known:
+            return False
+        listed = {
+            name: card.root
+            for name, card in models.items()
+            if card.parent is not None and name not in self._unloaded
+        }
+        bases = {each for card in models.values() if card.parent is None for each in _names(card)}
+        lost = self.listed.keys() - listed.keys() - {self.leaving}
+        is_restarted = bool(lost) and self.state.process is None
+        if is_restarted:
+            self.epoch += 1
+            self._forget_calls()
+        self.since = {name: self.since.get(name, now) for name in listed}
+        if listed != self.listed:
+            self.listed = listed
+        if bases != self.bases:
+            self.bases = frozenset(bases)
+        self.is_known, self._models = True, models
+        return is_restarted
+
+
+def _names(card: ModelCard) -> tuple[str, str]:
+    return card.id, card.root
+
+
+def _is_restart(before: float | None, after: float | None) -> bool:
+    return before is not None and after is not None and abs(after - before) > RESTART_TOLERANCE_S

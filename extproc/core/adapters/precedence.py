@@ -1,0 +1,165 @@
+"""Whose word counts, where several declare: the configuration, LLMRoutes, InferenceModelRewrites.
+
+1. A name that is declared twice is the configuration's; of two LLMRoutes' it is the older one's.
+2. A route of the configuration that lists the name says its priority and objectives, whoever
+   declares the adapter.
+3. A declared name is no alias: rules leave it alone, generic ones too.
+4. Of two rules for one name the first counts; of generic rules the first, after all others.
+   Source: proposal of InferenceModelRewrite, "Precedence and Conflict Resolution".
+5. Who loses is told what, and to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from extproc.core.adapters.declared import Declaration
+from extproc.core.modelroutes import ModelRoute
+from extproc.core.rewrites import Rule
+
+MAX_TOLD = 5
+"""Losses that are told of one object; a rule may have thousands of names."""
+
+
+class ResponseModel(StrEnum):
+    """Which name a response shows in `model`."""
+
+    REQUESTED = "requested"  # what the client wrote
+    SERVED = "served"  # what the pod has
+
+
+class Offer(Struct, frozen=True):
+    """An adapter that someone declares, and the terms on which it is served.
+
+    Attributes:
+        pools: Names of the pools that serve it; empty for all.
+        tenants: Who may use it, by their fairness id; empty for all. Others find no such model.
+        response_model: None leaves it to the router's setting.
+        fallback: Model that serves its requests where nothing else is left; "" for none.
+        route: Its priority and objectives; None where nothing is said of them.
+    """
+
+    declaration: Declaration
+    pools: frozenset[str] = frozenset()
+    tenants: frozenset[str] = frozenset()
+    response_model: ResponseModel | None = None
+    fallback: str = ""
+    route: ModelRoute | None = None
+
+
+class RuleSet(Struct, frozen=True):
+    """The rules of one InferenceModelRewrite; `origin` is what people know it by."""
+
+    origin: str
+    rules: tuple[Rule, ...]
+
+
+class Loss(Struct, frozen=True):
+    """What does not count of what someone declares.
+
+    Attributes:
+        is_whole: Nothing of it counts.
+        why: For people.
+    """
+
+    is_whole: bool
+    why: str
+
+
+class Merged(Struct, frozen=True):
+    """What counts.
+
+    Attributes:
+        offers: By the name that clients write.
+        routes: Their priorities and objectives, to come after the configured routes.
+        rules: In the order of their precedence; together with those that keep declared names.
+        lost: By origin, of those who lost something.
+    """
+
+    offers: Mapping[str, Offer]
+    routes: tuple[ModelRoute, ...]
+    rules: tuple[Rule, ...]
+    lost: Mapping[str, Loss]
+
+
+def merge(
+    *,
+    configured: Iterable[Offer] = (),
+    routes: Iterable[Offer] = (),
+    rewrites: Iterable[RuleSet] = (),
+    routed: Collection[str] = (),
+) -> Merged:
+    """Return what counts of all that is declared.
+
+    Args:
+        configured: Offers of the configuration and its stores, in the order of their precedence.
+        routes: Those of LLMRoutes, the oldest first.
+        rewrites: Those of InferenceModelRewrites, the oldest first.
+        routed: Names of models that the configuration's routes list.
+    """
+    offers: dict[str, Offer] = {}
+    lost: dict[str, Loss] = {}
+    for offer in (*configured, *routes):
+        name, origin = offer.declaration.name, offer.declaration.origin
+        first = offers.setdefault(name, offer)
+        if first is not offer:
+            owner = first.declaration.origin
+            lost[origin] = Loss(is_whole=True, why=f"{name} is declared by {owner} already")
+        elif offer.route is not None and name in routed:
+            why = f"priority and objectives of {name}: those of the configured route count"
+            lost[origin] = Loss(is_whole=False, why=why)
+    ranked = _Ranked({name: each.declaration.origin for name, each in offers.items()})
+    for each in rewrites:
+        if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
+            lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=_told(whys))
+    claims = (each.route for name, each in offers.items() if name not in routed)
+    return Merged(offers, tuple(each for each in claims if each is not None), ranked.rules, lost)
+
+
+class _Ranked:
+    """Rules as they come, by precedence.
+
+    Attributes:
+        origins: Whose rules count, at least one of each.
+    """
+
+    def __init__(self, owners: Mapping[str, str]) -> None:
+        self._declared = owners
+        self._owners = dict(owners)
+        self._exact: list[Rule] = []
+        self._generic: tuple[Rule, str] | None = None
+        self.origins: set[str] = set()
+
+    def add(self, rule: Rule, origin: str) -> list[str]:
+        """Add a rule; return what does not count of it, for people."""
+        kept = tuple(model for model in rule.models if model not in self._owners)
+        lost = (model for model in rule.models if model in self._owners)
+        whys = [f"{model} ({self._owners[model]})" for model in lost]
+        if not rule.models and self._generic is not None:
+            return [f"every other model ({self._generic[1]})"]
+        if not rule.models:
+            self._generic = rule, origin
+        elif kept:
+            self._exact.append(Rule(rule.name, kept, rule.targets))
+            self._owners |= dict.fromkeys(kept, origin)
+        else:
+            return whys
+        self.origins.add(origin)
+        return whys
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """In the order of their precedence."""
+        if self._generic is None:
+            return tuple(self._exact)
+        kept = (Rule(owner, (name,), ((name, None),)) for name, owner in self._declared.items())
+        return (*self._exact, *kept, self._generic[0])
+
+
+def _told(whys: list[str]) -> str:
+    more = len(whys) - MAX_TOLD
+    told = ", ".join(whys[:MAX_TOLD]) + (f", and {more} more" if more > 0 else "")
+    return f"others say what counts for {told}"

@@ -1,0 +1,211 @@
+"""The nouns of keeping adapters loaded: what is seen of pods, what is to be done, what came of it.
+
+An adapter's *served name* is the name that pods know it by: NAME or NAME@VERSION. A pod *holds* an
+adapter if it lists the served name with our path as its root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from math import inf
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from extproc.core.types import ModelCard
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class AdapterSettings(Struct, frozen=True):
+    """Limits of loading and unloading.
+
+    Attributes:
+        max_loads: At once, on all pods together. On one pod there is one call at once.
+        max_loads_per_minute: On a pod that has requests; one without may load one after the other.
+        load_s: A load takes no longer.
+        unload_s: An unload takes no longer.
+        verify_s: Time after a load within which the pod must list the adapter.
+        backoff_min_s: Pause after the first failure; each further one doubles it.
+        backoff_max_s: The longest such pause.
+        max_failures: In a row, after which the pause is `rest_s`.
+        rest_s: Pause after so many failures, and where a pod refuses all loads.
+        drain_s: Time that requests of an old version get to end.
+        grace_s: Time until an old version is unloaded at the earliest: other routers see a little
+            later that it is old.
+        patience_s: Time for which a load waits for a slot that no running adapter has.
+        place_s: Seconds between two looks at where the demand wants adapters.
+    """
+
+    max_loads: int = 4
+    max_loads_per_minute: int = 30
+    load_s: float = 60.0
+    unload_s: float = 10.0
+    verify_s: float = 5.0
+    backoff_min_s: float = 1.0
+    backoff_max_s: float = 60.0
+    max_failures: int = 5
+    rest_s: float = 300.0
+    drain_s: float = 300.0
+    grace_s: float = 3.0
+    patience_s: float = 10.0
+    place_s: float = 5.0
+
+
+class PodState(Struct, frozen=True):
+    """What is known of one pod.
+
+    Attributes:
+        is_up: It answers its health check, and is not leaving.
+        models: As `/v1/models` lists them, by name; None before the first listing. The same object
+            as long as nothing changes.
+        listed_at_s: When that listing was asked for.
+        max_loras: Adapter slots on the GPU; None for unknown, as in the next two.
+        max_cpu_loras: Adapters in its host memory, those in slots included.
+        max_rank: The largest rank that it loads.
+        num_pending: Unfinished requests, of all routers.
+        pending_by_adapter: The same by served name; only adapters with requests appear.
+        process: When its process started; None where unknown.
+        is_resolver: It finds and loads by itself what a request names.
+    """
+
+    address: str
+    is_up: bool = True
+    models: Mapping[str, ModelCard] | None = None
+    listed_at_s: float = -inf
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_rank: int | None = None
+    num_pending: int = 0
+    pending_by_adapter: Mapping[str, int] = _NOTHING
+    process: float | None = None
+    is_resolver: bool = False
+
+
+class Kind(StrEnum):
+    """What is asked of a pod."""
+
+    LOAD = "load"
+    UNLOAD = "unload"
+
+
+class Action(Struct, frozen=True):
+    """A call to be made now.
+
+    Attributes:
+        name: The served name.
+        path: For a load, as the pod understands it.
+        timeout_s: After which the call is given up.
+    """
+
+    kind: Kind
+    address: str
+    name: str
+    path: str = ""
+    timeout_s: float = 60.0
+
+
+class Failure(StrEnum):
+    """Why an adapter is not on a pod: a closed set; a metric label and a status reason."""
+
+    FILES = "files"  # missing, unreadable or incomplete
+    REFUSED = "refused"  # the engine cannot serve this adapter
+    CONFLICT = "conflict"  # the pod has something else under that name
+    NO_RUNTIME = "no_runtime"  # the pod loads no adapters while it runs
+    UNAUTHORIZED = "unauthorized"  # the pod wants another key
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    ENGINE = "engine"  # an answer that no engine gives that works
+    UNVERIFIED = "unverified"  # the pod said yes, and does not list it
+    UNFIT = "unfit"  # no pod has its base model, or carries its rank
+
+
+OF_THE_POD = frozenset({Failure.NO_RUNTIME, Failure.UNAUTHORIZED})
+"""The same for every adapter: the pod is steered to by what it lists, and nothing is loaded."""
+PASSING = frozenset({Failure.TIMEOUT, Failure.UNREACHABLE, Failure.UNVERIFIED})
+"""Possibly the pod's trouble rather than the adapter's."""
+
+
+class Result(Struct, frozen=True):
+    """What came of a call: no failure means that the pod said yes, or had nothing to do."""
+
+    failure: Failure | None = None
+    message: str = ""
+
+
+class State(StrEnum):
+    """How a declared adapter is."""
+
+    READY = "ready"  # a pod holds it, in this version or in the one before
+    LOADING = "loading"  # it is wanted, and may come at any moment
+    COLD = "cold"  # the first request loads it
+    FAILED = "failed"  # no pod holds it, and all that were tried failed
+    UNKNOWN = "unknown"  # it is not declared
+
+
+class VersionState(StrEnum):
+    """How one version of an adapter is."""
+
+    SERVING = "serving"  # requests get it
+    WAITING = "waiting"  # it is to serve, and too few pods hold it
+    DRAINING = "draining"  # pods have it until its last request ends
+    REMOVED = "removed"  # no pod has it
+
+
+class VersionStatus(Struct, frozen=True):
+    """One version of an adapter.
+
+    Attributes:
+        name: The served name.
+        desired: Pods that should hold it.
+        ready: Pods that do.
+        removable: No pod needs its files any more.
+    """
+
+    name: str
+    state: VersionState
+    desired: int
+    ready: int
+    removable: bool = False
+
+
+class AdapterStatus(Struct, frozen=True):
+    """How a declared adapter is, for people and for other programs.
+
+    Attributes:
+        reason: Of a pod that it could not be loaded on, whichever `state` it is in; None without.
+        message: More of it, in a sentence.
+        versions: The declared one first.
+    """
+
+    name: str
+    state: State
+    reason: Failure | None
+    message: str
+    versions: tuple[VersionStatus, ...]
+
+    @property
+    def is_degraded(self) -> bool:
+        """Requests are served, and not as declared: another version, or too few pods."""
+        declared = self.versions[0]
+        is_short = declared.ready < declared.desired
+        return self.state is State.READY and (
+            is_short or declared.state is not VersionState.SERVING
+        )
+
+
+class Counts(Struct, frozen=True):
+    """How many there are.
+
+    Attributes:
+        by_state: Declared adapters.
+        failures: Adapters by address and reason.
+        num_deleted: Deleted adapters that a pod may still have.
+        num_leftover: Unloaded adapters that still take places in the pods' memory, by address.
+    """
+
+    by_state: Mapping[State, int]
+    failures: Mapping[tuple[str, Failure], int]
+    num_deleted: int
+    num_leftover: Mapping[str, int]

@@ -1,0 +1,51 @@
+"""How adapters are, said for others."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from extproc.core.adapters.book import Book
+from extproc.core.adapters.states import AdapterStatus, State, VersionState, VersionStatus
+from extproc.core.adapters.versions import Kept
+
+
+def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:
+    """Return how an adapter is, if these served names are being loaded."""
+    name = kept.declaration.name
+    if kept.is_ready:
+        return State.READY
+    if kept.retry_s > now:
+        return State.FAILED
+    if kept.is_eager or name in book.held or kept.served in coming:
+        return State.LOADING
+    return State.COLD
+
+
+def status_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> AdapterStatus:
+    """Return all about an adapter."""
+    reason, message = None, ""
+    if kept.trouble is not None:
+        reason, address, text = kept.trouble
+        message = f"{address}: {text}" if address else text
+    return AdapterStatus(
+        kept.declaration.name,
+        state_of(book, kept, coming, now=now),
+        reason,
+        message,
+        tuple(_versions(book, kept)),
+    )
+
+
+def _versions(book: Book, kept: Kept) -> Iterator[VersionStatus]:
+    is_serving = kept.is_ready and kept.serving == kept.served
+    state = VersionState.SERVING if is_serving else VersionState.WAITING
+    yield VersionStatus(kept.served, state, kept.num_desired, len(kept.holders))
+    others = book.versions(kept)
+    for served in others:
+        if served != kept.served:
+            is_serving = served == kept.serving
+            state = VersionState.SERVING if is_serving else VersionState.DRAINING
+            yield VersionStatus(served, state, 0, kept.ready.get(served, 0))
+    for served in kept.removed:
+        if served not in others:
+            yield VersionStatus(served, VersionState.REMOVED, 0, 0, removable=True)

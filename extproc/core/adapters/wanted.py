@@ -1,0 +1,126 @@
+"""Where adapters should be: the answers of `core.placement`, by base model.
+
+Pods that some adapters may go to are placed over together. Where all that are declared fit into
+their memory they are loaded at once, else when a request asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import inf
+
+from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.pods import Pod
+from extproc.core.placement import Capacity, Placement, PlacementSettings
+
+
+class _Group:
+    """The adapters of one base model, and the pods that have it.
+
+    Attributes:
+        fits: All of them fit into the pods' memory, but for those that are only loaded on request.
+    """
+
+    def __init__(self, settings: PlacementSettings | None) -> None:
+        self.placement = Placement(settings)
+        self.adapters: list[str] = []
+        self.capacities: list[Capacity] = []
+        self.fits = True
+
+
+class Wanted:
+    """Where each adapter should be."""
+
+    def __init__(self, settings: PlacementSettings | None = None) -> None:
+        self._settings = settings
+        self._groups: dict[str, _Group] = {}
+        self._group_of: dict[str, _Group] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """All adapters are placed; many that are new at once take several updates."""
+        return all(group.placement.is_settled for group in self._groups.values())
+
+    def regroup(
+        self,
+        declarations: Iterable[Declaration],
+        pods: Collection[Pod],
+        foreign: Mapping[str, int],
+    ) -> None:
+        """Take other adapters or pods.
+
+        Args:
+            foreign: How many adapters each pod has that nobody declared, by address.
+        """
+        usable = [pod for pod in pods if can_take(pod)]
+        groups: dict[str, _Group] = {}
+        num_wanted: dict[str, int] = {}
+        self._group_of = {}
+        keys: dict[str, str] = {}
+        for each in declarations:
+            key = keys.get(each.base)
+            if key is None:
+                key = keys[each.base] = _key(each.base, usable)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = self._groups.get(key) or _Group(self._settings)
+                group.adapters = []
+                group.capacities = [_capacity(pod, foreign) for pod in usable if _has(pod, key)]
+                num_wanted[key] = 0
+            group.adapters.append(each.name)
+            self._group_of[each.name] = group
+            if each.load is not LoadMode.LAZY:
+                num_wanted[key] += max(1, min(each.min_replicas, len(group.capacities)))
+        self._groups = groups
+        for key, group in groups.items():
+            places = [each.max_cpu_loras for each in group.capacities]
+            num_places = sum([inf if each is None else each for each in places])
+            group.fits = not places or num_wanted[key] <= num_places
+
+    def update(self, rates: Mapping[str, float], *, now: float) -> set[str]:
+        """Place by this demand, in seconds of work per second; return whose homes have changed."""
+        changed: set[str] = set()
+        for group in self._groups.values():
+            placement = group.placement
+            before = placement.homes
+            of_group = {name: rates.get(name, 0.0) for name in group.adapters}
+            placement.update(of_group, group.capacities, now=now)
+            homes = placement.homes
+            if homes is not before:
+                changed |= {name for name, own in homes.items() if before.get(name) != own}
+        return changed
+
+    def num_homes(self, name: str) -> int:
+        """Return on how many pods an adapter should be by its demand; 0 where none has room."""
+        return len(self._group_of[name].placement.homes.get(name, ()))
+
+    def walk(self, name: str) -> Iterator[str]:
+        """Yield the pods that may hold an adapter, those that should first."""
+        return self._group_of[name].placement.walk(name)
+
+    def fits(self, name: str) -> bool:
+        """Return whether an adapter's pods have places for all that are declared."""
+        return self._group_of[name].fits
+
+
+def can_take(pod: Pod) -> bool:
+    """Return whether adapters can be loaded there."""
+    if not pod.is_usable or pod.state.max_loras == 0:
+        return False
+    return pod.refusal is None or pod.state.is_resolver
+
+
+def _has(pod: Pod, base: str) -> bool:
+    return not base or base in pod.bases
+
+
+def _key(base: str, pods: Iterable[Pod]) -> str:
+    """Return a base model's group: that of all pods where they all have it."""
+    return "" if all(_has(pod, base) for pod in pods) else base
+
+
+def _capacity(pod: Pod, foreign: Mapping[str, int]) -> Capacity:
+    state, places = pod.state, pod.state.max_cpu_loras
+    if places is not None:
+        places = max(0, places - foreign.get(state.address, 0))
+    return Capacity(state.address, state.max_loras, places)

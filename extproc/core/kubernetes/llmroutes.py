@@ -1,0 +1,183 @@
+"""From LLMRoutes, our own kind, to what they declare.
+
+The kind is the one of the inference extension's founding proposal, with more fields; that
+proposal's example applies as it is, but for its `apiVersion`. Source: proposal 001, LLM Instance
+Gateway, 2024-09. Of its fields
+
+1. `adapter.priority` and `adapter.objectives` are those of a route of the queue:
+   `OutputTokenLatency` is the time per output token, its quantile the percentile;
+2. `adapter.metrics.format` says how the pods' metrics are read: `Prometheus`, as all are, or the
+   name of an engine, which must be the one that the router is set to;
+3. `parentRefs` has no effect: gateways have routes of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.precedence import Offer, ResponseModel
+from extproc.core.engines import PROFILES
+from extproc.core.kubernetes.declaring import decode_spec, origin_of
+from extproc.core.kubernetes.objects import LLMRoute, PoolRef
+from extproc.core.modelroutes import ModelRoute, Objective
+from extproc.core.openai import is_model_name
+
+_DURATION = re.compile(r"(?:\d{1,5}(?:h|ms|m|s)){1,4}", re.ASCII)
+"""As in the Gateway API. Source: gateway-api.sigs.k8s.io/geps/gep-2257."""
+_PART = re.compile(r"(\d+)(h|ms|m|s)", re.ASCII)
+_UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+MAX_OBJECTIVE_S = 3600.0
+DEFAULT_PERCENTILE = 95.0
+_INT32 = 2**31 - 1
+
+NO_PARENTS = "parentRefs has no effect: the gateways' own routes say what comes here"
+
+
+class _Replicas(Struct):
+    min: int = 1
+    max: int | None = None
+
+
+class _Quantile(Struct):
+    numerator: Annotated[int, Meta(ge=1)]
+    denominator: int = 100
+
+
+class _Latency(Struct):
+    value: str
+    quantile: _Quantile | None = None
+
+
+class _Objective(Struct):
+    type: Literal["OutputTokenLatency", "FirstTokenLatency"]
+    latency: _Latency
+
+
+class _Metrics(Struct):
+    format: str = "Prometheus"
+
+
+class _Adapter(Struct):
+    name: str
+    source: str = ""
+    version: str = ""
+    base: str = ""
+    rank: int | None = None
+    replicas: _Replicas | None = None
+    load: LoadMode = LoadMode.AUTO
+    priority: Annotated[int, Meta(ge=-_INT32, le=_INT32)] | None = None
+    objectives: tuple[_Objective, ...] | None = None
+    metrics: _Metrics | None = None
+
+
+class _Spec(Struct, rename="camel"):
+    adapter: _Adapter
+    parent_refs: tuple[Raw, ...] | None = None
+    tenants: tuple[Annotated[str, Meta(min_length=1, max_length=253)], ...] | None = None
+    response_model: ResponseModel | None = None
+    fallback: str = ""
+
+
+class _Beside(Struct, rename="camel"):
+    backend_refs: tuple[PoolRef, ...]
+
+
+_besides = msgspec.json.Decoder(_Beside)
+_specs = msgspec.json.Decoder(_Spec)
+
+
+def read_route(
+    source: LLMRoute, pools: Collection[PoolRef], *, engine: str
+) -> tuple[Offer, str] | None:
+    """Return what an object declares, and what of it has no effect; None if it is not of `pools`.
+
+    Args:
+        source: The object.
+        pools: Ours.
+        engine: Name of the profile by which the pods' metrics are read.
+
+    Raises:
+        ValueError: It cannot count.
+    """
+    try:
+        refs = decode_spec(source, _besides).backend_refs
+    except ValueError:
+        return None  # nobody's
+    ours = frozenset(each.name for each in refs if each in pools)
+    if not ours:
+        return None
+    spec = decode_spec(source, _specs)
+    _check_format(spec.adapter.metrics, engine)
+    return _offer(source, spec, ours), NO_PARENTS if spec.parent_refs else ""
+
+
+def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:
+    adapter, replicas = spec.adapter, spec.adapter.replicas or _Replicas()
+    declaration = Declaration(
+        name=adapter.name,
+        source=adapter.source,
+        version=adapter.version,
+        base=adapter.base,
+        rank=adapter.rank,
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
+        load=adapter.load,
+        origin=origin_of(source),
+    )
+    declaration.check()
+    if spec.fallback == adapter.name or (spec.fallback and not is_model_name(spec.fallback)):
+        raise ValueError(f"spec.fallback {spec.fallback[:80]!r}: must be another model's name")
+    return Offer(
+        declaration,
+        pools=pools,
+        tenants=frozenset(spec.tenants or ()),
+        response_model=spec.response_model,
+        fallback=spec.fallback,
+        route=_route(source, adapter),
+    )
+
+
+def _route(source: LLMRoute, adapter: _Adapter) -> ModelRoute | None:
+    """Return the queue's route; its name is none that a configured one can have."""
+    times = {each.type: _objective(each.latency) for each in adapter.objectives or ()}
+    if adapter.priority is None and not times:
+        return None
+    return ModelRoute(
+        f"{source.metadata.namespace}/{source.metadata.name}",
+        (adapter.name,),
+        priority=adapter.priority,
+        ttft=times.get("FirstTokenLatency"),
+        tpot=times.get("OutputTokenLatency"),
+    )
+
+
+def _objective(latency: _Latency) -> Objective:
+    quantile, percentile = latency.quantile, DEFAULT_PERCENTILE
+    if quantile is not None:
+        if quantile.numerator >= quantile.denominator:
+            raise ValueError(
+                f"quantile {quantile.numerator}/{quantile.denominator}: must be below 1"
+            )
+        percentile = 100 * quantile.numerator / quantile.denominator
+    text = latency.value
+    parts = _PART.findall(text) if _DURATION.fullmatch(text) else ()
+    seconds = sum(int(number) * _UNIT_S[unit] for number, unit in parts)
+    if not 0 < seconds <= MAX_OBJECTIVE_S:
+        raise ValueError(f"latency {text[:80]!r}: must be from 1ms to 1h, like 1s500ms")
+    return Objective(seconds, percentile)
+
+
+def _check_format(metrics: _Metrics | None, engine: str) -> None:
+    """Raise ValueError for metrics that are read in another way than this, or in none."""
+    wanted = "prometheus" if metrics is None else metrics.format.lower()
+    if wanted in PROFILES and wanted != engine:
+        raise ValueError(f"metrics.format: this router reads the metrics of {engine}")
+    if wanted not in PROFILES and wanted != "prometheus":
+        known = ", ".join(PROFILES)
+        raise ValueError(f"metrics.format {wanted[:80]!r}: must be Prometheus, or one of {known}")

@@ -1,0 +1,81 @@
+"""From InferenceModelRewrites to the rules by which `model` is rewritten.
+
+Source: the definition v1alpha2 of both API groups. A rule without matches is generic; matches are
+alternatives; `Exact` is the only type. An object that has anything wrong in it gives no rule: half
+of a rollout would be worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import count, repeat
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from extproc.core.adapters.precedence import RuleSet
+from extproc.core.kubernetes.declaring import decode_spec, origin_of
+from extproc.core.kubernetes.objects import InferenceModelRewrite, PoolRef
+from extproc.core.openai import MAX_MODEL_BYTES, is_model_name
+from extproc.core.rewrites import Rule
+
+
+class _Model(Struct):
+    value: Annotated[str, Meta(min_length=1)]
+    type: Literal["Exact"] = "Exact"
+
+
+class _Match(Struct):
+    model: _Model
+
+
+class _Target(Struct, rename="camel"):
+    model_rewrite: str
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class _Rule(Struct):
+    targets: Annotated[tuple[_Target, ...], Meta(min_length=1)]
+    matches: tuple[_Match, ...] | None = None
+
+
+class _Spec(Struct):
+    rules: tuple[_Rule, ...] | None = None
+
+
+class _Beside(Struct, rename="camel"):
+    pool_ref: PoolRef
+
+
+_besides = msgspec.json.Decoder(_Beside)
+_specs = msgspec.json.Decoder(_Spec)
+
+
+def read_rewrite(
+    source: InferenceModelRewrite, pools: Collection[PoolRef]
+) -> tuple[RuleSet, str] | None:
+    """Return the rules of an object, and what of it has no effect; None if it is not of `pools`.
+
+    Raises:
+        ValueError: It cannot count.
+    """
+    try:
+        if decode_spec(source, _besides).pool_ref not in pools:
+            return None
+    except ValueError:
+        return None  # nobody's
+    rules = decode_spec(source, _specs).rules or ()
+    name = source.metadata.name
+    return RuleSet(origin_of(source), tuple(map(_rule, repeat(name), count(), rules))), ""
+
+
+def _rule(name: str, at: int, rule: _Rule) -> Rule:
+    for target in rule.targets:
+        if not is_model_name(target.model_rewrite):
+            raise ValueError(
+                f"spec.rules[{at}]: {target.model_rewrite[:80]!r} is no model's name: 1 to "
+                f"{MAX_MODEL_BYTES} bytes without control characters"
+            )
+    models = tuple(dict.fromkeys(match.model.value for match in rule.matches or ()))
+    return Rule(name, models, tuple((each.model_rewrite, each.weight) for each in rule.targets))

@@ -1,0 +1,199 @@
+"""What is written to the status of objects that declare something, and when.
+
+1. `Accepted` says whether the spec counts; `PartiallyIgnored` is there where a part of it has no
+   effect. `Ready` and `Degraded` say how an adapter is served, and `versions` where it is.
+2. The first two have another field manager than the rest: each can be written and taken back by
+   routers that do not know the other.
+3. Nothing is written that is there already. A condition's time is that of its last change of
+   status, whatever else of it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from extproc.core.adapters.precedence import Loss
+from extproc.core.kubernetes.declaring import Reading
+from extproc.core.kubernetes.objects import DeclaringObject
+
+MAX_MESSAGE_CHARS = 1024
+MAX_VERSIONS = 32
+"""Of one adapter, in its status; the definition allows no more."""
+VERDICT, STATE = "extproc", "extproc-state"
+"""Field managers."""
+_CONDITIONS = {VERDICT: ("Accepted", "PartiallyIgnored"), STATE: ("Ready", "Degraded")}
+
+
+class Condition(Struct, rename="camel", frozen=True):
+    """A condition, but for its time."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+
+
+class VersionReport(Struct, frozen=True):
+    """Where one version of an adapter is.
+
+    Attributes:
+        name: Under which pods have it.
+        state: A word, such as `serving` or `draining`.
+        desired: Pods that should have it.
+        ready: Pods that do.
+        removable: Its files are needed no longer.
+    """
+
+    name: str
+    state: str = ""
+    desired: int = 0
+    ready: int = 0
+    removable: bool = False
+
+
+class AdapterReport(Struct, frozen=True):
+    """How an adapter is served.
+
+    Attributes:
+        is_ready: Its requests have somewhere to go: as many pods as it asks for have it.
+        why: Why not, or what goes wrong on single pods; "" for nothing.
+    """
+
+    is_ready: bool
+    why: str = ""
+    versions: tuple[VersionReport, ...] = ()
+
+
+class Finding(Struct, frozen=True):
+    """What became of what an object declares.
+
+    Attributes:
+        loss: What of it others say.
+        state: How its adapter is served; None where nothing is known of it.
+        knows_state: Whether this router is to say that.
+    """
+
+    loss: Loss | None = None
+    state: AdapterReport | None = None
+    knows_state: bool = False
+
+
+class Part(Struct, frozen=True):
+    """What one field manager says of an object."""
+
+    manager: str
+    conditions: tuple[Condition, ...]
+    versions: tuple[VersionReport, ...] = ()
+
+
+class _Timed(Condition, rename="camel", frozen=True):
+    last_transition_time: str = ""
+
+
+class _Status(Struct):
+    conditions: tuple[_Timed, ...] | None = None
+    versions: tuple[VersionReport, ...] | None = None
+
+
+_statuses = msgspec.json.Decoder(_Status | None)
+
+
+def parts(reading: Reading[Any], finding: Finding) -> tuple[Part, ...]:
+    """Return all that is to be said of an object."""
+    verdict = _verdict(reading, finding.loss)
+    return (verdict, _state(reading, finding.state)) if finding.knows_state else (verdict,)
+
+
+def patch(source: DeclaringObject, part: Part, *, wall_time: str) -> Mapping[str, Any] | None:
+    """Return the status to apply as the part's field manager; None if it is there already.
+
+    Args:
+        source: The object as it is known.
+        part: What is to be said of it.
+        wall_time: Now, as RFC 3339 has it.
+    """
+    known = _read(source)
+    before = {each.type: each for each in known.conditions or ()}
+    own = (before[each] for each in sorted(_CONDITIONS[part.manager]) if each in before)
+    was = [Condition(each.type, *_said(each)) for each in own]
+    is_same = was == sorted(part.conditions, key=_type_of)
+    versions = tuple(sorted(known.versions or (), key=_name_of))
+    if is_same and (part.manager != STATE or versions == part.versions):
+        return None
+
+    def written(condition: Condition) -> dict[str, Any]:
+        old = before.get(condition.type)
+        is_kept = old is not None and old.status == condition.status
+        at = old.last_transition_time if old is not None and is_kept else wall_time
+        return {**msgspec.to_builtins(condition), "lastTransitionTime": at}
+
+    status: dict[str, Any] = {"conditions": [written(each) for each in part.conditions]}
+    if part.versions:
+        status["versions"] = [msgspec.to_builtins(each) for each in part.versions]
+    return status
+
+
+def _verdict(reading: Reading[Any], loss: Loss | None) -> Part:
+    generation, ignored = reading.generation, reading.ignored
+    why = loss.why if loss is not None else ""
+    if reading.problem:
+        accepted = _condition("Accepted", False, "Invalid", reading.problem, generation)
+    elif loss is not None and loss.is_whole:
+        accepted = _condition("Accepted", False, "Conflicted", why, generation)
+    else:
+        accepted = _condition("Accepted", True, "Accepted", "", generation)
+        ignored = "; ".join(each for each in (why, ignored) if each)
+    if not ignored:
+        return Part(VERDICT, (accepted,))
+    noted = _condition("PartiallyIgnored", True, "NoEffect", ignored, generation)
+    return Part(VERDICT, (accepted, noted))
+
+
+def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
+    """Return how an adapter is served; of an unknown one nothing, so what was said goes."""
+    if found is None:
+        return Part(STATE, ())
+    generation = reading.generation
+    kept = sorted(found.versions, key=_is_nowhere)[:MAX_VERSIONS]
+    versions = tuple(sorted(kept, key=_name_of))
+    is_short = any(each.ready < each.desired for each in versions)
+    reason = "Serving" if found.is_ready else "NotServing"
+    why = "" if found.is_ready else found.why
+    ready = _condition("Ready", found.is_ready, reason, why, generation)
+    reason = "FewerThanDesired" if is_short else "AsDesired"
+    degraded = _condition("Degraded", is_short, reason, found.why, generation)
+    return Part(STATE, (ready, degraded), versions)
+
+
+def _condition(type_: str, is_true: bool, reason: str, message: str, generation: int) -> Condition:
+    status = "True" if is_true else "False"
+    return Condition(type_, status, reason, message[:MAX_MESSAGE_CHARS], generation)
+
+
+def _said(each: Condition) -> Sequence[Any]:
+    return each.status, each.reason, each.message, each.observed_generation
+
+
+def _type_of(each: Condition) -> str:
+    return each.type
+
+
+def _is_nowhere(each: VersionReport) -> bool:
+    return not (each.desired or each.ready)
+
+
+def _name_of(each: VersionReport) -> str:
+    return each.name
+
+
+def _read(source: DeclaringObject) -> _Status:
+    """Return the status that an object has; none where it cannot be read."""
+    try:
+        return _statuses.decode(source.status) or _Status()
+    except (ValueError, RecursionError):
+        return _Status()

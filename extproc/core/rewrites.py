@@ -1,0 +1,99 @@
+"""What a pod reads in `model`, where a client wrote another name: aliases, canaries, versions.
+
+1. A rule that names what the client wrote counts before a generic one, and among equals the first.
+2. A rule's targets are final: no other rule is asked about them.
+3. Without a rule, a request's own header counts, as far as it is trusted (`core.hints`).
+4. The version of an adapter comes last, when its pod is chosen: the name that the pod lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from random import Random
+
+from msgspec import Struct
+
+
+class Rule(Struct, frozen=True):
+    """What some models are rewritten to.
+
+    Attributes:
+        models: What clients write; () for a generic rule: anything, and bodies without a `model`.
+        targets: Names that pods know, each with its share of the requests. If none has one, all
+            are equal; if some do, the others get nothing.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    targets: tuple[tuple[str, float | None], ...]
+
+    def shares(self) -> list[tuple[str, float]]:
+        """Return the targets that get requests, with their weights."""
+        if all(weight is None for _, weight in self.targets):
+            return [(target, 1.0) for target, _ in self.targets]
+        return [(target, weight) for target, weight in self.targets if weight]
+
+
+class _Draw(Struct, frozen=True):
+    targets: tuple[str, ...]
+    limits: tuple[float, ...]  # of the targets' weights, added up
+
+
+class Rewrites:
+    """The rules in force.
+
+    Args:
+        rng: Chooses among a rule's targets.
+
+    Attributes:
+        versioned: Models that pods have under another name, which is known once they are picked.
+    """
+
+    def __init__(self, rules: Sequence[Rule] = (), *, rng: Random) -> None:
+        self._rng = rng
+        self.versioned: Collection[str] = ()
+        self.configure(rules)
+
+    def configure(self, rules: Sequence[Rule]) -> None:
+        """Replace the rules, in the order of their precedence."""
+        self._exact: dict[str, _Draw] = {}
+        self._generic: _Draw | None = None
+        for rule in rules:
+            shares = rule.shares()
+            if not shares:
+                continue
+            draw = _Draw(
+                tuple(target for target, _ in shares),
+                tuple(accumulate(weight for _, weight in shares)),
+            )
+            for model in rule.models:
+                self._exact.setdefault(model, draw)
+            if not rule.models and self._generic is None:
+                self._generic = draw
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a request without a header of its own may be rewritten."""
+        return bool(self._exact) or self._generic is not None or bool(self.versioned)
+
+    def concerns(self, model: str) -> bool:
+        """Return whether a pod may read another name, for a request without a header."""
+        return model in self._exact or self._generic is not None or model in self.versioned
+
+    def target(self, model: str, hinted: str = "") -> str:
+        """Return the name for the pod; to be asked once for each request, as it may be drawn.
+
+        Args:
+            model: What the client wrote; "" for a body without a model.
+            hinted: By its header; "" for none.
+
+        Returns:
+            "" if neither the client nor a rule nor the header names a model.
+        """
+        draw = self._exact.get(model, self._generic)
+        if draw is None:
+            return hinted or model
+        if len(draw.targets) == 1:
+            return draw.targets[0]
+        return self._rng.choices(draw.targets, cum_weights=draw.limits)[0]

@@ -1,0 +1,167 @@
+"""Loads and unloads adapters on pods: the calls of vLLM and of SGLang.
+
+A response is judged by its status and the shape of its body, never by a text: texts change between
+versions. Nor does success mean much: it is `/v1/models` that shows which adapters a pod has.
+
+    vLLM    200 and a text; an error as {"error": {...}}, up to 0.9 flat with "object": "error"
+    SGLang  200 or 400, with "success", "error_message" and "loaded_adapters" (name to path)
+
+`load_inplace` is never sent: vLLM 0.15 to 0.32 then read the files again in each step (pull request
+41482), and cached prompts of the old weights stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from extproc.core.adapters.states import Failure, Result
+from extproc.core.engines import EngineProfile
+from extproc.core.words import shortened
+from extproc.shell.podhttp import FAILURES, ResponseError, describe, describe_status, post
+
+LOAD_TIMEOUT_S: Final = 60.0
+UNLOAD_TIMEOUT_S: Final = 10.0
+MAX_BODY_BYTES: Final = 1024 * 1024
+"""Of a response: SGLang's lists every adapter that it has."""
+MAX_REASON_CHARS: Final = 500
+"""Of an engine's reason: vLLM's begins with 80 characters of its own, and names paths."""
+
+_OK = Result()
+_VERDICTS = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR)
+_NO_RUNTIME = (
+    "the server has no such path: it must run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or have its "
+    "adapters from the start"
+)
+
+
+class _Reply(msgspec.Struct):
+    """The fields of every shape; untyped, as each engine and each gateway has its own."""
+
+    error: object = None
+    type: object = None
+    message: object = None
+    detail: object = None
+    success: object = None
+    error_message: object = None
+    loaded_adapters: object = None
+
+    @property
+    def kind(self) -> object:
+        """The type of an error: vLLM's name for it."""
+        return self.error.get("type") if isinstance(self.error, dict) else self.type
+
+    @property
+    def reason(self) -> str:
+        """The reason of an error, in one line; "" where there is none."""
+        wrapped = self.error.get("message") if isinstance(self.error, dict) else self.error
+        for text in (wrapped, self.error_message, self.message, self.detail):
+            if isinstance(text, str) and text:
+                return _line(text)
+        return ""
+
+    def lists(self, name: str) -> bool | None:
+        """Return whether SGLang has this adapter; None where it does not say."""
+        loaded = self.loaded_adapters
+        return name in loaded if isinstance(loaded, dict) else None
+
+
+async def load(
+    session: aiohttp.ClientSession,
+    url: str,
+    profile: EngineProfile,
+    *,
+    name: str,
+    path: str,
+    timeout_s: float = LOAD_TIMEOUT_S,
+) -> Result:
+    """Load an adapter on the pod at `url` (no trailing slash).
+
+    Returns:
+        No failure also where the name is taken already, with the engine's message: the list of
+        models shows by which path, and whether the adapter is there at all.
+    """
+    document = {"lora_name": name, "lora_path": path}
+    answer = await _call(session, url + profile.load_path, document, timeout_s)
+    if isinstance(answer, Result):
+        return answer
+    status, reply = answer
+    if status == HTTPStatus.OK and reply.success is not False:
+        return _OK
+    is_taken = reply.kind == "InvalidUserInput" or reply.lists(name) is True
+    if status == HTTPStatus.BAD_REQUEST and is_taken:
+        return Result(None, reply.reason)
+    if status == HTTPStatus.NOT_FOUND and reply.kind == "NotFoundError":
+        return Result(Failure.FILES, reply.reason)
+    return _refusal(status, reply)
+
+
+async def unload(
+    session: aiohttp.ClientSession,
+    url: str,
+    profile: EngineProfile,
+    *,
+    name: str,
+    timeout_s: float = UNLOAD_TIMEOUT_S,
+) -> Result:
+    """Unload an adapter on the pod at `url` (no trailing slash); no failure if it has none."""
+    document = {"lora_name": name}
+    answer = await _call(session, url + profile.unload_path, document, timeout_s)
+    if isinstance(answer, Result):
+        return answer
+    status, reply = answer
+    if status == HTTPStatus.OK and reply.success is not False:
+        return _OK
+    is_unknown = status == HTTPStatus.NOT_FOUND and reply.kind == "NotFoundError"
+    if is_unknown or reply.lists(name) is False:
+        return Result(None, reply.reason)
+    return _refusal(status, reply)
+
+
+async def _call(
+    session: aiohttp.ClientSession, url: str, document: Mapping[str, str], timeout_s: float
+) -> tuple[int, _Reply] | Result:
+    """Return status and body of the response, or why there is none."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, body = await post(session, URL(url), document, max_bytes=MAX_BODY_BYTES)
+    except TimeoutError:
+        return Result(Failure.TIMEOUT, f"no answer within {timeout_s:g} s")
+    except ResponseError as error:
+        return Result(Failure.ENGINE, describe(error))
+    except FAILURES as error:
+        return Result(Failure.UNREACHABLE, _line(describe(error)))
+    return status, _decode(body)
+
+
+def _decode(body: bytes) -> _Reply:
+    """Decode a body; without fields where it is no JSON object, such as vLLM's text."""
+    try:
+        return msgspec.json.decode(body, type=_Reply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Reply()
+
+
+def _refusal(status: int, reply: _Reply) -> Result:
+    """Return what stands behind a response that is no success of any kind."""
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return Result(Failure.UNAUTHORIZED, describe_status(status))
+    if status == HTTPStatus.NOT_FOUND and reply.detail is not None:
+        return Result(Failure.NO_RUNTIME, _NO_RUNTIME)
+    reason = reply.reason
+    if reason and status in _VERDICTS:
+        return Result(Failure.REFUSED, reason)
+    return Result(Failure.ENGINE, describe_status(status) + (f": {reason}" if reason else ""))
+
+
+def _line(text: str) -> str:
+    """Return a text in one line of printable characters, cut to `MAX_REASON_CHARS`."""
+    line = " ".join(text[: 2 * MAX_REASON_CHARS].split())
+    printable = "".join(each if each.isprintable() else "?" for each in line)
+    return shortened(printable, MAX_REASON_CHARS)

@@ -1,0 +1,182 @@
+"""What is stored of one adapter, as bytes: a JSON object with the fields that people write.
+
+    {"name": "org/name", "source": "/adapters/name", "version": "2", "base": "", "rank": 16,
+     "replicas": {"min": 1, "max": null}, "load": "auto", "deleted": false}
+
+Only `name` is required. Fields that this version does not know are ignored in what is stored: a
+newer router may have written them. Its tag is a hash of these bytes, the same in every medium.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from extproc.core.adapters.declared import Declaration, DeclarationError, LoadMode
+from extproc.core.errors import ExtprocError
+
+MAX_CONTENT_BYTES = 64 * 1024
+"""Of one declaration: a name and a path of the longest kind have 4.4 KB."""
+MAX_DECLARATIONS = 10_000
+"""In one store, deleted ones included until they are forgotten."""
+
+
+class Stored(Struct, frozen=True):
+    """One adapter as a store has it.
+
+    Attributes:
+        tag: Of this content; another content has another.
+        is_deleted: Whether it was deleted. It is kept until pods have let go of it, so that a
+            router that restarts meanwhile knows what to unload.
+    """
+
+    declaration: Declaration
+    tag: str
+    is_deleted: bool = False
+
+
+class ConflictError(ExtprocError):
+    """Another content is there than the writer expected.
+
+    Attributes:
+        tag: Of what is there; "" where nothing is.
+    """
+
+    def __init__(self, message: str, tag: str) -> None:
+        super().__init__(message)
+        self.tag = tag
+
+
+class Change(Enum):
+    """What a put did."""
+
+    NONE = "none"
+    CREATED = "created"
+    REPLACED = "replaced"
+
+
+class Put(Struct, frozen=True):
+    """What is there after a put: its tag, and whether the put brought it."""
+
+    tag: str
+    change: Change
+
+
+class _Replicas(Struct, forbid_unknown_fields=True):
+    min: int = 1
+    max: int | None = None
+
+
+class _Adapter(Struct, omit_defaults=True):
+    name: str
+    source: str = ""
+    version: str = ""
+    base: str = ""
+    rank: int | None = None
+    replicas: _Replicas | UnsetType = UNSET
+    load: LoadMode = LoadMode.AUTO
+
+
+class _Content(_Adapter, omit_defaults=True):
+    deleted: bool = False
+
+
+class _Asked(_Adapter, forbid_unknown_fields=True):
+    """From a client, for whom an unknown field is a mistake."""
+
+
+_Parsed = TypeVar("_Parsed", bound=_Adapter)
+
+_CONTENT = msgspec.json.Decoder(_Content)
+_ASKED = msgspec.json.Decoder(_Asked)
+
+
+def encode(declaration: Declaration, *, is_deleted: bool = False) -> bytes:
+    """Return the content for a declaration.
+
+    Raises:
+        DeclarationError: It is larger than `MAX_CONTENT_BYTES`.
+    """
+    replicas = _Replicas(declaration.min_replicas, declaration.max_replicas)
+    content = msgspec.json.encode(
+        _Content(
+            name=declaration.name,
+            source=declaration.source,
+            version=declaration.version,
+            base=declaration.base,
+            rank=declaration.rank,
+            replicas=UNSET if replicas == _Replicas() else replicas,
+            load=declaration.load,
+            deleted=is_deleted,
+        )
+    )
+    if len(content) > MAX_CONTENT_BYTES:
+        raise DeclarationError(f"larger than {MAX_CONTENT_BYTES} bytes")
+    return content
+
+
+def as_json(declaration: Declaration) -> dict[str, Any]:
+    """Return a declaration as values of JSON, with all fields but `origin`."""
+    return {
+        "name": declaration.name,
+        "source": declaration.source,
+        "version": declaration.version,
+        "base": declaration.base,
+        "rank": declaration.rank,
+        "replicas": {"min": declaration.min_replicas, "max": declaration.max_replicas},
+        "load": declaration.load.value,
+    }
+
+
+def decode(content: bytes) -> Stored:
+    """Return what is stored.
+
+    Raises:
+        DeclarationError: It is no declaration, or one that cannot stand.
+    """
+    found = _parse(_CONTENT, content)
+    return Stored(_checked(found), tag_of(content), found.deleted)
+
+
+def decode_asked(body: bytes) -> Declaration:
+    """Return what a client declares.
+
+    Raises:
+        DeclarationError: As `decode`; also for a field that does not exist.
+    """
+    return _checked(_parse(_ASKED, body))
+
+
+def tag_of(content: bytes) -> str:
+    """Return the tag of a content."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _parse(decoder: msgspec.json.Decoder[_Parsed], content: bytes) -> _Parsed:
+    if len(content) > MAX_CONTENT_BYTES:
+        raise DeclarationError(f"larger than {MAX_CONTENT_BYTES} bytes")
+    try:
+        return decoder.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DeclarationError(f"not a declaration: {error}") from error
+
+
+def _checked(found: _Adapter) -> Declaration:
+    replicas = _Replicas() if found.replicas is UNSET else found.replicas
+    declaration = Declaration(
+        name=found.name,
+        source=found.source,
+        version=found.version,
+        base=found.base,
+        rank=found.rank,
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
+        load=found.load,
+        origin="store",
+    )
+    declaration.check()
+    return declaration

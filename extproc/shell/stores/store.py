@@ -1,0 +1,277 @@
+"""A store of declarations, whatever keeps them.
+
+Every write replaces a content that its writer has read, so nothing is overwritten unseen. A content
+that cannot be used does not replace the one before: the last good one counts until it is repaired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from extproc.core.adapters.declared import Declaration, DeclarationError
+from extproc.shell.stores.content import (
+    MAX_DECLARATIONS,
+    Change,
+    ConflictError,
+    Put,
+    Stored,
+    decode,
+    encode,
+    tag_of,
+)
+from extproc.shell.stores.medium import Medium, StoreError
+
+ANY_TAG = "*"
+"""Stands for whatever is there, as in HTTP's If-Match."""
+MAX_ATTEMPTS = 20
+"""To write one content: somebody else wrote the same one each time before."""
+SETTLED_AFTER = 3
+"""Looks at the same unusable content before it counts as bad: whoever writes a file in place has
+it half written in between."""
+
+
+class _Kept(Struct):
+    """What is known of one key: the content last seen, and what the last good one said."""
+
+    content: bytes | StoreError
+    good: Stored | None = None
+    problem: str = ""
+    num_looks: int = 0
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it cannot be used and nobody is writing it."""
+        return bool(self.problem) and self.num_looks >= SETTLED_AFTER
+
+
+class Store:
+    """Declarations by name, the deleted ones included until they are forgotten.
+
+    Attributes:
+        entries: What was last read; it is replaced at each change, never changed.
+        problems: Why a content cannot be used, by its key, for people.
+    """
+
+    def __init__(
+        self,
+        medium: Medium,
+        *,
+        on_entries: Callable[[Mapping[str, Stored]], None] = lambda entries: None,
+        on_failure: Callable[[str], None] = lambda message: None,
+        on_recovery: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            medium: Keeps the contents.
+            on_entries: Called with `entries` after the first read and after each change.
+            on_failure: Called with a message, once per new failure.
+            on_recovery: Called when the medium and every content can be used again.
+        """
+        self.entries: Mapping[str, Stored] = MappingProxyType({})
+        self.problems: Mapping[str, str] = MappingProxyType({})
+        self._medium = medium
+        self._on_entries = on_entries
+        self._on_failure = on_failure
+        self._on_recovery = on_recovery
+        self._kept: dict[str, _Kept] = {}
+        self._read: Mapping[str, bytes | StoreError] | None = None
+        self._was_handed_on = False
+        self._failures: frozenset[str] = frozenset()
+        self._turn = asyncio.Lock()  # a read that began before a write must not hide it
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the medium has been read. Until then it may have entries that are not here."""
+        return self._read is not None
+
+    async def run(self) -> None:
+        """Follow the medium until cancelled."""
+        while True:
+            await self.look()
+            await self._medium.changed()
+
+    async def look(self) -> None:
+        """Read the medium once. If it cannot be read, the last entries stay."""
+        async with self._turn:
+            await self._look()
+
+    async def put(self, declaration: Declaration, *, if_match: str | None = None) -> Put:
+        """Declare an adapter, and return what is there then.
+
+        Args:
+            declaration: It must stand (`Declaration.check`).
+            if_match: The tag of what it replaces, or `ANY_TAG`; None if it replaces nothing, or the
+                same. What is deleted counts as nothing.
+
+        Raises:
+            ConflictError: Something else is there.
+            DeclarationError: It is too large.
+            StoreError: It cannot be written; nothing has changed.
+        """
+        new = encode(declaration)
+
+        def change(old: Stored | None) -> bytes | None:
+            there = None if old is None or old.is_deleted else old
+            is_same = there is not None and encode(there.declaration) == new
+            if if_match is None:
+                if there is not None and not is_same:
+                    raise ConflictError(f"{declaration.name} is declared otherwise", there.tag)
+            else:
+                _check_match(declaration.name, there, if_match)
+            return None if is_same else new
+
+        old = await self._write(declaration.name, change)
+        if old is None or old.is_deleted:
+            return Put(tag_of(new), Change.CREATED)
+        if encode(old.declaration) == new:
+            return Put(old.tag, Change.NONE)
+        return Put(tag_of(new), Change.REPLACED)
+
+    async def delete(self, name: str, *, if_match: str | None = None) -> bool:
+        """Declare that an adapter is gone; return whether it was declared.
+
+        Raises:
+            ConflictError: It is not what `if_match` says.
+            StoreError: As for `put`.
+        """
+
+        def change(old: Stored | None) -> bytes | None:
+            there = None if old is None or old.is_deleted else old
+            if if_match is not None:
+                _check_match(name, there, if_match)
+            return None if there is None else encode(there.declaration, is_deleted=True)
+
+        old = await self._write(name, change)
+        return old is not None and not old.is_deleted
+
+    async def forget(self, name: str) -> None:
+        """Remove what is kept of a deleted adapter; no effect if it is declared.
+
+        Raises:
+            StoreError: As for `put`.
+        """
+
+        def change(old: Stored | None) -> bytes | None:
+            return b"" if old is not None and old.is_deleted else None
+
+        await self._write(name, change)
+
+    async def lease(self, holder: str, *, ttl_s: float = 15.0) -> bool:
+        """Take or renew the lease; return whether `holder` has it for the next `ttl_s`.
+
+        Two may have it for a while, after a clock has jumped or a holder has slept: what the lease
+        guards must bear that.
+
+        Raises:
+            StoreError: The medium cannot be used.
+        """
+        return await self._medium.lease(holder, ttl_s=ttl_s)
+
+    async def release(self, holder: str) -> None:
+        """Give the lease up if `holder` has it.
+
+        Raises:
+            StoreError: The medium cannot be used; the lease expires.
+        """
+        await self._medium.release(holder)
+
+    async def aclose(self) -> None:
+        """Release the medium."""
+        await self._medium.aclose()
+
+    async def _write(
+        self, name: str, change: Callable[[Stored | None], bytes | None]
+    ) -> Stored | None:
+        """Write what `change` makes of the content, b"" for none, and return what was there.
+
+        `change` returns None to leave it. Others may write meanwhile: then it is asked again.
+        """
+        async with self._turn:
+            for _ in range(MAX_ATTEMPTS):
+                content = await self._medium.get(name)
+                old = None if content is None else self._decoded(name, content)
+                new = change(old)
+                if new is None:
+                    return old
+                if await self._medium.swap(name, content, new or None):
+                    if self.is_known:  # else nobody follows, or does not know all yet
+                        await self._look()
+                    return old
+            raise StoreError(f"{name}: others keep writing it")
+
+    async def _look(self) -> None:
+        try:
+            self._take(await self._medium.read())
+        except StoreError as error:
+            self._report({*self.problems.values(), str(error)})
+        else:
+            self._report(set(self.problems.values()))
+
+    def _decoded(self, name: str, content: bytes) -> Stored:
+        try:
+            return decode(content)
+        except DeclarationError as error:
+            raise ConflictError(f"what is stored of {name} cannot be used: {error}", "") from error
+
+    def _take(self, contents: Mapping[str, bytes | StoreError]) -> None:
+        is_same = contents is self._read
+        if is_same and not any(kept.problem for kept in self._kept.values()):
+            return
+        self._read = contents
+        self._kept = {key: self._look_at(key, content) for key, content in contents.items()}
+        problems = {
+            key: f"{key}: {kept.problem}" for key, kept in self._kept.items() if kept.is_bad
+        }
+        entries: dict[str, Stored] = {}
+        for key, kept in self._kept.items():
+            if kept.good is None:
+                continue
+            name = kept.good.declaration.name
+            if name in entries:
+                problems[key] = f"{key}: {name} is declared elsewhere, too"
+            elif len(entries) == MAX_DECLARATIONS:
+                problems[""] = f"only {MAX_DECLARATIONS} declarations count"
+                break
+            else:
+                entries[name] = kept.good
+        self.problems = MappingProxyType(problems)
+        self._hand_on(entries)
+
+    def _look_at(self, key: str, content: bytes | StoreError) -> _Kept:
+        before = self._kept.get(key)
+        if before is not None and before.content == content:
+            before.num_looks += 1
+            return before
+        good = None if before is None else before.good
+        if isinstance(content, StoreError):
+            return _Kept(content, good, str(content), SETTLED_AFTER)
+        try:
+            return _Kept(content, decode(content))
+        except DeclarationError as error:
+            was_bad = before is not None and before.is_bad
+            return _Kept(content, good, str(error), SETTLED_AFTER if was_bad else 1)
+
+    def _hand_on(self, entries: dict[str, Stored]) -> None:
+        if self._was_handed_on and entries == self.entries:
+            return
+        self._was_handed_on = True
+        self.entries = MappingProxyType(entries)
+        self._on_entries(self.entries)
+
+    def _report(self, failures: set[str]) -> None:
+        for message in sorted(failures - self._failures):
+            self._on_failure(message)
+        if self._failures and not failures:
+            self._on_recovery()
+        self._failures = frozenset(failures)
+
+
+def _check_match(name: str, there: Stored | None, if_match: str) -> None:
+    if there is None:
+        raise ConflictError(f"{name} is not declared", "")
+    if if_match not in (ANY_TAG, there.tag):
+        raise ConflictError(f"{name} has been changed since", there.tag)

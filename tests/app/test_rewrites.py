@@ -1,0 +1,35 @@
+"""Targets of routes, from the configuration to the core's answers."""
+
+from __future__ import annotations
+
+import random
+
+from extproc.app.routing import Routing
+from extproc.app.world import World
+from extproc.config.file import parse_config
+from extproc.core.policies import Founding
+from tests.app.scene import Scene
+
+CONFIG = """
+discovery: {file: pods.yaml}
+routes: [{name: r, models: [alias], targets: [{model: a}]}]
+"""
+
+
+def test_targets_take_effect_when_the_configuration_changes() -> None:
+    world = World(lambda: 0.0, lambda: 0.0, random.Random(0))
+    routing = Routing(parse_config(CONFIG), Founding(), router_id="r", world=world)
+    before = routing.rewrites.target("alias")
+    routing.configure(parse_config(CONFIG.replace("model: a}", "model: b}")))
+
+    assert (before, routing.rewrites.target("alias")) == ("a", "b")
+
+
+def test_streams_ask_by_the_rules_in_force() -> None:
+    dispatcher = Scene().dispatcher
+    plain = dispatcher.may_rewrite
+    dispatcher.rewrites.versioned = {"a"}
+
+    assert (plain, dispatcher.may_rewrite, dispatcher.concerns("a")) == (False, True, True)
+    assert (dispatcher.is_versioned("a"), dispatcher.is_versioned("b")) == (True, False)
+    assert dispatcher.target_of("a", "") == "a"

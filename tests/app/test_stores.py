@@ -1,0 +1,72 @@
+"""The store that the configuration names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.app.stores import make_registration, make_store
+from extproc.config.adapters import RegistrationConfig, StoreConfig
+from extproc.config.file import ConfigError
+from extproc.core.adapters.declared import Declaration
+
+URL = "redis://127.0.0.1:1/0"
+
+
+def store(section: dict[str, Any]) -> Any:
+    return make_store(StoreConfig.model_validate(section), clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize("kind", ["directory", "sqlite"])
+async def test_a_store_is_made_of_its_section(tmp_path: Path, kind: str) -> None:
+    sections = {"directory": {"path": tmp_path}, "sqlite": {"file": tmp_path / "adapters.db"}}
+    made = store({kind: sections[kind]})
+    await made.put(Declaration("a"))
+    await made.look()
+    await made.aclose()
+
+    assert made.entries.keys() == {"a"}
+
+
+async def test_redis_is_not_connected_to_before_it_is_used() -> None:
+    pytest.importorskip("redis")
+    made = store({"redis": {"url": URL}})
+    await made.look()
+    await made.aclose()
+
+    assert not made.is_known
+
+
+@pytest.mark.parametrize("field", ["password_file", "ca_file"])
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, field: str) -> None:
+    pytest.importorskip("redis")
+    section = {"url": "rediss://127.0.0.1:1/0", field: tmp_path / "none"}
+    with pytest.raises(ConfigError, match=rf"adapters.store.redis.{field}: .*none: No such file"):
+        store({"redis": section})
+
+
+@pytest.mark.parametrize("content", ["", "two words\n"])
+async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokens").write_text(content)
+
+    async def is_ready(name: str, timeout_s: float) -> bool:
+        return True
+
+    with pytest.raises(ConfigError, match="adapters.registration.token_file: .*tokens: "):
+        make_registration(
+            RegistrationConfig(token_file=tmp_path / "tokens"),
+            store({"directory": {"path": tmp_path}}),
+            clock=lambda: 0.0,
+            status=lambda name: {},
+            wait_until_ready=is_ready,
+            on_failure=lambda message: None,
+        )
+
+
+def test_without_its_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "extproc.shell.stores.redis", None)
+    with pytest.raises(ConfigError, match=r"adapters.store.redis needs the extra: .*\[redis\]"):
+        store({"redis": {"url": URL}})

@@ -1,0 +1,261 @@
+"""Declared adapters as requests meet them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+
+from extproc.core.adapters.catalog import Catalog, CatalogSettings
+from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.precedence import Offer, ResponseModel
+from extproc.core.adapters.states import Action, Failure, Result
+from extproc.core.picker import Picker
+from extproc.core.policies import BUILT_IN
+from extproc.core.pool import Pool
+from extproc.core.queue import Ticket
+from extproc.core.router import Router
+from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
+from tests.builders import BASE, address, base_card, endpoint, report, request
+
+SQL = Declaration("sql", "/adapters/sql")
+
+
+class Scene:
+    """A router over pods that list what they are told to, and its planner."""
+
+    def __init__(
+        self, *declared: Declaration | Offer, num_pods: int = 2, **settings: object
+    ) -> None:
+        self.now = 0.0
+        pool = Pool()
+        pool.set_endpoints(endpoint(number) for number in range(1, num_pods + 1))
+        ids = itertools.count(1)
+        picker = Picker(
+            BUILT_IN["founding"](),
+            "founding",
+            rng=random.Random(0),
+            next_id=lambda: f"id-{next(ids)}",
+        )
+        self.router = Router(pool, picker)
+        self.catalog = self.router.catalog
+        self.catalog.configure(CatalogSettings(**settings))  # type: ignore[arg-type]
+        for number in range(1, num_pods + 1):
+            self.lists(number)
+        self.declare(*declared)
+
+    def declare(self, *declared: Declaration | Offer) -> None:
+        offers = [each if isinstance(each, Offer) else Offer(each) for each in declared]
+        self.catalog.planner.declare([each.declaration for each in offers], now=self.now)
+        self.catalog.declare({each.declaration.name: each for each in offers}, BASE)
+        self.begun = self.tick()
+
+    def lists(self, number: int, *adapters: tuple[str, str]) -> None:
+        """Have a pod list the base model and (name, root) of adapters, from now on."""
+        self.now += 0.1
+        cards = [base_card(), *(ModelCard(name, BASE, root) for name, root in adapters)]
+        pool = self.router.pool
+        pool.record_report(address(number), report(), taken_at_s=self.now)
+        pool.record_models(address(number), cards, now=self.now)
+
+    def tick(self) -> list[Action]:
+        self.now += 0.1
+        pods = self.router.pool.pod_states(now=self.now)
+        return self.catalog.planner.tick(pods, {}, now=self.now)
+
+    def ask(self, model: str, **fields: object) -> Pick | Rejection | Wait | Ticket:
+        asked = request(None, model=model, arrived_at_s=self.now, **fields)
+        return self.router.route(asked, now=self.now)
+
+    def ask_at(self, arrived_s: float) -> Pick | Rejection | Wait | Ticket:
+        """Ask for `sql`, so many seconds after the request arrived."""
+        asked = request(None, model="sql", arrived_at_s=self.now + arrived_s)
+        return self.router.route(asked, now=self.now)
+
+    def picked(self, model: str) -> Pick:
+        result = self.ask(model)
+        assert isinstance(result, Pick)
+        return result
+
+    def listed(self, tenant: str = "") -> list[str]:
+        body = self.router.models_body(None, tenant, now=self.now)
+        assert isinstance(body, bytes)
+        return [model["id"] for model in json.loads(body)["data"]]
+
+
+def refusal(result: object) -> tuple[int, Reason]:
+    assert isinstance(result, Rejection)
+    return result.status, result.reason
+
+
+def test_a_request_for_an_adapter_that_no_pod_has_is_held_and_asks_for_it() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
+    calls: list[None] = []
+    scene.catalog.on_cold = lambda: calls.append(None)
+
+    held = scene.ask("sql")
+
+    assert isinstance(held, Ticket)
+    assert held.reason == "load"
+    assert calls
+    assert scene.router.queue.adapters(scene.now) == ["sql"]
+
+
+def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
+    scene = Scene(SQL)
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    scene.lists(2, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+
+    result = scene.router.resume(held, now=scene.now)
+    assert isinstance(result, Pick)
+    assert result.address == address(2)
+
+
+def test_it_waits_no_longer_than_cold_wait_s() -> None:
+    scene = Scene(SQL, cold_wait_s=5.0)
+    assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+
+
+def test_where_it_cannot_be_loaded_the_reason_is_said_at_once() -> None:
+    scene = Scene(SQL, num_pods=1)
+    [action] = scene.begun
+    scene.catalog.planner.finished(action, Result(Failure.FILES, "nothing there"), now=scene.now)
+    scene.tick()
+
+    result = scene.ask("sql")
+
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(result, Rejection)
+    assert "(files)" in result.message
+    assert "nothing there" in result.why
+
+
+def test_a_pod_that_has_something_else_under_the_name_gets_no_requests() -> None:
+    scene = Scene(SQL)
+    scene.lists(1, ("sql", "/else"))
+    scene.lists(2, ("sql", "/adapters/sql"))
+    scene.tick()
+    assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
+
+
+def test_the_gateways_own_subset_counts_as_well() -> None:
+    scene = Scene(SQL)
+    for number in (1, 2):
+        scene.lists(number, ("sql", "/adapters/sql"))
+    scene.tick()
+    result = scene.ask("sql", subset=frozenset({address(1)}))
+    assert isinstance(result, Pick)
+    assert result.candidates[0].address == address(1)
+    assert refusal(scene.ask("sql", subset=frozenset({"1.1.1.1"})))[0] == 503
+
+
+def test_pods_read_the_version_that_serves_and_the_client_its_own_name() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+
+    found: RequestInfo = scene.picked("sql").request
+
+    assert (found.model, found.adapter, found.client_model) == ("sql@2", "sql@2", "sql")
+    assert scene.router.pool.snapshot(now=scene.now).endpoints[0].pending("sql@2") == 1
+
+
+def test_work_is_counted_for_the_adapter_whatever_its_version() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    scene.picked("sql")
+    assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
+
+
+def test_models_lists_what_is_declared_and_no_versions() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/adapters/c"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"), ("sql@1", "/adapters/sql-1"), ("own", "/own"))
+    assert scene.listed() == [BASE, "cold", "own", "sql"]
+    assert scene.listed() == [BASE, "cold", "own", "sql"]  # from the cache as well
+    card = scene.router.model("cold", None, now=scene.now)
+    assert isinstance(card, ModelCard)
+    assert card.parent == BASE
+
+
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_adapters_that_nobody_declares_are_admitted_or_refused(is_admitted: bool) -> None:
+    scene = Scene(SQL, admits_undeclared=is_admitted)
+    scene.lists(1, ("own", "/own"), ("sql@1", "/old"))
+
+    assert isinstance(scene.ask("own"), Pick) is is_admitted
+    assert ("own" in scene.listed()) is is_admitted
+    assert isinstance(scene.ask(BASE), Pick)
+    assert isinstance(scene.ask("sql@1"), Pick)  # a version of what is declared
+    if not is_admitted:
+        assert refusal(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
+
+
+def test_without_declarations_pods_alone_say_what_there_is() -> None:
+    listed: dict[str, ModelCard] = {}
+    assert Catalog().registry(listed) is listed
+
+
+def test_the_pool_says_what_was_configured_of_a_pod() -> None:
+    pool = Scene().router.pool
+    assert pool.traits(address(1)) == pool.traits("unknown")
+
+
+def test_other_tenants_find_no_such_model_in_no_version() -> None:
+    private = Offer(Declaration("sql", "/adapters/sql-2", "2"), tenants=frozenset({"acme"}))
+    scene = Scene(private)
+    scene.lists(1, ("sql@2", "/adapters/sql-2"), ("own", "/own"))
+    scene.tick()
+
+    assert isinstance(scene.ask("sql", hints=Hints(fairness_id="acme")), Pick)
+    for name in ("sql", "sql@2"):
+        assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
+    assert isinstance(scene.ask("own"), Pick)
+    assert (scene.listed(), scene.listed("acme")) == ([BASE, "own"], [BASE, "own", "sql"])
+    assert refusal(scene.router.model("sql", None, now=scene.now))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("fallback", "found"), [(BASE, (BASE, None)), ("own", ("own", "own")), ("b", ("b", "b"))]
+)
+def test_a_fallback_serves_where_nothing_else_is_left(
+    fallback: str, found: tuple[str, str | None]
+) -> None:
+    other = Declaration("b", "/adapters/b")
+    scene = Scene(Offer(SQL, fallback=fallback), Offer(other), cold_wait_s=5.0)
+    scene.lists(2, ("own", "/own"), ("b", "/adapters/b"))
+    scene.tick()
+
+    assert isinstance(scene.ask("sql"), Ticket)
+    result = scene.ask_at(-5.0)
+
+    assert isinstance(result, Pick)
+    assert (result.request.model, result.request.adapter) == found
+    assert result.request.client_model == "sql"
+
+
+@pytest.mark.parametrize("fallback", ["nobody", "cold"])
+def test_a_fallback_that_no_pod_has_is_none(fallback: str) -> None:
+    cold = Declaration("cold", "/adapters/cold")
+    scene = Scene(Offer(SQL, fallback=fallback), Offer(cold), cold_wait_s=5.0)
+    assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("response_model", "restores"),
+    [(None, None), (ResponseModel.REQUESTED, True), (ResponseModel.SERVED, False)],
+)
+def test_an_offer_says_which_name_its_responses_show(
+    response_model: ResponseModel | None, restores: bool | None
+) -> None:
+    scene = Scene(Offer(SQL, response_model=response_model))
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    assert scene.picked("sql").request.restores is restores

@@ -1,0 +1,537 @@
+"""What pods should have, by what is declared of it and by what they are."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.planner import Planner
+from extproc.core.adapters.states import (
+    Action,
+    AdapterSettings,
+    Failure,
+    Kind,
+    PodState,
+    Result,
+    State,
+)
+from tests.core.adapters.world import FakePod, World, adapters, pods
+
+ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
+
+
+def test_adapters_go_to_pods_with_their_base_model() -> None:
+    world = World([FakePod(ONE, base="llama"), FakePod(TWO, base="qwen"), FakePod(THREE)])
+    world.declare(
+        Declaration("l", "/l", base="llama", min_replicas=3),
+        Declaration("q", "/q", base="/models/qwen"),
+        Declaration("any", "/any", min_replicas=3),
+        Declaration("none", "/none", base="mistral"),
+    )
+    world.run(10)
+
+    assert world.having("l") == [ONE]
+    assert world.having("q") == [TWO]
+    assert len(world.having("any")) == 3
+    assert world.state("none") is State.FAILED
+    assert world.status("none").reason is Failure.UNFIT
+    assert "mistral" in world.status("none").message
+
+
+def test_adapters_go_to_pods_that_carry_their_rank() -> None:
+    world = World([FakePod(ONE, max_rank=16), FakePod(TWO, max_rank=64), FakePod(THREE)])
+    world.declare(Declaration("r", "/r", rank=32, min_replicas=3), Declaration("s", "/s", rank=8))
+    world.run(10)
+    assert world.having("r") == [TWO, THREE]
+
+    world = World([FakePod(ONE, max_rank=16)])
+    world.declare(Declaration("r", "/r", rank=32))
+    world.run(5)
+
+    assert "rank 32" in world.status("r").message
+    assert world.state("r") is State.FAILED
+
+
+def test_pods_without_adapter_slots_get_none() -> None:
+    world = World(pods(1, max_loras=0))
+    world.declare(*adapters(1))
+    world.run(5)
+
+    assert not world.log
+
+
+def test_before_any_pod_is_up_nothing_has_failed() -> None:
+    world = World(pods(1, is_up=False))
+    world.declare(*adapters(1))
+    world.run(5)
+
+    assert world.state("a0") is State.LOADING
+    assert not world.log
+
+
+@pytest.mark.parametrize("failure", [Failure.NO_RUNTIME, Failure.UNAUTHORIZED])
+def test_a_pod_that_refuses_all_loads_is_asked_once_in_a_long_while(failure: Failure) -> None:
+    refusal = {f"/adapters/a{number}": Result(failure, "no") for number in range(5)}
+    world = World(pods(1, broken=refusal, models={"a4": "/adapters/a4"}))
+    world.declare(*adapters(5))
+    world.run(100)
+
+    assert len(world.log) == 1
+    assert world.state("a0") is State.FAILED
+    assert world.status("a0").reason is failure
+    assert world.state("a4") is State.READY
+    world.pods[ONE].broken.clear()
+    world.run(world.settings.rest_s)
+    assert all(world.state(f"a{number}") is State.READY for number in range(5))
+
+
+def test_resolver_pods_are_sent_what_they_do_not_list_and_loaded_nothing() -> None:
+    world = World(pods(2, is_resolver=True))
+    world.declare(Declaration("a", "/a"), Declaration("b"), Declaration("c", version="2"))
+    world.run(5)
+
+    assert not world.log
+    assert [world.planner.serving(name) for name in "abc"] == ["a", "b", "c@2"]
+    assert len(world.planner.holders("b")) == 1
+    assert world.status("b").versions[0].ready == 1
+
+
+def test_what_a_resolver_lists_is_what_is_declared_wherever_it_is_from() -> None:
+    world = World(pods(1, is_resolver=True, models={"a": "/cache/a"}))
+    world.declare(Declaration("a", "/a"))
+    world.run(5)
+
+    assert world.status("a").reason is None
+    assert world.planner.holders("a") == {ONE}
+
+
+def test_an_adapter_without_a_source_is_served_where_pods_have_it() -> None:
+    world = World([FakePod(ONE, models={"own": "/own"}), FakePod(TWO)])
+    world.declare(Declaration("own"), Declaration("gone"))
+    world.run(5)
+
+    assert world.planner.holders("own") == {ONE}
+    assert world.state("gone") is State.FAILED
+    assert "no source" in world.status("gone").message
+    world.declare()
+    world.run(20)
+    assert world.having("own") == [ONE]
+    assert not world.log
+
+
+def test_a_name_that_a_pod_uses_for_something_else_is_served_elsewhere() -> None:
+    world = World([FakePod(ONE, models={"a": "/foreign"}), FakePod(TWO)])
+    world.declare(Declaration("a", "/a", min_replicas=2))
+    world.run(10)
+
+    assert world.planner.holders("a") == {TWO}
+    assert world.status("a").reason is Failure.CONFLICT
+    assert ONE in world.status("a").message
+    assert world.pods[ONE].models == {"a": "/foreign"}
+
+
+def test_spellings_of_a_path_are_the_same() -> None:
+    world = World(pods(1, models={"a": "/data//a/.", "h": "acme/sql"}))
+    world.declare(Declaration("a", "/data/a/"), Declaration("h", "hf:acme/sql"))
+    world.run(5)
+
+    assert not world.log
+    assert world.state("a") is world.state("h") is State.READY
+
+
+def test_no_more_pods_than_declared_get_it_and_those_beyond_lose_it() -> None:
+    world = World(pods(4))
+    world.run(2)
+    world.declare(Declaration("a", "/a", min_replicas=4))
+    world.run(10)
+    assert len(world.having("a")) == 4
+
+    world.pods[ONE].pending["a"] = 1
+    world.declare(Declaration("a", "/a", max_replicas=2))
+    world.run(10)
+
+    assert len(world.having("a")) == 2
+    assert ONE in world.having("a")
+    num_calls = len(world.log)
+    world.run(60)
+    assert len(world.log) == num_calls
+
+
+def test_two_adapters_cannot_have_one_name_at_pods() -> None:
+    world = World(pods(1))
+    world.declare(
+        Declaration("a", "/a", version="2"),
+        Declaration("a@2", "/other"),
+        Declaration("a", "/second"),
+    )
+    world.run(5)
+
+    assert world.pods[ONE].models == {"a@2": "/a"}
+    assert world.planner.serving("a") == "a@2"
+    assert world.state("a@2") is State.FAILED
+    assert world.status("a@2").reason is Failure.CONFLICT
+    assert len(world.planner.statuses()) == 2
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+def test_a_new_version_serves_once_enough_pods_have_it() -> None:
+    world = World(pods(3))
+    world.run(2)
+    world.declare(Declaration("a", "/a/1", "1", min_replicas=2))
+    world.run(10)
+    world.pods[ONE].load_s = world.pods[TWO].load_s = world.pods[THREE].load_s = 4
+    world.declare(Declaration("a", "/a/2", "2", min_replicas=2))
+    seen: list[tuple[int, str | None]] = []
+    while not seen or seen[-1] != (2, "a@2"):
+        world.run(0.2)
+        state = len(world.having("a@2")), world.planner.serving("a")
+        if state not in seen:
+            seen.append(state)
+
+    assert {state for state in seen if state[1] == "a@2"} == {(2, "a@2")}
+    world.run(10)
+    assert not world.having("a@1")
+
+
+def test_where_the_new_version_fails_the_old_one_goes_on_serving() -> None:
+    world = World(pods(2, broken={"/a/2": Result(Failure.ENGINE, "unknown module")}))
+    world.declare(Declaration("a", "/a/1", "1"))
+    world.run(5)
+    world.declare(Declaration("a", "/a/2", "2"))
+    world.run(100)
+
+    assert world.planner.serving("a") == "a@1"
+    assert world.having("a@1")
+    assert world.status("a").is_degraded
+    assert "unknown module" in world.status("a").message
+
+
+def test_an_edit_back_serves_the_old_version_at_once() -> None:
+    world = World(pods(1))
+    first, second = Declaration("a", "/a/1", "1"), Declaration("a", "/a/2", "2")
+    world.declare(first)
+    world.run(5)
+    world.pods[ONE].pending["a@1"] = 1
+    world.declare(second)
+    world.run(5)
+    assert world.planner.serving("a") == "a@2"
+
+    world.declare(first)
+
+    assert world.planner.serving("a") == "a@1"
+    world.run(10)
+    assert set(world.pods[ONE].models) == {"a@1"}
+
+
+def test_requests_of_an_old_version_have_so_much_time_to_end() -> None:
+    world = World(pods(1))
+    world.declare(Declaration("a", "/a/1", "1"))
+    world.run(5)
+    world.pods[ONE].pending["a@1"] = 1
+    world.declare(Declaration("a", "/a/2", "2"))
+    world.run(world.settings.drain_s - 5)
+    assert world.having("a@1")
+    world.run(15)
+
+    assert not world.having("a@1")
+    assert not any(each.removable for each in world.status("a").versions)
+    world.pods[ONE].pending.clear()
+    world.run(2)
+    assert [each.name for each in world.status("a").versions if each.removable] == ["a@1"]
+
+
+def test_a_router_that_starts_in_the_middle_goes_on_with_what_most_pods_have() -> None:
+    fleet = pods(3, models={"a@1": "/a/1"}, load_s=5.0)
+    fleet[0].models["a@0"] = "/a/0"
+    world = World(fleet)
+    world.static = {pod.address: {} for pod in fleet}
+    world.declare(Declaration("a", "/a/2", "2", min_replicas=3))
+    world.run(3)
+    assert world.planner.serving("a") == "a@1"
+    world.run(30)
+
+    assert all(set(pod.models) == {"a@2"} for pod in fleet)
+
+
+def test_where_the_new_version_is_lost_the_old_one_serves_again() -> None:
+    world = World(pods(2))
+    world.declare(Declaration("a", "/a/1", "1", min_replicas=2))
+    world.run(5)
+    for pod in world.pods.values():
+        pod.pending["a@1"] = 1
+    world.declare(Declaration("a", "/a/2", "2"))
+    world.run(5)
+    assert world.planner.serving("a") == "a@2"
+    for pod in world.pods.values():
+        pod.models.pop("a@2", None)
+        pod.load_s = 5
+    world.run(2.5)
+    assert world.planner.serving("a") == "a@1"
+    world.run(10)
+
+    assert world.planner.serving("a") == "a@2"
+
+
+def test_only_the_last_versions_that_are_gone_are_remembered() -> None:
+    world = World(pods(1))
+    for version in range(8):
+        world.declare(Declaration("a", f"/a/{version}", str(version)))
+        world.run(10)
+
+    removed = [each.name for each in world.status("a").versions if each.removable]
+    assert removed == ["a@3", "a@4", "a@5", "a@6"]
+
+
+# --- what is deleted ----------------------------------------------------------------------------
+
+
+def test_what_is_deleted_is_unknown_at_once_and_unloaded_after_its_last_request() -> None:
+    world = World(pods(2))
+    world.declare(*adapters(2))
+    world.run(5)
+    address = world.having("a0")[0]
+    world.pods[address].pending["a0"] = 1
+    world.declare(*adapters(2)[1:])
+    assert world.state("a0") is State.UNKNOWN
+    assert world.planner.serving("a0") is None
+    assert world.planner.holders("a0") == frozenset()
+    assert world.planner.status("a0") is None
+    world.run(100)
+    assert world.having("a0") == [address]
+    assert world.planner.forgotten(now=world.now) == []
+
+    world.pods[address].pending.clear()
+    world.run(3)
+
+    assert not world.having("a0")
+    assert world.planner.deleting() == ["a0"]
+    assert world.planner.counts().num_deleted == 1
+    assert world.planner.forgotten(now=world.now) == ["a0"]
+    assert world.planner.deleting() == []
+
+
+def test_a_load_that_arrives_after_the_deletion_is_undone() -> None:
+    world = World(pods(1, load_s=80.0), settings=AdapterSettings(max_failures=1))
+    world.declare(*adapters(1))
+    world.run(5)
+    world.declare()
+    world.until(lambda: bool(world.having("a0")), 100)
+    assert world.planner.forgotten(now=world.now) == []
+
+    world.run(10)
+
+    assert not world.having("a0")
+
+
+def test_a_deletion_that_another_process_saw_is_finished() -> None:
+    fleet = pods(1, models={"a": "/a", "b": "/not/ours", "c@1": "/c/1"})
+    world = World(fleet)
+    world.static = {ONE: {"b": "/not/ours"}}
+    gone = [Declaration("a", "/a"), Declaration("b", "/b"), Declaration("c", "/c/2", "2")]
+    world.planner.declare([], now=world.now, deleted=gone)
+    world.run(10)
+    assert fleet[0].models == {"b": "/not/ours"}
+    world.run(100)
+
+    assert world.planner.forgotten(now=world.now) == ["a", "b", "c"]
+
+
+def test_what_is_declared_again_is_what_it_was() -> None:
+    world = World(pods(1))
+    world.declare(*adapters(1))
+    world.run(5)
+    world.declare()
+    world.run(1)
+    world.planner.declare(adapters(1), now=world.now, deleted=adapters(1))
+    assert world.planner.deleting() == []
+    world.run(10)
+
+    assert world.having("a0")
+    assert len(world.log) == 1
+
+
+def test_an_unload_that_changed_nothing_is_tried_ever_less() -> None:
+    world = World(pods(1))
+    world.declare(*adapters(1))
+    world.run(5)
+    world.pods[ONE].lies = True
+    world.declare()
+    world.run(100)
+
+    assert sum(action.kind is Kind.UNLOAD for _, action in world.log) == 5
+    assert world.planner.counts().failures == {(ONE, Failure.UNVERIFIED): 1}
+
+
+# --- calls --------------------------------------------------------------------------------------
+
+
+def test_no_request_is_sent_to_a_pod_for_what_it_is_unloading() -> None:
+    world = World(pods(2))
+    world.declare(Declaration("a", "/a", min_replicas=2))
+    world.run(10)
+    assert world.planner.holders("a") == {ONE, TWO}
+
+    world.declare(Declaration("a", "/a", max_replicas=1))
+
+    assert world.having("a") == [ONE, TWO]
+    assert len(world.planner.holders("a")) == 1
+
+
+def test_the_end_of_a_call_that_nobody_made_changes_nothing() -> None:
+    world = World(pods(1))
+    world.declare(*adapters(1))
+    world.run(5)
+
+    stray = Action(Kind.LOAD, ONE, "a0", "/adapters/a0")
+    world.planner.finished(stray, Result(Failure.ENGINE, "?"), now=world.now)
+    world.run(1)
+
+    assert world.status("a0").reason is None
+
+
+def test_the_end_of_a_call_to_a_pod_that_has_left_changes_nothing() -> None:
+    planner, pod = Planner(), FakePod(ONE)
+    planner.declare(adapters(1), now=0.0)
+    (action,) = planner.tick([PodState(ONE, models=pod.listing(), listed_at_s=0.0)], {}, now=0.0)
+    planner.tick([], {}, now=1.0)
+
+    planner.finished(action, Result(Failure.UNREACHABLE), now=2.0)
+
+    assert planner.tick([], {}, now=3.0) == []
+    assert planner.state("a0") is State.LOADING
+
+
+def test_with_nothing_to_do_there_is_no_next_time() -> None:
+    world = World(pods(1))
+    world.declare(*adapters(1))
+    world.run(10)
+    assert world.planner.next_s == inf
+
+    world.planner.configure(AdapterSettings(max_loads=1))
+    world.declare(*adapters(1, load=LoadMode.EAGER))
+
+    assert world.planner.next_s == inf
+
+
+def test_thousands_are_placed_and_judged_in_several_goes() -> None:
+    planner, pod = Planner(), FakePod(ONE, max_cpu_loras=None)
+    state = PodState(ONE, models=pod.listing(), listed_at_s=0.0)
+    planner.declare(adapters(2500), now=0.0)
+    planner.tick([state], {}, now=0.0)
+    assert planner.next_s == 0.0
+    planner.tick([state], {}, now=0.1)
+    planner.tick([state], {}, now=0.2)
+
+    assert planner.next_s > 0.2
+    assert planner.counts().by_state == {State.LOADING: 2500}
+
+
+def test_a_listing_that_was_overtaken_is_not_looked_at() -> None:
+    planner, pod = Planner(), FakePod(ONE)
+    empty = PodState(ONE, models=pod.listing(), listed_at_s=1.0)
+    pod.models["a0"] = "/adapters/a0"
+    full = PodState(ONE, models=pod.listing(), listed_at_s=2.0)
+    planner.declare(adapters(1), now=2.0)
+    planner.tick([full], {}, now=2.0)
+
+    planner.tick([empty], {}, now=3.0)
+
+    assert planner.serving("a0") == "a0"
+
+
+def test_a_pod_that_lost_its_list_begins_anew_even_where_its_start_is_unknown() -> None:
+    world = World(pods(1, process=None))
+    world.pods[ONE].broken["/adapters/a1"] = Result(Failure.ENGINE, "broken")
+    world.declare(*adapters(2))
+    world.run(100)
+    before = world.loads_of("a1")
+    assert world.having("a0")
+
+    world.pods[ONE].models.clear()
+    world.pods[ONE].broken.clear()
+    world.run(5)
+
+    assert world.having("a0")
+    assert world.having("a1")
+    assert world.loads_of("a1") == before + 1
+
+
+def test_several_that_fail_on_one_pod_alone_are_its_trouble_and_tried_again_soon() -> None:
+    world = World(pods(1, lies=True))
+    world.declare(*adapters(3))
+    world.run(300)
+    world.pods[ONE].lies = False
+
+    world.run(30)
+
+    assert all(world.state(f"a{number}") is State.READY for number in range(3))
+
+
+def test_a_pod_that_comes_back_is_tried_at_once() -> None:
+    world = World(pods(1, lies=True))
+    world.declare(*adapters(1))
+    world.run(100)
+    world.pods[ONE].lies, world.pods[ONE].is_up = False, False
+    world.run(2)
+    world.pods[ONE].is_up = True
+    world.run(3)
+
+    assert world.state("a0") is State.READY
+
+
+def test_calm_pods_come_first() -> None:
+    world = World(pods(6))
+    for number, pod in enumerate(world.pods.values()):
+        pod.num_base = 10 - number
+    world.run(2)
+    world.declare(*adapters(1, min_replicas=6))
+
+    assert [action.address[7] for _, action in world.log[:4]] == ["6", "5", "4", "3"]
+
+
+def test_an_adapter_that_is_bad_is_not_tried_on_every_pod_of_many() -> None:
+    world = World(pods(12, broken={"/adapters/a0": Result(Failure.ENGINE, "unknown module")}))
+    world.run(2)
+    world.declare(*adapters(1, min_replicas=12))
+    world.run(100)
+
+    assert len({action.address for _, action in world.log}) < 12
+
+
+def test_a_pod_that_leaves_takes_its_failures_along() -> None:
+    world = World(pods(2, broken={"/adapters/a0": Result(Failure.ENGINE, "unknown module")}))
+    world.declare(*adapters(1))
+    world.run(10)
+    del world.pods[ONE], world.views[0][ONE]
+    world.run(2)
+
+    assert world.planner.counts().failures == {(TWO, Failure.ENGINE): 1}
+
+
+def test_what_is_deleted_while_it_is_yet_to_be_judged_is_gone() -> None:
+    planner, pod = Planner(), FakePod(ONE, max_cpu_loras=None)
+    state = PodState(ONE, models=pod.listing(), listed_at_s=0.0)
+    planner.declare(adapters(2500), now=0.0)
+    planner.tick([state], {}, now=0.0)
+    planner.declare(adapters(1), now=0.0)
+    planner.tick([state], {}, now=0.1)
+
+    assert planner.counts().by_state == {State.LOADING: 1}
+
+
+def test_a_version_that_pods_have_again_is_not_gone() -> None:
+    world = World(pods(1))
+    world.declare(Declaration("a", "/a/1", "1"))
+    world.run(5)
+    world.declare(Declaration("a", "/a/2", "2"))
+    world.run(10)
+    world.pods[ONE].models["a@1"] = "/a/1"
+    world.run(2)
+
+    assert not any(each.removable for each in world.status("a").versions)
+    world.run(10)
+    assert not world.having("a@1")

@@ -1,0 +1,221 @@
+"""LLMRoutes as an API server sends them, and what they declare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+
+from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.precedence import Offer, ResponseModel
+from extproc.core.kubernetes.declaring import Reader
+from extproc.core.kubernetes.llmroutes import NO_PARENTS, read_route
+from extproc.core.kubernetes.objects import LLMRoute, PoolRef, route_queries
+from extproc.core.modelroutes import ModelRoute, Objective
+from tests.core.kubernetes.declared import POOL, POOLS, item, listed
+from tests.core.kubernetes.hostile import JSON, changed
+
+PROPOSED = yaml.safe_load(
+    """
+    parentRefs:
+    - name: ai-gw
+    backendRefs:
+    - name: assistant
+    adapter:
+      name: sentiment
+      priority: 100
+      objectives:
+      - type: OutputTokenLatency
+        latency:
+          value: 2s
+          quantile:
+            numerator: 99
+      metrics:
+        format: Prometheus
+    """
+)
+"""The example of the founding proposal."""
+
+
+def route(adapter: Any = None, **more: Any) -> dict[str, Any]:
+    return {"backendRefs": [POOL], "adapter": {"name": "a", **(adapter or {})}, **more}
+
+
+def found(spec: Any, pools: frozenset[PoolRef] = POOLS) -> tuple[Offer, str] | None:
+    (source,) = listed(route_queries()[0], item(spec))
+    return read_route(source, pools, engine="vllm")
+
+
+def offer_of(spec: Any) -> Offer:
+    read = found(spec)
+    assert read is not None
+    return read[0]
+
+
+def test_an_adapter_with_all_its_fields_is_declared() -> None:
+    adapter = {
+        "source": "/adapters/a",
+        "version": "v2",
+        "base": "llama",
+        "rank": 16,
+        "replicas": {"min": 2, "max": 3},
+        "load": "eager",
+    }
+    spec = route(adapter, tenants=["t", "u"], responseModel="served", fallback="llama")
+
+    assert offer_of(spec) == Offer(
+        Declaration(
+            "a",
+            source="/adapters/a",
+            version="v2",
+            base="llama",
+            rank=16,
+            min_replicas=2,
+            max_replicas=3,
+            load=LoadMode.EAGER,
+            origin="llmroute n/it",
+        ),
+        pools=frozenset({"pool"}),
+        tenants=frozenset({"t", "u"}),
+        response_model=ResponseModel.SERVED,
+        fallback="llama",
+    )
+
+
+def test_only_a_name_and_a_pool_are_needed() -> None:
+    declared = Declaration("a", origin="llmroute n/it")
+
+    assert found(route()) == (Offer(declared, pools=frozenset({"pool"})), "")
+
+
+def test_the_founding_proposal_s_example_is_understood() -> None:
+    read = found(PROPOSED, frozenset({PoolRef("assistant")}))
+
+    claims = ModelRoute("n/it", ("sentiment",), priority=100, tpot=Objective(2.0, 99.0))
+    declared = Declaration("sentiment", origin="llmroute n/it")
+    assert read == (Offer(declared, pools=frozenset({"assistant"}), route=claims), NO_PARENTS)
+
+
+# --- pools --------------------------------------------------------------------------------------
+
+
+def test_of_several_pools_ours_count() -> None:
+    service = {"group": "", "kind": "Service", "name": "vllm"}
+    spec = route() | {"backendRefs": [service, POOL, {"name": "other"}, {"name": "second"}]}
+    ours = frozenset({PoolRef("pool"), PoolRef("second"), PoolRef("vllm", "", "Service")})
+    read = found(spec, ours)
+
+    assert read is not None
+    assert read[0].pools == {"pool", "second", "vllm"}
+
+
+@pytest.mark.parametrize(
+    "refs", [[], [{"name": "other"}], [POOL | {"kind": "Service"}], None, "pool", [7]]
+)
+def test_an_object_of_no_pool_of_ours_is_not_read(refs: Any) -> None:
+    assert found(route() | {"backendRefs": refs}) is None
+
+
+# --- priority and objectives --------------------------------------------------------------------
+
+
+def latency(type_: str, value: str, *quantile: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"value": value}
+    if quantile:
+        made["quantile"] = dict(zip(("numerator", "denominator"), quantile, strict=False))
+    return {"type": type_, "latency": made}
+
+
+def claims_of(adapter: dict[str, Any]) -> ModelRoute:
+    claims = offer_of(route(adapter)).route
+    assert claims is not None
+    return claims
+
+
+def test_both_objectives_have_their_times_and_percentiles() -> None:
+    first = latency("FirstTokenLatency", "1m1s500ms", 999, 1000)
+    claims = claims_of({"objectives": [first, latency("OutputTokenLatency", "50ms")]})
+
+    assert claims.ttft == Objective(61.5, 99.9)
+    assert claims.tpot == Objective(0.05, 95.0)
+    assert claims.priority is None
+
+
+@pytest.mark.parametrize("priority", [0, -1, 2**31 - 1])
+def test_a_priority_alone_is_a_route(priority: int) -> None:
+    assert claims_of({"priority": priority}).priority == priority
+
+
+# --- what cannot count --------------------------------------------------------------------------
+
+TPOT = "OutputTokenLatency"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "why"),
+    [
+        ({"name": "a,b"}, "without commas"),
+        ({"name": ""}, "must be a model's name"),
+        ({"source": "s3://bucket/a"}, "s3 is not fetched here"),
+        ({"source": "relative/path"}, "must be an absolute path"),
+        ({"replicas": {"min": 3, "max": 2}}, "at least min"),
+        ({"rank": 0}, "rank 0"),
+        ({"rank": "8"}, "Expected `int | null`"),
+        ({"load": "never"}, "Invalid enum value"),
+        ({"priority": 2**31}, "<= 2147483647"),
+        ({"metrics": {"format": "Graphite"}}, "must be Prometheus, or one of vllm, sglang"),
+        ({"metrics": {"format": "SGLang"}}, "this router reads the metrics of vllm"),
+        ({"objectives": [latency("RequestLatency", "1s")]}, "RequestLatency"),
+        ({"objectives": [latency(TPOT, "1s", 100)]}, "100/100: must be below 1"),
+        ({"objectives": [latency(TPOT, "1s", 0)]}, ">= 1"),
+        *(
+            ({"objectives": [latency(TPOT, value)]}, "must be from 1ms to 1h")
+            for value in ("", "0s", "1h1ms", "2", "s", "1d", "-1s", "99999h", "1s2")
+        ),
+    ],
+)
+def test_an_adapter_that_cannot_be_served_has_a_reason(adapter: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        found(route(adapter))
+
+
+@pytest.mark.parametrize("fallback", ["a", "b\n"])
+def test_a_fallback_must_be_another_model(fallback: str) -> None:
+    with pytest.raises(ValueError, match="must be another model's name"):
+        found(route(fallback=fallback))
+
+
+def test_the_router_s_own_engine_may_be_named() -> None:
+    assert offer_of(route({"metrics": {"format": "vLLM"}})).declaration.name == "a"
+
+
+FULL = route(
+    {
+        **PROPOSED["adapter"],
+        "source": "hf:org/repo",
+        "version": "1",
+        "rank": 8,
+        "replicas": {"min": 1, "max": 2},
+        "load": "lazy",
+    },
+    tenants=["t"],
+    responseModel="requested",
+    fallback="base",
+    parentRefs=[{"name": "gw"}],
+)
+
+
+@given(spec=JSON | changed(FULL))
+def test_whatever_an_object_says_it_declares_an_adapter_or_has_a_reason(spec: Any) -> None:
+    objects = listed(route_queries()[0], item(spec))
+
+    def read(source: LLMRoute) -> tuple[Offer, str] | None:
+        return read_route(source, POOLS, engine="vllm")
+
+    for each in Reader(read).read(objects):
+        if each.declared is None:
+            assert each.problem
+        else:
+            each.declared.declaration.check()

@@ -1,0 +1,461 @@
+"""A directory of files: what people, tools, mounts, crashes and clocks do to it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from extproc.shell.stores import directory
+from extproc.shell.stores.content import ConflictError
+from extproc.shell.stores.directory import Directory
+from extproc.shell.stores.medium import StoreError, StoreFullError
+from extproc.shell.stores.store import SETTLED_AFTER, Store
+from tests.shell.stores.media import Opened, Watched, declared, is_root, opened, shown
+
+
+@pytest.fixture
+async def media(tmp_path: Path) -> AsyncIterator[Opened]:
+    async with opened("directory", tmp_path, None) as all_of_them:
+        yield all_of_them
+
+
+def content(name: str = "org/a", source: str = "/adapters/a") -> str:
+    return json.dumps({"name": name, "source": source})
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def looks(store: Watched, times: int = SETTLED_AFTER) -> None:
+    for _ in range(times):
+        await store.look()
+
+
+# --- files that others write ----------------------------------------------------------------------
+
+
+async def test_files_of_any_name_count_and_hidden_and_other_files_do_not(
+    media: Opened, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.json").write_text(content())
+    (tmp_path / ".hidden.json").write_text(content("hidden"))
+    (tmp_path / "readme.txt").write_text(content("readme"))
+    store = await media.store()
+
+    assert shown(store) == {"org/a": "/adapters/a"}
+    assert store.problems == {}
+
+
+async def test_a_config_map_is_followed_when_it_is_swapped(media: Opened, tmp_path: Path) -> None:
+    """As the kubelet does: files link to `..data/`, which is renamed over."""
+    (tmp_path / "org-a.json").symlink_to("..data/org-a.json")
+    store = None
+    for source in ("/1", "/2"):
+        version = tmp_path / f"..version{source[1:]}"
+        version.mkdir()
+        (version / "org-a.json").write_text(content(source=source))
+        (tmp_path / "..data_tmp").symlink_to(version.name)
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+        store = store or await media.store()
+        await store.look()
+
+    assert store is not None
+    assert [{k: v.declaration.source for k, v in each.items()} for each in store.seen] == [
+        {"org/a": "/1"},
+        {"org/a": "/2"},
+    ]
+
+
+async def test_a_file_that_is_being_written_is_no_bad_file(media: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content())
+    store = await media.store()
+    whole = content(source="/new/and/longer")
+    for end in range(0, len(whole), 7):
+        path.write_text(whole[:end])
+        await store.look()
+    meanwhile, failures = shown(store), list(store.failures)
+    path.write_text(whole)
+    await store.look()
+
+    assert (meanwhile, failures) == ({"org/a": "/adapters/a"}, [])
+    assert shown(store) == {"org/a": "/new/and/longer"}
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"\xff\x00", b"[]", b'{"name": 1}', b"null"])
+async def test_a_bad_file_is_named_and_its_last_good_content_counts(
+    media: Opened, tmp_path: Path, garbage: bytes
+) -> None:
+    (tmp_path / "a.json").write_text(content())
+    (tmp_path / "b.json").write_text(content("b"))
+    store = await media.store()
+    (tmp_path / "a.json").write_bytes(garbage)
+    await looks(store)
+
+    assert shown(store).keys() == {"org/a", "b"}
+    assert store.problems.keys() == {"a.json"}
+    assert len(store.failures) == 1
+
+
+async def test_a_change_that_keeps_size_and_times_is_seen(media: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content(source="/1"))
+    store = await media.store()
+    path.write_text(content(source="/2"))
+    os.utime(path, (1, 1))
+    await store.look()
+    path.write_text(content(source="/3"))
+    os.utime(path, (1, 1))
+    await store.look()
+
+    assert shown(store) == {"org/a": "/3"}
+
+
+async def test_a_removed_file_is_a_declaration_less(media: Opened, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content())
+    store = await media.store()
+    (tmp_path / "a.json").unlink()
+    await store.look()
+
+    assert shown(store) == {}
+
+
+async def test_of_two_files_about_one_adapter_ours_counts_and_the_other_is_named(
+    media: Opened, tmp_path: Path
+) -> None:
+    store = await media.store()
+    await store.put(declared(source="/ours"))
+    (tmp_path / "0.json").write_text(content(source="/other"))
+    await store.look()
+
+    assert shown(store) == {"org/a": "/ours"}
+    assert store.problems == {"0.json": "0.json: org/a is declared elsewhere, too"}
+
+
+async def test_a_put_replaces_the_file_that_somebody_else_named(
+    media: Opened, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.json").write_text(content())
+    store = await media.store()
+    with pytest.raises(ConflictError):
+        await store.put(declared(source="/b"))
+    await store.put(declared(source="/b"), if_match=store.entries["org/a"].tag)
+
+    assert files(tmp_path) == [".lock", "mine.json"]
+    assert json.loads((tmp_path / "mine.json").read_text())["source"] == "/b"
+
+
+async def test_a_put_sees_a_file_that_came_since_the_last_look(
+    media: Opened, tmp_path: Path
+) -> None:
+    store = await media.store()
+    (tmp_path / "mine.json").write_text(content(source="/other"))
+    with pytest.raises(ConflictError, match="declared otherwise"):
+        await store.put(declared())
+
+    assert "mine.json" in files(tmp_path)
+
+
+async def test_our_file_with_another_adapter_in_it_is_not_overwritten(
+    media: Opened, tmp_path: Path
+) -> None:
+    store = await media.store()
+    await store.put(declared("a"))
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(content("b"))
+    with pytest.raises(StoreError, match="is about b, not about a"):
+        await store.put(declared("a"))
+
+    assert path.read_text() == content("b")
+
+
+async def test_irregular_files_neither_block_nor_hide_the_others(
+    media: Opened, tmp_path: Path
+) -> None:
+    """Opening a FIFO would wait for a writer."""
+    os.mkfifo(tmp_path / "fifo.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(2**30)
+    (tmp_path / "a.json").write_text(content())
+    store = await media.store()
+
+    assert shown(store) == {"org/a": "/adapters/a"}
+    assert store.problems.keys() == {"fifo.json", "folder.json", "large.json", "loop.json"}
+
+
+async def test_too_many_files_are_named_and_the_first_count(
+    media: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("store", "directory"):
+        monkeypatch.setattr(f"extproc.shell.stores.{module}.MAX_DECLARATIONS", 3)
+    for each in range(5):
+        (tmp_path / f"{each}.json").write_text(content(str(each)))
+    store = await media.store()
+
+    assert shown(store).keys() == {"0", "1", "2"}
+    assert store.failures == ["only 3 declarations count"]
+
+
+# --- the mount ------------------------------------------------------------------------------------
+
+
+async def test_a_directory_that_is_not_there_yet_is_no_empty_one(tmp_path: Path) -> None:
+    async with opened("directory", tmp_path / "later", None) as media:
+        store = await media.store()
+        before = list(store.seen)
+        (tmp_path / "later").mkdir()
+        await store.look()
+
+    assert (before, store.seen, len(store.failures), store.num_recoveries) == ([], [{}], 1, 1)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_mount_that_is_lost_takes_no_declaration_with_it(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    folder, kept = tmp_path / "mount", tmp_path / "kept"
+    folder.mkdir()
+    (folder / "a.json").write_text(content())
+    async with opened("directory", folder, None) as media:
+        store = await media.store()
+        folder.rename(kept)
+        if is_replaced:
+            folder.mkdir()  # the mount point without the mount
+        await looks(store)
+        lost, failures = shown(store), list(store.failures)
+        shutil.rmtree(folder, ignore_errors=True)
+        kept.rename(folder)
+        await store.look()
+
+    assert lost == shown(store) == {"org/a": "/adapters/a"}
+    assert (len(failures), store.num_recoveries) == (1, 1)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A directory that cannot be written, not even by root."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    (folder / "a.json").write_text(content())
+    mount = ["mount", "--bind", "-o", "ro", str(folder), str(folder)]
+    if not is_root() or subprocess.run(mount, capture_output=True).returncode:
+        folder.chmod(0o500)
+        if os.access(folder, os.W_OK):
+            pytest.skip("nothing can be mounted here")
+        yield folder
+        folder.chmod(0o700)
+        return
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_a_read_only_directory_is_read_and_everybody_has_its_lease(read_only: Path) -> None:
+    async with opened("directory", read_only, None) as media:
+        one, other = await media.store(), await media.store()
+        leases = [await one.lease("one"), await other.lease("other")]
+        with pytest.raises(StoreError, match=str(read_only)):
+            await one.put(declared("b"))
+
+    assert shown(one) == {"org/a": "/adapters/a"}
+    assert leases == [True, True]
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+async def test_files_are_ours_alone_and_nothing_else_is_left(media: Opened, tmp_path: Path) -> None:
+    store = await media.store()
+    await store.put(declared())
+    await store.lease("one")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+
+    assert len(modes) == 3
+    assert set(modes.values()) == {0o600}
+
+
+async def test_names_that_differ_in_case_alone_have_files_that_differ_otherwise(
+    media: Opened, tmp_path: Path
+) -> None:
+    store = await media.store()
+    for name in ("Name", "name", "NAME"):
+        await store.put(declared(name))
+
+    assert len({path.name.lower() for path in tmp_path.glob("*.json")}) == 3
+
+
+async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
+    tmp_path: Path, media: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found out in the middle of a file, as disks do."""
+    store = await media.store()
+    await store.put(declared())
+    await store.lease("one")
+    written = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(descriptor, bytes(data[:10]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        for name in ("org/a", "b"):
+            with pytest.raises(StoreFullError, match="No space left"):
+                await store.put(declared(name, "/new"), if_match="*" if name == "org/a" else None)
+        renewed = await store.lease("one")
+    await store.look()
+
+    assert renewed
+    assert shown(store) == {"org/a": "/adapters/a"}
+    assert not list(tmp_path.glob(".new-*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
+    if not is_root() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+async def test_a_real_full_disk_does_the_same(small_disk: Path) -> None:
+    async with opened("directory", small_disk, None) as media:
+        store = await media.store()
+        await store.put(declared())
+        with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(b"x" * 512):
+                pass
+        with pytest.raises(StoreFullError):
+            await store.put(declared("b"))
+        (small_disk / "filler").unlink()
+        await store.put(declared("c"))
+
+    assert shown(store).keys() == {"org/a", "c"}
+
+
+def _killed_in_a_write(folder: Path, step: str) -> None:
+    """Die as by SIGKILL at one step of a write."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if step == "half":
+        written = os.write
+        os.write = lambda descriptor, data: (written(descriptor, data[:10]), die())  # type: ignore
+    else:
+        setattr(os, step, die)
+    medium = Directory(folder, interval_s=1, clock=lambda: 0.0)
+    medium._swap("org/a", content().encode(), content(source="/new").encode())
+
+
+@pytest.mark.parametrize("step", ["half", "fsync", "replace"])
+async def test_a_writer_that_is_killed_leaves_the_old_content_and_no_lock(
+    media: Opened, tmp_path: Path, step: str
+) -> None:
+    (tmp_path / "a.json").write_text(content())
+    process = multiprocessing.get_context("fork").Process(
+        target=_killed_in_a_write, args=(tmp_path, step)
+    )
+    process.start()
+    process.join(60)
+    left = list(tmp_path.glob(".new-*"))
+    store = await media.store()
+    before = shown(store)
+    await store.put(declared(source="/after"), if_match="*")
+
+    assert process.exitcode == -signal.SIGKILL
+    assert (before, len(left)) == ({"org/a": "/adapters/a"}, 1)
+    assert shown(store) == {"org/a": "/after"}
+    assert not list(tmp_path.glob(".new-*"))
+
+
+async def test_a_writer_that_never_ends_does_not_hold_others_up_for_ever(
+    media: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_MAX_LOCK_TRIES", 3)
+    store = await media.store()
+    other = Directory(tmp_path, interval_s=1, clock=media.clock)
+    with other._lock(), pytest.raises(StoreError, match="another writer does not end"):
+        await store.put(declared())
+    await store.put(declared())
+
+    assert shown(store) == {"org/a": "/adapters/a"}
+
+
+# --- the lease ------------------------------------------------------------------------------------
+
+
+def age(path: Path, by_s: float) -> None:
+    status = path.stat()
+    os.utime(path, (status.st_atime - by_s, status.st_mtime - by_s))
+
+
+async def test_a_lease_that_expired_long_ago_is_taken_over_at_once(
+    media: Opened, tmp_path: Path
+) -> None:
+    one, other = await media.store(), await media.store()
+    await one.lease("one")
+    age(tmp_path / ".lease", 16)
+
+    assert await other.lease("other")
+    assert not await one.lease("one")
+
+
+async def test_a_lease_from_a_clock_that_was_ahead_is_taken_over_after_its_time(
+    media: Opened, tmp_path: Path
+) -> None:
+    one, other = await media.store(), await media.store()
+    await one.lease("one")
+    age(tmp_path / ".lease", -3600)
+    took = []
+    for _ in range(3):
+        took.append(await other.lease("other"))
+        media.clock.now += 8
+
+    assert took == [False, False, True]
+
+
+async def test_a_lease_that_is_renewed_stays_whatever_the_clocks_say(
+    media: Opened, tmp_path: Path
+) -> None:
+    one, other = await media.store(), await media.store()
+    took = []
+    for _ in range(20):
+        await one.lease("one")
+        age(tmp_path / ".lease", -3600)
+        media.clock.now += 10
+        took.append(await other.lease("other"))
+
+    assert not any(took)
+
+
+async def test_garbage_for_a_lease_expires_like_one(media: Opened, tmp_path: Path) -> None:
+    (tmp_path / ".lease").write_bytes(b"\xff\x00")
+    store = await media.store()
+    first = await store.lease("one")
+    media.clock.now += 16
+
+    assert (first, await store.lease("one")) == (False, True)
+
+
+async def test_after_closing_the_store_can_be_opened_again(media: Opened) -> None:
+    store: Store = await media.store()
+    await store.put(declared())
+    await store.aclose()
+
+    assert shown(await media.store()) == {"org/a": "/adapters/a"}

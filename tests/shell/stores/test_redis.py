@@ -1,0 +1,191 @@
+"""A Redis server: what its death, its forgetting and a full memory do to a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from extproc.shell.stores.content import ConflictError
+from extproc.shell.stores.medium import StoreError, StoreFullError
+from tests.shell.stores.media import (
+    KEY,
+    Opened,
+    RedisServer,
+    Watched,
+    declared,
+    following,
+    opened,
+    shown,
+    until,
+)
+
+pytest.importorskip("redis")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server of this test alone: it dies."""
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def media(tmp_path: Path, server: RedisServer) -> AsyncIterator[Opened]:
+    async with opened("redis", tmp_path, server) as all_of_them:
+        yield all_of_them
+
+
+async def fill(store: Watched) -> dict[str, str]:
+    for name in "abc":
+        await store.put(declared(name))
+    await store.delete("c")
+    return shown(store)
+
+
+async def test_without_the_server_the_last_entries_stay_and_writes_fail(
+    media: Opened, server: RedisServer
+) -> None:
+    store = await media.store()
+    there = await fill(store)
+    server.kill()
+    await store.look()
+    for write in (store.put(declared("d")), store.delete("a"), store.lease("one")):
+        with pytest.raises(StoreError, match="127.0.0.1"):
+            await write
+    lost = shown(store)
+    server.start()
+    await store.look()
+
+    assert lost == shown(store) == there
+    assert (len(store.failures), store.num_recoveries) == (1, 1)
+
+
+async def test_a_router_that_starts_without_the_server_knows_nothing_until_it_is_there(
+    media: Opened, server: RedisServer
+) -> None:
+    await fill(await media.store())
+    server.kill()
+    store = await media.store()
+    before = (store.is_known, list(store.seen))
+    async with following(store):
+        server.start()
+        await until(lambda: store.is_known)
+
+    assert before == (False, [])
+    assert shown(store).keys() == {"a", "b", "c"}
+
+
+async def test_changes_are_followed_over_a_restart(media: Opened, server: RedisServer) -> None:
+    one, other = await media.store(), await media.store()
+    async with following(one), following(other):
+        for each in range(3):
+            server.kill()
+            server.start()
+            await one.put(declared(f"n{each}"))
+            await until(lambda each=each: f"n{each}" in shown(other))  # type: ignore[misc]
+
+    assert shown(one) == shown(other)
+
+
+async def test_a_server_that_lost_its_data_gets_it_back(media: Opened, server: RedisServer) -> None:
+    """Whoever has more to say writes it back; the deleted stay deleted."""
+    one, other = await media.store(), await media.store()
+    there = await fill(one)
+    await other.look()
+    server.kill(loses_data=True)
+    server.start()
+    await one.look()
+    await other.look()
+
+    assert shown(one) == shown(other) == shown(await media.store()) == there
+
+
+async def test_a_write_to_a_server_that_lost_its_data_restores_it_first(
+    media: Opened, server: RedisServer
+) -> None:
+    store = await media.store()
+    await fill(store)
+    server.kill(loses_data=True)
+    server.start()
+    with pytest.raises(ConflictError, match="declared otherwise"):
+        await store.put(declared("a", "/other"))
+    await store.put(declared("d"))
+
+    assert shown(await media.store()).keys() == {"a", "b", "c", "d"}
+
+
+async def test_a_full_memory_refuses_writes_and_keeps_what_is_there(
+    media: Opened, server: RedisServer
+) -> None:
+    store = await media.store()
+    there = await fill(store)
+    server.kill()
+    server.start("--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
+    with pytest.raises(StoreFullError):
+        await store.put(declared("d"))
+    server.kill()
+    server.start()
+    await store.look()
+
+    assert shown(store) == there
+
+
+async def test_a_lease_ends_by_the_servers_clock(media: Opened) -> None:
+    one, other = await media.store(), await media.store()
+    await one.lease("one", ttl_s=0.2)
+    first = await other.lease("other", ttl_s=0.2)
+    async with asyncio.timeout(60):
+        while not await other.lease("other", ttl_s=60):
+            await asyncio.sleep(0.05)
+
+    assert not first
+    assert not await one.lease("one", ttl_s=0.2)
+
+
+async def test_a_server_with_a_password_is_used_with_it_and_its_error_does_not_show_it(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    from extproc.shell.stores.redis import Redis
+
+    server.kill()
+    server.start("--requirepass", "secret")
+    async with opened("redis", tmp_path, server) as media:
+        told = []
+        for password in ("secret", "wrong-one", ""):
+            medium = Redis(server.url, key=KEY, password=password, ca_file=None, interval_s=0.01)
+            store = await media.store(medium)
+            told.append((store.is_known, store.failures))
+
+    assert [is_known for is_known, _ in told] == [True, False, False]
+    assert "wrong-one" not in str(told)
+
+
+async def test_garbage_in_the_keys_is_a_failure(media: Opened) -> None:
+    store = await media.store()
+    there = await fill(store)
+    client = store._medium._client  # type: ignore[attr-defined]
+    await client.set(f"{KEY}:version", "many")
+    await store.look()
+    lost = shown(store)
+    await client.set(f"{KEY}:version", "99")
+    await store.look()
+
+    assert lost == shown(store) == there
+    assert len(store.failures) == 1
+
+
+async def test_following_ends_when_it_is_cancelled_whenever_that_is(media: Opened) -> None:
+    store = await media.store()
+    for each in range(60):
+        running = asyncio.ensure_future(store.run())
+        await asyncio.sleep(0.0005 * each)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=10)
+
+        assert done

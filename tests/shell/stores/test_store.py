@@ -1,0 +1,257 @@
+"""What a store promises, whatever keeps its contents."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from extproc.core.adapters.declared import DeclarationError
+from extproc.shell.stores.content import Change, ConflictError
+from extproc.shell.stores.medium import StoreError
+from extproc.shell.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
+from tests.shell.stores.media import Opened, declared, following, shown, until
+
+NAMES = ("a", "A", "org/name", ".", "..", "-", "CON", "a b", "ü", "*", "x" * 256, "ü" * 128)
+
+
+async def test_an_empty_store_says_that_it_is_empty(media: Opened) -> None:
+    store = await media.store()
+
+    assert store.seen == [{}]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_any_name_is_kept_apart_from_all_others(media: Opened, name: str) -> None:
+    store = await media.store()
+    for each in NAMES:
+        await store.put(declared(each, f"/of/{NAMES.index(each)}"))
+    other = await media.store()
+
+    assert other.entries[name].declaration == declared(name, f"/of/{NAMES.index(name)}")
+    assert other.entries.keys() == set(NAMES)
+
+
+async def test_every_field_is_kept(media: Opened) -> None:
+    all_of_it = declared(
+        version="2", base="base", rank=16, min_replicas=2, max_replicas=3, load="lazy"
+    )
+    await (await media.store()).put(all_of_it)
+
+    assert (await media.store()).entries["org/a"].declaration == all_of_it
+
+
+async def test_a_declaration_is_created_once_and_the_same_changes_nothing(media: Opened) -> None:
+    store = await media.store()
+    first = await store.put(declared())
+    second = await store.put(declared())
+
+    assert (first.change, second.change) == (Change.CREATED, Change.NONE)
+    assert first.tag == second.tag == store.entries["org/a"].tag
+    assert len(store.seen) == 2
+
+
+async def test_another_content_needs_the_tag_of_the_one_that_it_replaces(media: Opened) -> None:
+    store = await media.store()
+    tag = (await store.put(declared())).tag
+    with pytest.raises(ConflictError, match="declared otherwise") as plain:
+        await store.put(declared(source="/other"))
+    with pytest.raises(ConflictError, match="changed since") as wrong:
+        await store.put(declared(source="/other"), if_match="0" * 32)
+    put = await store.put(declared(source="/other"), if_match=tag)
+
+    assert plain.value.tag == wrong.value.tag == tag
+    assert put.change is Change.REPLACED
+    assert store.entries["org/a"].tag == put.tag != tag
+
+
+async def test_a_tag_needs_something_to_replace(media: Opened) -> None:
+    store = await media.store()
+    with pytest.raises(ConflictError, match="not declared"):
+        await store.put(declared(), if_match=ANY_TAG)
+    await store.put(declared())
+    await store.put(declared(source="/b"), if_match=ANY_TAG)
+
+    assert shown(store) == {"org/a": "/b"}
+
+
+async def test_what_is_deleted_stays_known_until_it_is_forgotten(media: Opened) -> None:
+    store = await media.store()
+    await store.put(declared(version="1"))
+    await store.forget("org/a")
+    was_there, is_there = await store.delete("org/a"), await store.delete("org/a")
+    restarted = await media.store()
+    kept = restarted.entries["org/a"]
+    await restarted.forget("org/a")
+    await store.look()
+
+    assert (was_there, is_there) == (True, False)
+    assert (kept.is_deleted, kept.declaration) == (True, declared(version="1"))
+    assert shown(store) == shown(restarted) == shown(await media.store()) == {}
+
+
+async def test_a_deletion_with_a_wrong_tag_is_none(media: Opened) -> None:
+    store = await media.store()
+    tag = (await store.put(declared())).tag
+    with pytest.raises(ConflictError):
+        await store.delete("org/a", if_match="0" * 32)
+    await store.delete("org/a", if_match=tag)
+    with pytest.raises(ConflictError, match="not declared"):
+        await store.delete("org/a", if_match=tag)
+
+    assert shown(store) == {"org/a": "deleted"}
+
+
+async def test_what_is_deleted_can_be_declared_anew_and_is_not_forgotten_then(
+    media: Opened,
+) -> None:
+    store = await media.store()
+    await store.put(declared())
+    await store.delete("org/a")
+    put = await store.put(declared(source="/b"))
+    await store.forget("org/a")
+
+    assert put.change is Change.CREATED
+    assert shown(store) == shown(await media.store()) == {"org/a": "/b"}
+
+
+async def test_others_see_each_write_and_who_wrote_it_sees_it_once(media: Opened) -> None:
+    one, other = await media.store(), await media.store()
+    async with following(one), following(other):
+        await one.put(declared())
+        await until(lambda: shown(other) == {"org/a": "/adapters/a"})
+        await other.delete("org/a")
+        await until(lambda: shown(one) == {"org/a": "deleted"})
+        await one.forget("org/a")
+        await until(lambda: shown(other) == {})
+
+    assert len(one.seen) == len(other.seen) == 4
+
+
+async def test_of_two_who_write_at_once_one_is_told(media: Opened) -> None:
+    stores = [await media.store() for _ in range(8)]
+    done = await asyncio.gather(
+        *(store.put(declared(source=f"/{each}")) for each, store in enumerate(stores)),
+        return_exceptions=True,
+    )
+    (winner,) = [each for each, put in enumerate(done) if not isinstance(put, BaseException)]
+
+    assert {type(each) for each in done if isinstance(each, BaseException)} == {ConflictError}
+    assert shown(await media.store()) == {"org/a": f"/{winner}"}
+
+
+async def test_of_two_who_write_different_adapters_at_once_neither_is_lost(media: Opened) -> None:
+    stores = [await media.store() for _ in range(4)]
+    puts = (store.put(declared(f"a{n}-{i}")) for i, store in enumerate(stores) for n in range(5))
+    await asyncio.gather(*puts)
+
+    assert len(shown(await media.store())) == 20
+
+
+async def test_a_write_before_the_first_look_hands_nothing_on(media: Opened) -> None:
+    """A part of the declarations would look like all."""
+    await (await media.store()).put(declared("a"))
+    late = await media.store(media.make())
+    late.seen.clear()
+    unread = type(late)(media.make())
+    await unread.put(declared("b"))
+    seen = list(unread.seen)
+    await unread.look()
+    await unread.aclose()
+
+    assert seen == []
+    assert unread.seen[0].keys() == {"a", "b"}
+
+
+async def test_one_has_the_lease_until_it_gives_it_up(media: Opened) -> None:
+    one, other = await media.store(), await media.store()
+    took = [await one.lease("one"), await other.lease("other"), await one.lease("one")]
+    await other.release("other")
+    still = await other.lease("other")
+    await one.release("one")
+
+    assert (took, still) == ([True, False, True], False)
+    assert await other.lease("other")
+
+
+async def test_an_unusable_content_keeps_the_last_good_one_and_is_named(media: Opened) -> None:
+    one, other = await media.store(), media.make()
+    await one.put(declared())
+    content = await other.get("org/a")
+    assert content is not None
+    for bad in (b'{"name": "org/a", "rank": 9999}', b'{"name": "org/a", "source": "s3://x"}'):
+        assert await other.swap("org/a", content, bad)
+        for _ in range(SETTLED_AFTER):
+            await one.look()
+        content = bad
+    with pytest.raises(ConflictError, match="cannot be used"):
+        await one.put(declared(source="/b"), if_match=ANY_TAG)
+    problems = dict(one.problems)
+    await other.swap("org/a", content, b'{"name": "org/a", "source": "/repaired", "new": [1]}')
+    await one.look()
+    await other.aclose()
+
+    assert shown(one) == {"org/a": "/repaired"}
+    assert [entries.keys() for entries in one.seen] == [set(), {"org/a"}, {"org/a"}]
+    assert len(problems) == 1
+    assert "s3 is not fetched here" in str(problems)
+    assert (len(one.failures), one.num_recoveries, dict(one.problems)) == (2, 1, {})
+
+
+async def test_a_new_router_reads_the_good_ones_beside_a_bad_one(media: Opened) -> None:
+    store, medium = await media.store(), media.make()
+    await store.put(declared("good"))
+    await medium.swap("bad", None, b'{"name": "bad", "source": 7}')
+    await medium.aclose()
+
+    assert shown(await media.store()) == {"good": "/adapters/a"}
+
+
+async def test_a_declaration_that_is_too_large_is_refused(media: Opened) -> None:
+    store = await media.store()
+    with pytest.raises(DeclarationError, match="larger than 65536 bytes"):
+        await store.put(declared(source="/" + "a" * 70_000))
+
+    assert shown(store) == {}
+
+
+async def test_there_is_a_limit_which_the_deleted_count_for(
+    media: Opened, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("store", kind):
+        monkeypatch.setattr(f"extproc.shell.stores.{each}.MAX_DECLARATIONS", 3)
+    store = await media.store()
+    for name in "abc":
+        await store.put(declared(name))
+    await store.delete("a")
+    with pytest.raises(StoreError, match="3 declarations are there"):
+        await store.put(declared("d"))
+    await store.put(declared("b", "/b"), if_match=ANY_TAG)
+    await store.forget("a")
+    await store.put(declared("d"))
+
+    assert shown(store).keys() == {"b", "c", "d"}
+
+
+class Restless:
+    """A medium on which somebody else is always faster."""
+
+    def __init__(self) -> None:
+        self.num_swaps = 0
+
+    async def get(self, name: str) -> bytes | None:
+        return None
+
+    async def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
+        self.num_swaps += 1
+        return False
+
+
+async def test_who_never_gets_a_turn_is_told() -> None:
+    from extproc.shell.stores.store import Store
+
+    medium = Restless()
+    with pytest.raises(StoreError, match="others keep writing it"):
+        await Store(medium).put(declared())  # type: ignore[arg-type]
+
+    assert medium.num_swaps == MAX_ATTEMPTS
