@@ -26,6 +26,7 @@ from extproc.app import settings
 from extproc.app.app import App
 from extproc.app.peering import check_peers
 from extproc.app.routing import make_policy
+from extproc.app.stores import check_store
 from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
@@ -117,7 +118,10 @@ def check_start(config: Config) -> Findings:
             return None
 
     found.policy = check(make_policy)
-    for part in (_check_packages, _check_server_tls, settings.pod_access, check_peers):
+    for part in (
+        *(_check_packages, _check_server_tls, settings.pod_access, check_peers),
+        check_store,
+    ):
         check(part)
     found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from extproc.config import Config
 from extproc.config.adapters import RedisStoreConfig, RegistrationConfig, StoreConfig
 from extproc.config.file import ConfigError
 from extproc.core.errors import needs_extra
@@ -52,13 +53,10 @@ def make_registration(
     Raises:
         ConfigError: The file of tokens cannot be used.
     """
-    path = config.token_file
-    try:
-        read_tokens(path)
-    except OSError as error:
-        why = describe_failure(error)
-        raise ConfigError(f"adapters.registration.token_file: {path}: {why}") from error
-    tokens = Tokens(path, max_per_s=config.max_per_s, clock=clock, on_failure=on_failure)
+    _check_tokens(config)
+    tokens = Tokens(
+        config.token_file, max_per_s=config.max_per_s, clock=clock, on_failure=on_failure
+    )
     return Registration(
         store,
         tokens,
@@ -66,6 +64,28 @@ def make_registration(
         wait_until_ready=wait_until_ready,
         ready_s=config.ready_s,
     )
+
+
+def check_store(config: Config) -> None:
+    """Check what can be known of the store and of registration without a connection.
+
+    Raises:
+        ConfigError: As `make_store` and `make_registration`.
+    """
+    adapters = config.adapters
+    if adapters.store is not None:
+        make_store(adapters.store, clock=lambda: 0.0)
+    if adapters.registration is not None:
+        _check_tokens(adapters.registration)
+
+
+def _check_tokens(config: RegistrationConfig) -> None:
+    path = config.token_file
+    try:
+        read_tokens(path)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"adapters.registration.token_file: {path}: {why}") from error
 
 
 def _medium(config: StoreConfig, clock: Callable[[], float]) -> Medium:

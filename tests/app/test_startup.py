@@ -154,6 +154,23 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: {"server": tls(f, key_file=f.encrypt_key())},
         "the private key is encrypted",
     ),
+    "tokens missing": (
+        lambda f: {
+            "adapters": {
+                "store": {"directory": {"path": str(f.folder)}},
+                "registration": {"token_file": str(MISSING)},
+            }
+        },
+        "adapters.registration.token_file: /nonexistent/file: No such file or directory",
+    ),
+    "password missing": (
+        lambda f: {
+            "adapters": {
+                "store": {"redis": {"url": "redis://127.0.0.1:1", "password_file": str(MISSING)}}
+            }
+        },
+        "adapters.store.redis.password_file: /nonexistent/file: No such file or directory",
+    ),
     "client CA garbage": (
         lambda f: {"server": tls(f, client_ca_file=f.garbage)},
         "server.tls.client_ca_file: ",
@@ -437,6 +454,11 @@ EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {
         "kubernetes",
     ),
     "tracing.enabled": ({"tracing": {"enabled": True}}, "opentelemetry", "otel"),
+    "adapters.store.redis": (
+        {"adapters": {"store": {"redis": {"url": "redis://127.0.0.1:1"}}}},
+        "redis",
+        "redis",
+    ),
 }
 """By the field that needs an extra: a configuration, the package, the extra."""
 
@@ -448,6 +470,7 @@ def test_an_extra_that_is_missing_is_named_with_the_field_and_the_command(
     sections, package, extra = EXTRAS[field]
     for name in (package, *(name for name in sys.modules if name.startswith(f"{package}."))):
         monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "extproc.shell.stores.redis", raising=False)
     check, serve = both(files, sections)
 
     assert (check.exit_code, serve.exit_code) == (2, 2)
