@@ -21,6 +21,8 @@ from extproc.core.types import RequestInfo
 
 EXPECTED_OUTPUT_TOKENS = 128
 """Of a response, as a tenant is charged for it until its end."""
+OUTPUTS_OF_MEAN = 64
+"""About so many responses make the mean output."""
 
 _Flows = dict[str, list[Ticket]]
 
@@ -35,6 +37,7 @@ class Plan:
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
         self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
+        self._mean_output_tokens = float(EXPECTED_OUTPUT_TOKENS)
 
     def configure(self, settings: QueueSettings, held: Iterable[Ticket]) -> None:
         """Apply other settings; what each flow was served is forgotten if turns begin or end."""
@@ -68,11 +71,16 @@ class Plan:
             self.counters[share.priority].add(share.flow, share.tokens)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
-        """Count the output of a request that was charged, in place of what was expected."""
+        """Count the output of a request that was charged, as far as it is not that of most.
+
+        Against the mean, not against what was charged: were all refunded something, a tenant that
+        has been lifted to the others' counters meanwhile would stay behind them.
+        """
         claim = request.claim
         if self._settings.fair and share_of(request) is not None:
-            more = cost(0.0, output_tokens - EXPECTED_OUTPUT_TOKENS) / claim.weight
-            self.counters[claim.priority].add(flow_of(request), more)
+            more = output_tokens - self._mean_output_tokens
+            self._mean_output_tokens += more / OUTPUTS_OF_MEAN
+            self.counters[claim.priority].add(flow_of(request), cost(0.0, more) / claim.weight)
 
     def charge_told(self, share: Share) -> None:
         """Count what another router served, at a priority that has been seen here.

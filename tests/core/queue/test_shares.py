@@ -175,3 +175,18 @@ def test_an_output_counts_for_nobody_where_nobody_was_charged(
     plan.settle(request(claim=claim), 1000)
 
     assert not plan.counters
+
+
+def test_outputs_that_are_like_most_change_nothing_and_others_count_as_they_differ() -> None:
+    """Else each end of a short response would take its tenant before one that was idle."""
+    plan, info = Plan(QueueSettings()), request(claim=Claim(route="r", tenant="t"))
+    for _ in range(1000):
+        plan.settle(info, 30)
+    before = plan.counters[0].counter("r t")
+    plan.settle(info, 30)
+    alike = plan.counters[0].counter("r t")
+    other = plan.counters[0].counter("r long")
+    plan.settle(request(claim=Claim(route="r", tenant="long")), 530)
+
+    assert alike - before == pytest.approx(0, abs=0.01)
+    assert plan.counters[0].counter("r long") - other == pytest.approx(cost(0, 500), abs=1)
