@@ -5,7 +5,8 @@
 3. A load takes a GPU slot at once, and may push out a running adapter's. So it goes to pods where a
    slot is free or idle; to one where all run, only when that has been so for long.
 4. Where a pod's memory has no place left, the adapter that is wanted least goes first. None with
-   requests goes, and none that nobody declared.
+   requests goes, and none that nobody declared. Where none may go, what requests wait for is
+   loaded all the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from extproc.core.adapters.wanted import can_take
 STAY_S = 5.0
 """Time for which an adapter is not unloaded for another: the requests that waited for it are on
 their way."""
+CROWDED_RATIO = 2
+"""Adapters that a pod may list, over the places in its memory, before requests wait for one to go.
+An engine lists as many as it is told to load, and reads those again that its memory lacks."""
 SLOW_S = 2.0
 """A load that takes longer is not waited for: another pod gets what requests wait for."""
 
@@ -189,7 +193,20 @@ def _load(book: Book, kept: Kept, pod: Pod, *, is_urgent: bool, now: float) -> A
     if not is_urgent and not kept.is_eager:
         return None
     victim = _victim(book, pod, is_urgent=is_urgent, now=now)
-    return None if victim is None else _unload(book, address, victim)
+    if victim is not None:
+        return _unload(book, address, victim)
+    if is_urgent and pod.has_place(CROWDED_RATIO) and not _goes_soon(book, pod, now=now):
+        return Action(Kind.LOAD, address, kept.served, kept.path, book.settings.load_s)
+    return None
+
+
+def _goes_soon(book: Book, pod: Pod, *, now: float) -> bool:
+    """Return whether an adapter on a pod may go as soon as it has been there for long enough."""
+    return any(
+        now - pod.since[served] < STAY_S
+        for served in pod.listed
+        if served in book.by_served and served not in pod.state.pending_by_adapter
+    )
 
 
 def _victim(book: Book, pod: Pod, *, is_urgent: bool, now: float) -> str | None:

@@ -94,11 +94,13 @@ class Pod:
         """Requests can be sent to it for what it lists."""
         return self.state.is_up and self.is_known
 
-    def has_place(self) -> bool:
-        """Return whether it keeps one more adapter in its memory, beside what it lists."""
+    def has_place(self, ratio: float = 1) -> bool:
+        """Return whether it keeps one more adapter in its memory, or in so many times of that,
+        beside what it lists.
+        """
         places = self.state.max_cpu_loras
         coming = sum(name not in self.listed for name in self.verifying)
-        return places is None or len(self.listed) + coming < places
+        return places is None or len(self.listed) + coming < ratio * places
 
     def unloaded(self, name: str, *, now: float) -> None:
         """It says that it has unloaded an adapter."""

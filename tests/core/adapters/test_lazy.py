@@ -249,3 +249,23 @@ def test_nothing_is_loaded_by_a_router_that_does_not_lead() -> None:
 
     assert not world.log
     assert world.state("a0") is State.LOADING
+
+
+def test_where_none_may_go_what_requests_wait_for_is_loaded_all_the_same() -> None:
+    """Adapters that nobody declared, or that have requests, take every place."""
+    world = World(pods(1, max_cpu_loras=2, models={"own": "/own", "other": "/other"}))
+    world.declare(Declaration("a0", "/adapters/a0", load=LoadMode.LAZY))
+    world.held = ["a0"]
+    world.run(5)
+
+    assert set(world.pods[ONE].models) == {"own", "other", "a0"}
+
+
+def test_a_pod_is_not_crowded_without_end() -> None:
+    own = {f"own-{number}": "/own" for number in range(4)}
+    world = World(pods(1, max_cpu_loras=2, models=own))
+    world.declare(Declaration("a0", "/adapters/a0", load=LoadMode.LAZY))
+    world.held = ["a0"]
+    world.run(30)
+
+    assert set(world.pods[ONE].models) == set(own)
