@@ -39,7 +39,8 @@ class Catalog:
     Attributes:
         planner: Has the pods load what is declared.
         demand: Work that is asked of each declared adapter, by its name.
-        on_cold: Called when a request has to wait for a pod to have its adapter.
+        on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
+            knows of others that do.
         names: Of all that are declared, as one list of names, if any.
     """
 
@@ -136,7 +137,8 @@ class Catalog:
         status = planner.status(name) if planner.state(name) is State.FAILED else None
         until_s = request.arrived_at_s + self._settings.cold_wait_s
         if status is None and now < until_s:
-            self.on_cold()
+            if not planner.is_awaited(name):
+                self.on_cold()
             return Wait(until_s, "load")
         found = self._by_fallback(request, listed)
         if found is not None:

@@ -126,6 +126,10 @@ class Planner:
         kept = self._book.kept.get(name)
         return frozenset() if kept is None else self._book.holders(kept)
 
+    def is_awaited(self, name: str) -> bool:
+        """Return whether requests waited for an adapter, as of the last `tick`."""
+        return name in self._book.held
+
     def state(self, name: str) -> State:
         """Return how an adapter is, as of the last `tick`."""
         book, kept = self._book, self._book.kept.get(name)

@@ -63,7 +63,9 @@ class Scene:
     def tick(self) -> list[Action]:
         self.now += 0.1
         pods = self.router.pool.pod_states(now=self.now)
-        return self.catalog.planner.tick(pods, {}, now=self.now)
+        held = self.router.queue.adapters(self.now)
+        rates = self.catalog.demand.rates(self.now)
+        return self.catalog.planner.tick(pods, rates, held, now=self.now)
 
     def ask(self, model: str, **fields: object) -> Pick | Rejection | Wait | Ticket:
         asked = request(None, model=model, arrived_at_s=self.now, **fields)
@@ -101,6 +103,22 @@ def test_a_request_for_an_adapter_that_no_pod_has_is_held_and_asks_for_it() -> N
     assert held.reason == "load"
     assert calls
     assert scene.router.queue.adapters(scene.now) == ["sql"]
+
+
+def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
+    """Otherwise each look at it would make another, for as long as it waits."""
+    scene = Scene(SQL)
+    calls: list[None] = []
+    scene.catalog.on_cold = lambda: calls.append(None)
+    assert isinstance(scene.ask("sql"), Ticket)
+    scene.tick()
+    asked = len(calls)
+
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+
+    assert len(scene.router.queue) == 1
+    assert len(calls) == asked == 1
 
 
 def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
