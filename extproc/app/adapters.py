@@ -122,6 +122,7 @@ class Adapters:
         self._planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._files.follow(each.source for each in declarations)
         self._show()
+        self._rename()
         self.look()
 
     def set_deleted(self, deleted: Sequence[Declaration]) -> None:
@@ -227,6 +228,7 @@ class Adapters:
         is_leading = self.is_leading()
         for action in self._planner.tick(pods, rates, held, now=now, is_leading=is_leading):
             tasks.create_task(self._carry_out(action))
+        self._rename()
         if is_new:
             queue.freed(now)
         for ticked in self._waiting:
@@ -297,11 +299,15 @@ class Adapters:
             return
         self._shown = (self._offers, base)
         self._catalog.declare(self._offers, base)
-        self._rewrites.versioned = frozenset(
-            name
-            for name, offer in self._offers.items()
-            if offer.declaration.version or offer.fallback
-        )
         served = {each.served_name: each for each in self._declarations()}
         cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
         self._pool.declare(cards, now=self._clock())
+
+    def _rename(self) -> None:
+        """Have bodies kept of requests that a pod may have to read under another name."""
+        serving = self._planner.serving
+        self._rewrites.versioned = frozenset(
+            name
+            for name, offer in self._offers.items()
+            if offer.declaration.version or offer.fallback or serving(name) not in (None, name)
+        )

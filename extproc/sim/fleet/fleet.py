@@ -72,8 +72,7 @@ class Fleet:
         # An order that aborts nobody is one of a queue that knows of no objectives.
         declared = settings.declared if getattr(policy(), "aborts", True) else None
         self._claims = {
-            name: claim_of(tenant, declared, name)
-            for name, tenant in workload.tenants.items()
+            name: claim_of(tenant, declared, name) for name, tenant in workload.tenants.items()
         }
         self._plain_claim = claim_of(PLAIN, declared)
         self._agenda = Agenda()
