@@ -295,10 +295,12 @@ class Adapters:
         self._shown_for = registry
         bases = [name for name, card in registry.items() if card.parent is None]
         base = bases[0] if len(bases) == 1 else ""
-        if (self._offers, base) == self._shown:
+        # Whoever declares a base model's name takes no requests from it.
+        offers = {name: each for name, each in self._offers.items() if name not in bases}
+        if (offers, base) == self._shown:
             return
-        self._shown = (self._offers, base)
-        self._catalog.declare(self._offers, base)
+        self._shown = (offers, base)
+        self._catalog.declare(offers, base)
         served = {each.served_name: each for each in self._declarations()}
         cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
         self._pool.declare(cards, now=self._clock())

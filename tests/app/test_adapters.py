@@ -62,3 +62,13 @@ async def test_a_name_whose_old_version_still_serves_is_rewritten() -> None:
 
     assert scene.adapters.planner.serving("sql") == "sql@1"
     assert scene.routing.rewrites.concerns("sql")
+
+
+async def test_a_declaration_takes_no_requests_from_a_base_model() -> None:
+    scene = Scene()
+    scene.declare(Declaration(BASE, "/adapters/1"), Declaration("sql", "/adapters/2"))
+    await scene.tick()
+
+    catalog = scene.routing.router.catalog
+    assert catalog.card(BASE) is None
+    assert catalog.card("sql") is not None

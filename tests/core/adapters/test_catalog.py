@@ -11,7 +11,7 @@ import pytest
 from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.adapters.states import Action, Failure, Result
+from extproc.core.adapters.states import Action, Failure, Result, State
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
@@ -161,6 +161,14 @@ def test_a_pod_that_has_something_else_under_the_name_gets_no_requests() -> None
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
     assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
+
+
+def test_what_has_the_name_of_a_base_model_is_loaded_nowhere() -> None:
+    scene = Scene(Declaration(BASE, "/adapters/sql"))
+    assert scene.begun == []
+    status = scene.catalog.planner.status(BASE)
+    assert status is not None
+    assert (status.state, status.reason) == (State.FAILED, Failure.CONFLICT)
 
 
 def test_the_gateways_own_subset_counts_as_well() -> None:
