@@ -102,7 +102,7 @@ class Catalog:
         The same object as long as nothing changes.
         """
         cards = self._cards
-        if not cards and self._settings.admits_undeclared:
+        if not cards and self._settings.admits_undeclared and not self.planner.deleting():
             return listed
         if self._listed[0] is not listed:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
@@ -110,15 +110,17 @@ class Catalog:
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
-        if card.parent is None:
-            return True
-        return self._settings.admits_undeclared and owner_of(name, self._cards) is None
+        return card.parent is None or (
+            owner_of(name, self._cards) is None and self.admits(name, card)
+        )
 
     def admits(self, name: str, card: ModelCard) -> bool:
         """Return whether a model that pods list gets requests."""
-        if self._settings.admits_undeclared or card.parent is None:
+        if card.parent is None:
             return True
-        return owner_of(name, self._cards) is not None
+        if self.planner.is_leaving(name):
+            return False
+        return self._settings.admits_undeclared or owner_of(name, self._cards) is not None
 
     def find(
         self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float

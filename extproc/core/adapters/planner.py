@@ -151,6 +151,10 @@ class Planner:
         """Return the names that are declared no longer, and that pods may have."""
         return list(self._book.deleted)
 
+    def is_leaving(self, served: str) -> bool:
+        """Return whether what pods list under a name is to go, since it is declared no longer."""
+        return self._book.is_leaving(served)
+
     def forgotten(self, *, now: float) -> list[str]:
         """Return the names of those that no pod has any more, once: they need not be remembered."""
         return self._book.forgotten(now=now)

@@ -224,6 +224,36 @@ def test_adapters_that_nobody_declares_are_admitted_or_refused(is_admitted: bool
         assert refusal(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [Offer(SQL, tenants=frozenset({"acme"})), Offer(Declaration("sql", "/adapters/sql", "1"))],
+)
+def test_what_is_deleted_gets_no_requests_while_pods_still_list_it(sql: Offer) -> None:
+    """Whoever may ask: its tenants are forgotten with it."""
+    served = sql.declaration.served_name
+    scene = Scene(sql)
+    scene.lists(1, (served, "/adapters/sql"), ("own", "/own"))
+    scene.tick()
+
+    scene.declare()
+
+    for name in ("sql", served):
+        assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
+    assert scene.listed() == [BASE, "own"]
+    assert isinstance(scene.ask("own"), Pick)
+
+
+def test_a_pods_own_adapter_is_admitted_though_another_of_its_name_was_deleted() -> None:
+    scene = Scene(SQL)
+    scene.lists(1, ("sql", "/own"))
+    scene.tick()
+
+    scene.declare()
+
+    assert isinstance(scene.ask("sql"), Pick)
+    assert scene.listed() == [BASE, "sql"]
+
+
 def test_without_declarations_pods_alone_say_what_there_is() -> None:
     listed: dict[str, ModelCard] = {}
     assert Catalog().registry(listed) is listed
