@@ -179,6 +179,11 @@ class Catalog:
         written = request.written or request.model
         return replace(request, model=fallback, adapter=adapter, written=written)
 
+    def not_held(self, name: str, *, now: float) -> None:
+        """Count a request that may not wait: where no pod has its adapter, the next one wants it."""
+        if name in self._cards and not self.planner.holders(name):
+            self.demand.add(name, RESPONSE_WORK_S, at_s=now)
+
     def picked(self, pick: Pick, name: str) -> None:
         """Count the work of a request for a declared adapter."""
         view = next((view for view in pick.candidates if view.address == pick.address), None)

@@ -11,7 +11,8 @@ import pytest
 from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.adapters.states import Action, Failure, Result, State
+from extproc.core.adapters.states import Action, Failure, Kind, Result, State
+from extproc.core.modelroutes import ModelRoute
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
@@ -119,6 +120,18 @@ def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
 
     assert len(scene.router.queue) == 1
     assert len(calls) == asked == 1
+
+
+def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
+    route = ModelRoute("r", ("sql",), waits=False)
+    scene.router.routes.configure([route], {})
+    assert scene.begun == []
+
+    assert refusal(scene.ask("sql"))[0] == 429
+
+    [action] = scene.tick()
+    assert (action.kind, action.name) == (Kind.LOAD, "sql")
 
 
 def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
