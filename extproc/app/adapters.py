@@ -58,7 +58,7 @@ class Adapters:
 
     Attributes:
         planner: Knows what is to be done.
-        is_leading: Whether calls are to be made by this router.
+        is_leading: Whether this router makes all calls; else it loads what its own requests need.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:

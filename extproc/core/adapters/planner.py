@@ -86,13 +86,13 @@ class Planner:
             demand: Seconds of work per second, by an adapter's name or served name.
             held: Names or served names that requests wait for, the next in order first.
             now: Monotonic seconds.
-            is_leading: Calls are to be made by this router; else there are none.
+            is_leading: Calls are to be made by this router; else only those that `held` needs.
         """
         book, self._now = self._book, now
         book.fleet.see(pods, settings=book.settings, now=now)
         book.hear(demand, held)
         judge(book, now=now)
-        found = calls(book, now=now) if is_leading else []
+        found = calls(book, now=now, is_leading=is_leading)
         for action in found:
             book.fleet.begin(action, now=now)
         self.next_s = next_s(book, now=now)
