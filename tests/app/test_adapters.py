@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from extproc.app.adapters import Adapters
 from extproc.app.routing import Routing
@@ -21,9 +22,9 @@ from tests.builders import BASE, address, base_card, endpoint, report
 class Scene:
     """One pod that lists the base model and what it is told to, and nobody answers there."""
 
-    def __init__(self, *cards: ModelCard) -> None:
+    def __init__(self, *cards: ModelCard, clock: Callable[[], float] = time.monotonic) -> None:
         config = parse_config("discovery: {file: pods.yaml}")
-        world = World(time.monotonic, time.time, random.Random(0))
+        world = World(clock, time.time, random.Random(0))
         self.routing = Routing(config, Founding(), router_id="r", world=world)
         pool, now = self.routing.pool, world.clock()
         pool.set_endpoints([endpoint(1)])
@@ -72,3 +73,23 @@ async def test_a_declaration_takes_no_requests_from_a_base_model() -> None:
     catalog = scene.routing.router.catalog
     assert catalog.card(BASE) is None
     assert catalog.card("sql") is not None
+
+
+async def test_looks_that_take_long_leave_time_for_requests() -> None:
+    seconds = itertools.count(0.0, 10.0)
+    scene = Scene(clock=lambda: next(seconds))
+    scene.declare(Declaration("sql", "/adapters/1"))
+    num_looks = 0
+
+    async def on_ticked(_forgotten: Sequence[str]) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        scene.adapters.look()
+
+    scene.adapters.on_ticked = on_ticked
+    task = asyncio.create_task(scene.adapters.run())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    task.cancel()
+
+    assert num_looks == 1
