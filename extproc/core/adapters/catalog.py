@@ -180,16 +180,15 @@ class Catalog:
         return replace(request, model=fallback, adapter=adapter, written=written)
 
     def not_held(self, name: str, *, now: float) -> None:
-        """Count a request that may not wait: where no pod has its adapter, the next one wants it."""
+        """Count a request that may not wait, where no pod has its adapter: others will want it."""
         if name in self._cards and not self.planner.holders(name):
             self.demand.add(name, RESPONSE_WORK_S, at_s=now)
 
     def picked(self, pick: Pick, name: str) -> None:
         """Count the work of a request for a declared adapter."""
-        view = next((view for view in pick.candidates if view.address == pick.address), None)
-        if view is not None:
-            work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
-            self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
+        view = next(view for view in pick.candidates if view.address == pick.address)
+        work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
+        self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
 
 
 def _of_both(holders: frozenset[str], subset: frozenset[str]) -> frozenset[str]:
