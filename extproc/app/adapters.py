@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 """Between two looks at what is to be done, where nothing new makes one at once."""
-
+REST_RATIO = 9
+"""The rest after a look, over what it took: however much is new, a tenth of a core at most."""
 
 OnTicked = Callable[[Sequence[str]], Awaitable[None]]
 
@@ -58,7 +59,7 @@ class Adapters:
 
     Attributes:
         planner: Knows what is to be done.
-        is_leading: Whether calls are to be made by this router.
+        is_leading: Whether this router makes all calls; else it loads what its own requests need.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:
@@ -122,6 +123,7 @@ class Adapters:
         self._planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._files.follow(each.source for each in declarations)
         self._show()
+        self._rename()
         self.look()
 
     def set_deleted(self, deleted: Sequence[Declaration]) -> None:
@@ -201,10 +203,12 @@ class Adapters:
             self._tasks = tasks
             self._follow(self._config)
             while True:
-                is_new = self._wake.is_set()
+                is_new, began_s = self._wake.is_set(), self._clock()
                 self._wake.clear()
                 if self._catalog.num_declared or self._planner.deleting():
-                    await self.on_ticked(self._tick(tasks, is_new=is_new))
+                    forgotten = self._tick(tasks, is_new=is_new)
+                    await self.on_ticked(forgotten)
+                await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
                 await self._rest()
 
     async def _rest(self) -> None:
@@ -227,6 +231,7 @@ class Adapters:
         is_leading = self.is_leading()
         for action in self._planner.tick(pods, rates, held, now=now, is_leading=is_leading):
             tasks.create_task(self._carry_out(action))
+        self._rename()
         if is_new:
             queue.freed(now)
         for ticked in self._waiting:
@@ -293,15 +298,21 @@ class Adapters:
         self._shown_for = registry
         bases = [name for name, card in registry.items() if card.parent is None]
         base = bases[0] if len(bases) == 1 else ""
-        if (self._offers, base) == self._shown:
+        # Whoever declares a base model's name takes no requests from it.
+        offers = {name: each for name, each in self._offers.items() if name not in bases}
+        if (offers, base) == self._shown:
             return
-        self._shown = (self._offers, base)
-        self._catalog.declare(self._offers, base)
-        self._rewrites.versioned = frozenset(
-            name
-            for name, offer in self._offers.items()
-            if offer.declaration.version or offer.fallback
-        )
+        self._shown = (offers, base)
+        self._catalog.declare(offers, base)
         served = {each.served_name: each for each in self._declarations()}
         cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
         self._pool.declare(cards, now=self._clock())
+
+    def _rename(self) -> None:
+        """Have bodies kept of requests that a pod may have to read under another name."""
+        serving = self._planner.serving
+        self._rewrites.versioned = frozenset(
+            name
+            for name, offer in self._offers.items()
+            if offer.declaration.version or offer.fallback or serving(name) not in (None, name)
+        )

@@ -98,14 +98,20 @@ class Keeping:
                 log.warning("adapters.store: %s is not forgotten: %s", name, error)
 
     async def _lead(self) -> None:
-        """Take the lease and renew it; without it another router loads."""
+        """Take the lease and renew it; without it another router loads.
+
+        While the store cannot say who has it, all go on that did, and one that starts begins: two
+        at once do no harm, and none would leave pods that restart without their adapters.
+        """
         assert self._store is not None
+        is_known = False
         while True:
             try:
                 has_it = await self._store.lease(self._holder, ttl_s=self._lease_s)
+                is_known = True
             except ExtprocError as error:
                 log.warning("adapters.store: no lease: %s", error)
-                has_it = False
+                has_it = self.is_leading or not is_known
             if has_it is not self.is_leading:
                 log.info("adapters: %s", "this router loads" if has_it else "another router loads")
             self.is_leading = has_it

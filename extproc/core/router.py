@@ -120,7 +120,10 @@ class Router:
             reason=wait.reason,
             count=count,
         )
-        return self.queue.add(ticket, now=now) or ticket
+        refusal = self.queue.add(ticket, now=now)
+        if refusal is not None:
+            self.catalog.not_held(request.model, now=now)
+        return refusal or ticket
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""

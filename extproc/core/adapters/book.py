@@ -208,6 +208,12 @@ class Book:
             return True
         return bool(kept.path) and (kept.has(root) or kept.had(root))
 
+    def is_leaving(self, served: str) -> bool:
+        """Return whether pods have a served name of a deleted adapter, and are to unload it."""
+        if owner_of(served, self.deleted) is None or self.owner(served) is not None:
+            return False
+        return any(self.is_ours(address, served) for address in self.fleet.pods_of.get(served, ()))
+
     def _is_in_use(self, served: str) -> bool:
         return any(served in pod.state.pending_by_adapter for pod in self.fleet.pods.values())
 

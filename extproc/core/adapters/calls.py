@@ -40,15 +40,19 @@ class _Load(Struct, frozen=True):
     num_pending: int
 
 
-def calls(book: Book, *, now: float) -> list[Action]:
-    """Return the calls that start now."""
+def calls(book: Book, *, now: float, is_leading: bool = True) -> list[Action]:
+    """Return the calls that start now.
+
+    A router that does not lead makes those alone that its own requests wait for: nobody else knows
+    of them.
+    """
     free = {a: pod for a, pod in book.fleet.pods.items() if _is_free(book, pod)}
-    unloads = list(_unloads(book, free, now=now))
+    unloads = list(_unloads(book, free, now=now)) if is_leading else []
     num_loads = book.settings.max_loads - book.fleet.num_loading
     if num_loads <= 0 or not book.open:
         return unloads
     free = {a: pod for a, pod in free.items() if _may_load_s(book, pod, now=now) <= now}
-    found = list(_loads(book, free, now=now))
+    found = [load for load in _loads(book, free, now=now) if is_leading or load.is_urgent]
     found.sort(key=lambda load: (not load.is_urgent, load.num_pending))
     for load in found:
         is_load = load.action.kind is Kind.LOAD

@@ -39,7 +39,8 @@ class Catalog:
     Attributes:
         planner: Has the pods load what is declared.
         demand: Work that is asked of each declared adapter, by its name.
-        on_cold: Called when a request has to wait for a pod to have its adapter.
+        on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
+            knows of others that do.
         names: Of all that are declared, as one list of names, if any.
     """
 
@@ -101,7 +102,7 @@ class Catalog:
         The same object as long as nothing changes.
         """
         cards = self._cards
-        if not cards and self._settings.admits_undeclared:
+        if not cards and self._settings.admits_undeclared and not self.planner.deleting():
             return listed
         if self._listed[0] is not listed:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
@@ -109,15 +110,17 @@ class Catalog:
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
-        if card.parent is None:
-            return True
-        return self._settings.admits_undeclared and owner_of(name, self._cards) is None
+        return card.parent is None or (
+            owner_of(name, self._cards) is None and self.admits(name, card)
+        )
 
     def admits(self, name: str, card: ModelCard) -> bool:
         """Return whether a model that pods list gets requests."""
-        if self._settings.admits_undeclared or card.parent is None:
+        if card.parent is None:
             return True
-        return owner_of(name, self._cards) is not None
+        if self.planner.is_leaving(name):
+            return False
+        return self._settings.admits_undeclared or owner_of(name, self._cards) is not None
 
     def find(
         self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float
@@ -136,7 +139,8 @@ class Catalog:
         status = planner.status(name) if planner.state(name) is State.FAILED else None
         until_s = request.arrived_at_s + self._settings.cold_wait_s
         if status is None and now < until_s:
-            self.on_cold()
+            if not planner.is_awaited(name):
+                self.on_cold()
             return Wait(until_s, "load")
         found = self._by_fallback(request, listed)
         if found is not None:
@@ -175,12 +179,16 @@ class Catalog:
         written = request.written or request.model
         return replace(request, model=fallback, adapter=adapter, written=written)
 
+    def not_held(self, name: str, *, now: float) -> None:
+        """Count a request that may not wait, where no pod has its adapter: others will want it."""
+        if name in self._cards and not self.planner.holders(name):
+            self.demand.add(name, RESPONSE_WORK_S, at_s=now)
+
     def picked(self, pick: Pick, name: str) -> None:
         """Count the work of a request for a declared adapter."""
-        view = next((view for view in pick.candidates if view.address == pick.address), None)
-        if view is not None:
-            work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
-            self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
+        view = next(view for view in pick.candidates if view.address == pick.address)
+        work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
+        self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
 
 
 def _of_both(holders: frozenset[str], subset: frozenset[str]) -> frozenset[str]:

@@ -153,6 +153,8 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
 
 def _problem(book: Book, kept: Kept, pod: Pod) -> tuple[Failure, str, float] | None:
     """Return why an adapter is not on a pod, and when that may be otherwise; None for no reason."""
+    if not pod.bases.isdisjoint((kept.declaration.name, kept.served)):
+        return Failure.CONFLICT, "it is the name of the pod's base model", inf
     if pod.state.is_resolver:
         return None
     address, root = pod.state.address, pod.listed.get(kept.served)

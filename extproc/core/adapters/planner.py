@@ -86,13 +86,13 @@ class Planner:
             demand: Seconds of work per second, by an adapter's name or served name.
             held: Names or served names that requests wait for, the next in order first.
             now: Monotonic seconds.
-            is_leading: Calls are to be made by this router; else there are none.
+            is_leading: Calls are to be made by this router; else only those that `held` needs.
         """
         book, self._now = self._book, now
         book.fleet.see(pods, settings=book.settings, now=now)
         book.hear(demand, held)
         judge(book, now=now)
-        found = calls(book, now=now) if is_leading else []
+        found = calls(book, now=now, is_leading=is_leading)
         for action in found:
             book.fleet.begin(action, now=now)
         self.next_s = next_s(book, now=now)
@@ -126,6 +126,10 @@ class Planner:
         kept = self._book.kept.get(name)
         return frozenset() if kept is None else self._book.holders(kept)
 
+    def is_awaited(self, name: str) -> bool:
+        """Return whether requests waited for an adapter, as of the last `tick`."""
+        return name in self._book.held
+
     def state(self, name: str) -> State:
         """Return how an adapter is, as of the last `tick`."""
         book, kept = self._book, self._book.kept.get(name)
@@ -146,6 +150,10 @@ class Planner:
     def deleting(self) -> list[str]:
         """Return the names that are declared no longer, and that pods may have."""
         return list(self._book.deleted)
+
+    def is_leaving(self, served: str) -> bool:
+        """Return whether what pods list under a name is to go, since it is declared no longer."""
+        return self._book.is_leaving(served)
 
     def forgotten(self, *, now: float) -> list[str]:
         """Return the names of those that no pod has any more, once: they need not be remembered."""

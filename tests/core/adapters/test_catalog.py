@@ -11,7 +11,8 @@ import pytest
 from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.adapters.states import Action, Failure, Result
+from extproc.core.adapters.states import Action, Failure, Kind, Result, State
+from extproc.core.modelroutes import ModelRoute
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
@@ -63,7 +64,9 @@ class Scene:
     def tick(self) -> list[Action]:
         self.now += 0.1
         pods = self.router.pool.pod_states(now=self.now)
-        return self.catalog.planner.tick(pods, {}, now=self.now)
+        held = self.router.queue.adapters(self.now)
+        rates = self.catalog.demand.rates(self.now)
+        return self.catalog.planner.tick(pods, rates, held, now=self.now)
 
     def ask(self, model: str, **fields: object) -> Pick | Rejection | Wait | Ticket:
         asked = request(None, model=model, arrived_at_s=self.now, **fields)
@@ -101,6 +104,34 @@ def test_a_request_for_an_adapter_that_no_pod_has_is_held_and_asks_for_it() -> N
     assert held.reason == "load"
     assert calls
     assert scene.router.queue.adapters(scene.now) == ["sql"]
+
+
+def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
+    """Otherwise each look at it would make another, for as long as it waits."""
+    scene = Scene(SQL)
+    calls: list[None] = []
+    scene.catalog.on_cold = lambda: calls.append(None)
+    assert isinstance(scene.ask("sql"), Ticket)
+    scene.tick()
+    asked = len(calls)
+
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+
+    assert len(scene.router.queue) == 1
+    assert len(calls) == asked == 1
+
+
+def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
+    route = ModelRoute("r", ("sql",), waits=False)
+    scene.router.routes.configure([route], {})
+    assert scene.begun == []
+
+    assert refusal(scene.ask("sql"))[0] == 429
+
+    [action] = scene.tick()
+    assert (action.kind, action.name) == (Kind.LOAD, "sql")
 
 
 def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
@@ -143,6 +174,14 @@ def test_a_pod_that_has_something_else_under_the_name_gets_no_requests() -> None
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
     assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
+
+
+def test_what_has_the_name_of_a_base_model_is_loaded_nowhere() -> None:
+    scene = Scene(Declaration(BASE, "/adapters/sql"))
+    assert scene.begun == []
+    status = scene.catalog.planner.status(BASE)
+    assert status is not None
+    assert (status.state, status.reason) == (State.FAILED, Failure.CONFLICT)
 
 
 def test_the_gateways_own_subset_counts_as_well() -> None:
@@ -196,6 +235,36 @@ def test_adapters_that_nobody_declares_are_admitted_or_refused(is_admitted: bool
     assert isinstance(scene.ask("sql@1"), Pick)  # a version of what is declared
     if not is_admitted:
         assert refusal(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [Offer(SQL, tenants=frozenset({"acme"})), Offer(Declaration("sql", "/adapters/sql", "1"))],
+)
+def test_what_is_deleted_gets_no_requests_while_pods_still_list_it(sql: Offer) -> None:
+    """Whoever may ask: its tenants are forgotten with it."""
+    served = sql.declaration.served_name
+    scene = Scene(sql)
+    scene.lists(1, (served, "/adapters/sql"), ("own", "/own"))
+    scene.tick()
+
+    scene.declare()
+
+    for name in ("sql", served):
+        assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
+    assert scene.listed() == [BASE, "own"]
+    assert isinstance(scene.ask("own"), Pick)
+
+
+def test_a_pods_own_adapter_is_admitted_though_another_of_its_name_was_deleted() -> None:
+    scene = Scene(SQL)
+    scene.lists(1, ("sql", "/own"))
+    scene.tick()
+
+    scene.declare()
+
+    assert isinstance(scene.ask("sql"), Pick)
+    assert scene.listed() == [BASE, "sql"]
 
 
 def test_without_declarations_pods_alone_say_what_there_is() -> None:

@@ -241,9 +241,14 @@ def test_requests_of_an_adapter_that_too_few_pods_have_get_more_of_it() -> None:
     assert len(world.having("a0")) == 2
 
 
-def test_nothing_is_loaded_by_a_router_that_does_not_lead() -> None:
+def test_a_router_that_does_not_lead_loads_only_what_its_own_requests_wait_for() -> None:
+    """The one that leads knows nothing of those."""
     world = crowded()
     world.leading.clear()
+    world.demand = {"a1": 1.0}
+    world.run(10)
+    assert not world.log
+
     world.held = ["a0"]
     world.run(10)
 
@@ -269,3 +274,6 @@ def test_a_pod_is_not_crowded_without_end() -> None:
     world.run(30)
 
     assert set(world.pods[ONE].models) == set(own)
+
+    assert {action.name for _, action in world.log if action.kind is Kind.LOAD} == {"a0"}
+    assert world.state("a0") is State.READY
