@@ -60,6 +60,10 @@ def test_it_compares_the_policies_explains_a_request_and_leaves_nothing(
     assert "not measured" in demo.output
     assert re.search(r"3\. least_harm chose, .* It\s+costs ", demo.output, flags=re.S)
     assert "5. Envoy's access log reported" in demo.output
+    served = re.findall(r"200, pod-\d served (\S+),", demo.output)
+    assert served == ["customer-17@1", "customer-17@2"]
+    assert "200, customer-17@2 ready: 1," in demo.output
+    assert re.search(r"-X DELETE\n204, .*\n.*\n.*\n404, ", demo.output)
     demo.wait_until_gone()
     assert list(tmp_path.glob("extproc-*")) == []
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from extproc.envoyconfig import BootstrapOptions, render
 from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.fakepod.config import PodConfig
@@ -22,6 +26,19 @@ async def start(stack: Stack, policy: str, slots: int) -> None:
     config = {"pods": {"max_cpu_loras": cpu_places(slots)}, "policy": {"name": policy}}
     router = await stack.start_router(config)
     await stack.start_envoy(render(BootstrapOptions(routers=(router.address,))), ADAPTERS)
+
+
+async def start_registering(stack: Stack, slots: int, adapters: Mapping[str, Any]) -> None:
+    """Start two pods without adapters behind a router with this section `adapters`.
+
+    Raises:
+        StackError: A program is missing or does not start.
+    """
+    pods = {name: replace(_pod(name, slots), adapters=()) for name in ("pod-1", "pod-2")}
+    await stack.start_pods(pods)
+    config = {"pods": {"max_cpu_loras": cpu_places(slots)}, "adapters": adapters}
+    router = await stack.start_router(config)
+    await stack.start_envoy(render(BootstrapOptions(routers=(router.address,))))
 
 
 def fake_pods(num_pods: int, slots: int) -> dict[str, PodConfig]:

@@ -10,7 +10,7 @@ import aiohttp
 from rich.console import Console, Group
 from rich.live import Live
 
-from extproc.commands.demo import screen
+from extproc.commands.demo import adapters, screen
 from extproc.commands.demo.fleet import ADAPTERS, NUM_PODS, start
 from extproc.commands.demo.traffic import Results, make_workload, send_all
 from extproc.commands.failure import FAILED, failure
@@ -78,6 +78,7 @@ class _Demo:
                 runs.append(await self._run_policy(stack, policy))
                 if policy == POLICIES[-1]:
                     self._conclude(runs)
+                    await adapters.show(self._console, self._slots)
                     if keep:
                         await self._stay(stack)
             finally:
