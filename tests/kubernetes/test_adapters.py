@@ -44,6 +44,12 @@ DELETED_S = 2.0
 """Within which no router admits requests for an adapter that is deleted."""
 
 
+@pytest.fixture
+def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
+    """An administrator's, for the namespace."""
+    return api_server.kubeconfig_for(api_server.admin_token, namespace=namespace)
+
+
 @asynccontextmanager
 async def pool(cluster: Cluster) -> AsyncIterator[list[RunningPod]]:
     """An InferencePool of two pods, which have some models and can load others."""
@@ -218,7 +224,8 @@ async def test_an_llmroute_is_served_from_its_first_apply_to_its_deletion(
             await put_route(cluster, "r", "a", source="/adapters/a-2", version="2")
             await until_read(client, "a", "a@2")
             await eventually(lambda: is_removable(cluster, "a@1"))
-        [new, _] = (await status_of(cluster, path))["versions"]
+        old, new = (await status_of(cluster, path))["versions"]
+        assert (old["name"], old["state"], old["ready"]) == ("a@1", "removed", 0)
         assert (new["name"], new["state"], new["ready"] > 0) == ("a@2", "serving", True)
         await cluster.request("DELETE", path)
         await until_unknown(client, "a", within_s=DELETED_S)
