@@ -53,6 +53,7 @@ class Catalog:
         self._of_tenants: Mapping[str, frozenset[str]] = {}
         self.names: tuple[frozenset[str], ...] = ()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
+        self._deleting: list[str] = []
 
     def configure(self, settings: CatalogSettings) -> None:
         """Apply other settings."""
@@ -100,24 +101,24 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
-        cards = self._cards
-        if not cards and self._settings.admits_undeclared:
+        cards, deleting = self._cards, self.planner.deleting()
+        if not cards and not deleting and self._settings.admits_undeclared:
             return listed
-        if self._listed[0] is not listed:
+        if self._listed[0] is not listed or self._deleting != deleting:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            self._listed = listed, {**shown, **cards}
+            self._listed, self._deleting = (listed, {**shown, **cards}), deleting
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
         if card.parent is None:
             return True
-        return self._settings.admits_undeclared and owner_of(name, self._cards) is None
+        return self.admits(name, card) and owner_of(name, self._cards) is None
 
     def admits(self, name: str, card: ModelCard) -> bool:
-        """Return whether a model that pods list gets requests."""
-        if self._settings.admits_undeclared or card.parent is None:
+        """Return whether a model that pods list gets requests; a deleted adapter gets no more."""
+        if card.parent is None or owner_of(name, self._cards) is not None:
             return True
-        return owner_of(name, self._cards) is not None
+        return self._settings.admits_undeclared and not self.planner.is_deleting(name)
 
     def find(
         self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float

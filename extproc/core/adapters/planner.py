@@ -25,6 +25,7 @@ from extproc.core.adapters.states import (
     State,
 )
 from extproc.core.adapters.status import state_of, status_of
+from extproc.core.adapters.versions import owner_of
 from extproc.core.placement import PlacementSettings
 
 
@@ -146,6 +147,15 @@ class Planner:
     def deleting(self) -> list[str]:
         """Return the names that are declared no longer, and that pods may have."""
         return list(self._book.deleted)
+
+    def is_deleting(self, served: str) -> bool:
+        """Return whether a name that pods list is of an adapter that is to go from them.
+
+        Not one that they found by themselves: those are served on, as undeclared ones are.
+        """
+        deleted = self._book.deleted
+        name = owner_of(served, deleted)
+        return name is not None and bool(deleted[name].kept.path)
 
     def forgotten(self, *, now: float) -> list[str]:
         """Return the names of those that no pod has any more, once: they need not be remembered."""

@@ -259,3 +259,42 @@ def test_an_offer_says_which_name_its_responses_show(
     scene.lists(1, ("sql", "/adapters/sql"))
     scene.tick()
     assert scene.picked("sql").request.restores is restores
+
+
+@pytest.mark.parametrize(("version", "served"), [("", "sql"), ("1", "sql@1")])
+def test_a_deleted_adapter_is_unknown_although_pods_have_it_until_it_is_unloaded(
+    version: str, served: str
+) -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql", version=version))
+    scene.lists(1, (served, "/adapters/sql"), ("own", "/own"))
+    scene.tick()
+    assert scene.picked("sql").request.model == served
+
+    scene.declare()
+
+    assert scene.listed() == [BASE, "own"]
+    assert {refusal(scene.ask(name)) for name in ("sql", served)} == {(404, Reason.UNKNOWN_MODEL)}
+    assert scene.picked("own").request.model == "own"
+
+
+def test_a_name_that_was_declared_once_is_as_good_as_any_when_it_is_forgotten() -> None:
+    scene = Scene(SQL)
+    scene.declare()
+    scene.lists(1, ("sql", "/own"))
+    assert scene.listed() == [BASE]
+
+    scene.now += 1000.0
+    scene.tick()
+    assert scene.catalog.planner.forgotten(now=scene.now) == ["sql"]
+
+    assert scene.listed() == [BASE, "sql"]
+    assert scene.catalog.admits("sql", ModelCard("sql", BASE, "/own"))
+
+
+def test_a_deleted_adapter_that_pods_found_by_themselves_is_served_on() -> None:
+    scene = Scene(Declaration("sql"))
+    scene.lists(1, ("sql", "/own"))
+    scene.declare()
+
+    assert scene.listed() == [BASE, "sql"]
+    assert scene.picked("sql").request.model == "sql"
