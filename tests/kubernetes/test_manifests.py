@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ async def declarations_are_answered(applied: Applied) -> None:
     route = {"backendRefs": [reference], "adapter": {"name": "a", "load": "lazy"}}
     await cluster.put(ROUTES, "LLMRoute", "it", route)
     for path in (rewrite_path(NEW, "it"), route_path("it")):
-        await eventually(lambda path=path: status_of(cluster, path), within_s=WITHIN_S)
+        await eventually(partial(status_of, cluster, path), within_s=WITHIN_S)
 
 
 def pods_reference(applied: Applied) -> dict[str, str] | None:
