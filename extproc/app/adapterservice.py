@@ -56,7 +56,7 @@ class AdapterService:
         self._routing = routing
         self._report = report
         self._lost: Mapping[str, Loss] = {}
-        self._reported: tuple[Any, Any] = ({}, None)
+        self._reported: tuple[Any, Any] | None = None
         self._adapters = Adapters(
             config,
             pool=routing.pool,
@@ -122,6 +122,7 @@ class AdapterService:
         self._lost = merged.lost
         self._routing.declare(merged.routes, merged.rules)
         self._adapters.declare(merged.offers)
+        self._reported = None  # an object that is new may have lost nothing
         self._tell()
 
     def _on_stored(

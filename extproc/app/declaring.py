@@ -59,5 +59,6 @@ class Declaring:
             routes=self._offers,
             rewrites=self._rules,
             routed={model for route in routes for model in route.models},
+            aliased={model for route in routes if route.targets for model in route.models} - {"*"},
         )
         self._on_merged(merged)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.declared import DEFINITION, install
 from tests.kubernetes.faultyproxy import FaultyProxy
 
 _numbers = count()
@@ -52,6 +53,12 @@ def crds(api_server: ApiServer, crds_folder: Path) -> Path:
     api_server.kubectl("apply", "--server-side", "-f", str(crds_folder))
     api_server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
     return crds_folder
+
+
+@pytest.fixture(scope="session")
+def definition(api_server: ApiServer) -> None:
+    """LLMRoutes are served."""
+    install(api_server, DEFINITION)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import yaml
 
 from extproc.app.apiserver import Kubernetes
 from extproc.app.declarations import Declarations
@@ -31,13 +30,24 @@ from tests.core.kubernetes.test_llmroutes import PROPOSED
 from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.manifests import MANIFESTS
+from tests.kubernetes.declared import (
+    ACCEPTED,
+    DEFINITION,
+    NEW,
+    OLD,
+    PATIENCE_S,
+    ROUTES,
+    conditions_become,
+    delete_rewrite,
+    install,
+    put_rewrite,
+    put_route,
+    rewrite_path,
+    route_path,
+    status_of,
+)
 
-OLD, NEW = "inference.networking.x-k8s.io", "llm-d.ai"
-ROUTES = f"{ROUTE_GROUP}/v1alpha1"
-DEFINITION = MANIFESTS / "components" / "definitions" / "llmroutes.yaml"
 TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
-PATIENCE_S = 60.0
 
 
 class Router:
@@ -119,80 +129,9 @@ def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
     return api_server.kubeconfig_for(api_server.admin_token, namespace=namespace)
 
 
-@pytest.fixture(scope="module")
-def definition(api_server: ApiServer) -> None:
-    install(api_server, DEFINITION)
-
-
-def install(server: ApiServer, path: Path) -> None:
-    server.kubectl("apply", "--server-side", "-f", str(path))
-    name = yaml.safe_load(path.read_text())["metadata"]["name"]
-    server.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=90s")
-
-
-# --- objects ------------------------------------------------------------------------------------
-
-
-async def put_rewrite(
-    cluster: Cluster, group: str, name: str, *, pool: str = "pool", **targets: str
-) -> None:
-    """Each model, rewritten to one target."""
-    rules = [
-        {"matches": [{"model": {"value": model}}], "targets": [{"modelRewrite": target}]}
-        for model, target in targets.items()
-    ]
-    spec = {"poolRef": {"name": pool}, "rules": rules}
-    await cluster.put(f"{group}/v1alpha2", "InferenceModelRewrite", name, spec)
-
-
-async def delete_rewrite(cluster: Cluster, group: str, name: str) -> None:
-    await cluster.request("DELETE", f"{group}/v1alpha2//inferencemodelrewrites/{name}")
-
-
-async def put_route(cluster: Cluster, name: str, adapter: str, **more: Any) -> None:
-    spec = {"backendRefs": [{"name": "pool"}], "adapter": {"name": adapter, **more}}
-    await cluster.put(ROUTES, "LLMRoute", name, spec)
-
-
-async def status_of(cluster: Cluster, path: str) -> dict[str, Any]:
-    found = await cluster.request("GET", path)
-    status: dict[str, Any] = found.get("status", {})
-    return status
-
-
-async def conditions_become(
-    cluster: Cluster, path: str, **expected: tuple[str, str]
-) -> dict[str, Any]:
-    """Wait until these are the conditions, by their types; return them."""
-    found: dict[str, Any] = {}
-
-    async def are_there() -> bool:
-        status = await status_of(cluster, path)
-        found.clear()
-        found.update({each["type"]: each for each in status.get("conditions", ())})
-        said = {type_: (each["status"], each["reason"]) for type_, each in found.items()}
-        return said == expected
-
-    try:
-        await eventually(are_there, within_s=PATIENCE_S, every_s=0.05)
-    except AssertionError:
-        raise AssertionError(f"{path}: {found}") from None
-    return found
-
-
-def rewrite_path(group: str, name: str) -> str:
-    return f"{group}/v1alpha2//inferencemodelrewrites/{name}"
-
-
-def route_path(name: str) -> str:
-    return f"{ROUTES}//llmroutes/{name}"
-
-
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
-
-ACCEPTED = ("True", "Accepted")
 
 # --- rewrites -----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.e2e.charts import SERVING, health
 from tests.e2e.harness import RouterProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.declared import NEW, ROUTES, rewrite_path, route_path, status_of
 from tests.kubernetes.manifests import (
     MANIFESTS,
     MODEL_SERVERS,
@@ -127,20 +129,12 @@ class InCluster(RouterProcess):
         self.env = {"KUBECONFIG": str(kubeconfig)}
 
 
-GROUPS = ("inference.networking.x-k8s.io", "llm-d.ai")
 SPARE = {
     ("watch", "inference.networking.x-k8s.io", "inferenceobjectives", ""),
-    *(
-        (verb, group, "inferencemodelrewrites", "")
-        for verb in ("list", "watch")
-        for group in GROUPS
-    ),
-    *(("patch", group, "inferencemodelrewrites/status", "") for group in GROUPS),
-    *((verb, "llm.extproc", "llmroutes", "") for verb in ("list", "watch")),
-    ("patch", "llm.extproc", "llmroutes/status", ""),
+    ("watch", "inference.networking.x-k8s.io", "inferencemodelrewrites", ""),
+    ("patch", "inference.networking.x-k8s.io", "inferencemodelrewrites/status", ""),
 }
-"""Rights for a cluster without the newer definition, which alone counts in this one; and for what
-is declared of adapters, where it is asked for."""
+"""Rights for a cluster without the newer definitions, which alone count in this one."""
 
 
 async def test_the_service_needs_exactly_the_rights_that_it_is_granted(
@@ -154,6 +148,7 @@ async def test_the_service_needs_exactly_the_rights_that_it_is_granted(
         await add_pod(applied, 2)
         await sees_endpoints(router, {address(applied, 1), address(applied, 2)})
         await sees_both_routers(router)
+        await declarations_are_answered(applied)
         await probes_succeed(router, container(applied.text))
         await debug_pages_are_on_loopback_only(router)
         assert await router.stop(within_s=WITHIN_S) == 0
@@ -181,6 +176,31 @@ async def sees_both_routers(router: InCluster) -> None:
     await eventually(check, within_s=WITHIN_S)
 
 
+async def declarations_are_answered(applied: Applied) -> None:
+    """An InferenceModelRewrite and an LLMRoute, where the overlay's pods can be referred to."""
+    reference = pods_reference(applied)
+    if reference is None:
+        return
+    cluster = applied.cluster
+    targets = [{"modelRewrite": "x"}]
+    rewrite = {"poolRef": reference, "rules": [{"targets": targets}]}
+    await cluster.put(f"{NEW}/v1alpha2", "InferenceModelRewrite", "it", rewrite)
+    route = {"backendRefs": [reference], "adapter": {"name": "a", "load": "lazy"}}
+    await cluster.put(ROUTES, "LLMRoute", "it", route)
+    for path in (rewrite_path(NEW, "it"), route_path("it")):
+        await eventually(partial(status_of, cluster, path), within_s=WITHIN_S)
+
+
+def pods_reference(applied: Applied) -> dict[str, str] | None:
+    """How a declaration refers to the overlay's pods; None if it cannot: they have no name."""
+    granted = {resource for _, _, resource, _ in what_is_granted(applied.text)}
+    if "llmroutes" not in granted:
+        return None
+    if by_service(applied):
+        return {"group": "", "kind": "Service", "name": "vllm"}
+    return {"name": "vllm"}
+
+
 async def probes_succeed(router: InCluster, spec: Mapping[str, Any]) -> None:
     """The kubelet's probes, by gRPC without TLS."""
     names = {port["containerPort"]: port["name"] for port in spec["ports"]}
@@ -204,8 +224,10 @@ async def debug_pages_are_on_loopback_only(router: InCluster) -> None:
 
 def what_was_asked(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
     about = event["objectRef"]
-    name = about.get("name", "")
-    return (event["verb"], about.get("apiGroup", ""), about["resource"], name)
+    resource, name = about["resource"], about.get("name", "")
+    if "subresource" in about:  # of any object
+        resource, name = f"{resource}/{about['subresource']}", ""
+    return (event["verb"], about.get("apiGroup", ""), resource, name)
 
 
 def what_is_granted(text: str) -> Iterator[tuple[str, str, str, str]]:

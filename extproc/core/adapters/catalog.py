@@ -54,6 +54,7 @@ class Catalog:
         self._of_tenants: Mapping[str, frozenset[str]] = {}
         self.names: tuple[frozenset[str], ...] = ()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
+        self._deleting: list[str] = []
 
     def configure(self, settings: CatalogSettings) -> None:
         """Apply other settings."""
@@ -101,12 +102,12 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
-        cards = self._cards
-        if not cards and self._settings.admits_undeclared and not self.planner.deleting():
+        cards, deleting = self._cards, self.planner.deleting()
+        if not cards and not deleting and self._settings.admits_undeclared:
             return listed
-        if self._listed[0] is not listed:
+        if self._listed[0] is not listed or self._deleting != deleting:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            self._listed = listed, {**shown, **cards}
+            self._listed, self._deleting = (listed, {**shown, **cards}), deleting
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:

@@ -3,7 +3,8 @@
 1. A name that is declared twice is the configuration's; of two LLMRoutes' it is the older one's.
 2. A route of the configuration that lists the name says its priority and objectives, whoever
    declares the adapter.
-3. A declared name is no alias: rules leave it alone, generic ones too.
+3. A declared name is no alias: rules leave it alone, generic ones too. Nor is one that the
+   configuration rewrites, whose rules come first.
 4. Of two rules for one name the first counts; of generic rules the first, after all others.
    Source: proposal of InferenceModelRewrite, "Precedence and Conflict Resolution".
 5. Who loses is told what, and to whom.
@@ -91,6 +92,7 @@ def merge(
     routes: Iterable[Offer] = (),
     rewrites: Iterable[RuleSet] = (),
     routed: Collection[str] = (),
+    aliased: Collection[str] = (),
 ) -> Merged:
     """Return what counts of all that is declared.
 
@@ -99,6 +101,7 @@ def merge(
         routes: Those of LLMRoutes, the oldest first.
         rewrites: Those of InferenceModelRewrites, the oldest first.
         routed: Names of models that the configuration's routes list.
+        aliased: Those of them that it rewrites.
     """
     offers: dict[str, Offer] = {}
     lost: dict[str, Loss] = {}
@@ -111,7 +114,8 @@ def merge(
         elif offer.route is not None and name in routed:
             why = f"priority and objectives of {name}: those of the configured route count"
             lost[origin] = Loss(is_whole=False, why=why)
-    ranked = _Ranked({name: each.declaration.origin for name, each in offers.items()})
+    declared = {name: each.declaration.origin for name, each in offers.items()}
+    ranked = _Ranked(declared, aliased)
     for each in rewrites:
         if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
             lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=_told(whys))
@@ -126,9 +130,9 @@ class _Ranked:
         origins: Whose rules count, at least one of each.
     """
 
-    def __init__(self, owners: Mapping[str, str]) -> None:
-        self._declared = owners
-        self._owners = dict(owners)
+    def __init__(self, declared: Mapping[str, str], aliased: Collection[str]) -> None:
+        self._declared = declared
+        self._owners = {**declared, **dict.fromkeys(aliased, "config")}
         self._exact: list[Rule] = []
         self._generic: tuple[Rule, str] | None = None
         self.origins: set[str] = set()

@@ -328,3 +328,29 @@ def test_an_offer_says_which_name_its_responses_show(
     scene.lists(1, ("sql", "/adapters/sql"))
     scene.tick()
     assert scene.picked("sql").request.restores is restores
+
+
+@pytest.mark.parametrize(("version", "served"), [("", "sql"), ("1", "sql@1")])
+def test_a_deleted_adapter_is_unknown_although_pods_have_it_until_it_is_unloaded(
+    version: str, served: str
+) -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql", version=version))
+    scene.lists(1, (served, "/adapters/sql"), ("own", "/own"))
+    scene.tick()
+    assert scene.picked("sql").request.model == served
+
+    scene.declare()
+
+    assert scene.listed() == [BASE, "own"]
+    for name in ("sql", served):
+        assert refusal(scene.ask(name))[0] == 404
+    assert scene.picked("own").request.model == "own"
+
+
+def test_a_deleted_adapter_that_pods_found_by_themselves_is_served_on() -> None:
+    scene = Scene(Declaration("sql"))
+    scene.lists(1, ("sql", "/own"))
+    scene.declare()
+
+    assert scene.listed() == [BASE, "sql"]
+    assert scene.picked("sql").request.model == "sql"

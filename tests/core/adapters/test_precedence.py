@@ -135,3 +135,20 @@ def test_of_very_many_losses_a_few_are_told() -> None:
     told = merged.lost["new"].why
     assert told.count("(old)") == MAX_TOLD
     assert told.endswith("and 995 more")
+
+
+def test_what_the_configuration_rewrites_is_left_to_it() -> None:
+    """An adapter of that name is declared nonetheless: it may be one of the targets."""
+    merged = merge(
+        routes=[offer("a", "r/1")],
+        rewrites=[rules("w/1", (("a",), "x")), rules("w/2", (("c", "b"), "x"))],
+        aliased={"a", "c"},
+    )
+
+    assert owners(merged) == {"a": "r/1"}
+    assert rewritten(merged, "a", "b", "c") == ["a", "x", "c"]
+    told = "others say what counts for"
+    assert merged.lost == {
+        "w/1": Loss(is_whole=True, why=f"{told} a (config)"),
+        "w/2": Loss(is_whole=False, why=f"{told} c (config)"),
+    }
