@@ -16,7 +16,7 @@ import sys
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -32,7 +32,7 @@ from extproc.core.adapters.planner import Planner
 from extproc.core.adapters.states import Action, Kind, PodState, Result
 from extproc.core.types import ModelCard
 from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess, free_port
 from extproc.stack.router import Router
@@ -82,26 +82,22 @@ def plan() -> str:
     before, _ = tracemalloc.get_traced_memory()
     planner, demand = _declared(declarations), {name: 0.01 for name in names[: NUM_DECLARED // 2]}
     while now < 120:
-        now = _tick(planner, fleet, demand, names[:NUM_HELD], now)
+        _tick_ms(planner, fleet, demand, names[:NUM_HELD], now)
+        now += 1
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    first = []
-    for _ in range(_ROUNDS):
-        new, states = _declared(declarations), Fleet().states(0.0)
-        first.append(_ms(lambda new=new, states=states: new.tick(states, {}, now=0.0)))
+    first = [_tick_ms(_declared(declarations), Fleet(), {}, (), 0.0) for _ in range(_ROUNDS)]
     quiet, busy = [], []
     for _ in range(_ROUNDS):
         now += 1
-        states = fleet.states(now)
-        quiet.append(_ms(lambda: _act(planner, fleet, states, demand, (), now)))
+        quiet.append(_tick_ms(planner, fleet, demand, (), now))
         demand = dict(demand)
         for name in rng.sample(names, NUM_DECLARED // 2):
             demand[name] = rng.random() / NUM_DECLARED
         held = rng.sample(names, NUM_HELD)
         now += 1
-        states = fleet.states(now)
-        busy.append(_ms(lambda: _act(planner, fleet, states, demand, held, now)))
+        busy.append(_tick_ms(planner, fleet, demand, held, now))
     rows = [
         [name, f"{percentile(times, 50):.1f}", f"{max(times):.1f}"]
         for name, times in (("first", first), ("quiet", quiet), ("busy", busy))
@@ -117,30 +113,18 @@ def _declared(declarations: Sequence[Declaration]) -> Planner:
     return planner
 
 
-def _act(
-    planner: Planner,
-    fleet: Fleet,
-    states: Sequence[PodState],
-    demand: dict[str, float],
-    held: Sequence[str],
-    now: float,
-) -> None:
-    for action in planner.tick(states, demand, held, now=now):
+def _tick_ms(
+    planner: Planner, fleet: Fleet, demand: Mapping[str, float], held: Sequence[str], now: float
+) -> float:
+    """Return the CPU milliseconds of a look at the fleet; its calls are carried out at once."""
+    states = fleet.states(now)
+    began_s = time.process_time()
+    actions = planner.tick(states, demand, held, now=now)
+    taken_s = time.process_time() - began_s
+    for action in actions:
         fleet.carry_out(action)
         planner.finished(action, Result(), now=now)
-
-
-def _tick(
-    planner: Planner, fleet: Fleet, demand: dict[str, float], held: Sequence[str], now: float
-) -> float:
-    _act(planner, fleet, fleet.states(now), demand, held, now)
-    return now + 1
-
-
-def _ms(work: Callable[[], object]) -> float:
-    began_s = time.process_time()
-    work()
-    return 1e3 * (time.process_time() - began_s)
+    return 1e3 * taken_s
 
 
 # --- a real router and Envoy -------------------------------------------------------------------
@@ -165,6 +149,7 @@ class Scene:
 
     def __init__(self, url: str, router: Router, store: str, http: aiohttp.ClientSession) -> None:
         self.url, self.router, self.store, self.http = url, router, store, http
+        self.pods: list[RunningPod] = []
         self.routes: dict[str, dict[str, Any]] = {}
         self.tags: dict[str, str] = {}
 
@@ -243,7 +228,9 @@ async def running(store: str, folder: Path, max_cpu_loras: int = SLOTS) -> Async
         connector = aiohttp.TCPConnector(limit=0)
         http = aiohttp.ClientSession(timeout=timeout, connector=connector)
         await exits.enter_async_context(http)
-        yield Scene(envoy.url, router, store, http)
+        scene = Scene(envoy.url, router, store, http)
+        scene.pods = pods
+        yield scene
 
 
 async def _store(kind: str, folder: Path, exits: AsyncExitStack) -> dict[str, Any]:
@@ -282,7 +269,7 @@ async def serve(num_requests: int, at_once: int, max_cpu_loras: int) -> str:
             async def send(number: int) -> None:
                 async with gate:
                     model = f"adapter-{number}"
-                    is_warm = model in await _listed(scene)
+                    is_warm = any(model in pod.pod.registry.paths for pod in scene.pods)
                     began_s = time.monotonic()
                     status, _ = await scene.chat(model)
                     (warm_s if is_warm else cold_s).append(time.monotonic() - began_s)
@@ -298,12 +285,6 @@ async def serve(num_requests: int, at_once: int, max_cpu_loras: int) -> str:
     row += [_two(warm_s), _two(cold_s)]
     header = ["max_cpu_loras", "requests", "adapters", "statuses", "loads/min"]
     return render_table([*header, "warm p50 / p99 s", "cold p50 / p99 s"], [row])
-
-
-async def _listed(scene: Scene) -> set[str]:
-    async with scene.http.get(f"{scene.router.admin_url}/debug/adapters") as response:
-        page = await response.json()
-    return {each["name"] for each in page["adapters"] if each["versions"][0]["ready"]}
 
 
 async def _num_loads(scene: Scene) -> float:
@@ -335,9 +316,7 @@ async def changes(store: str, count: int, at_once: int) -> list[str]:
     return [store, str(count), *(_two(times) for times in found.values())]
 
 
-async def _until(
-    scene: Scene, name: str, change: Awaitable[None], right: tuple[int, str]
-) -> float:
+async def _until(scene: Scene, name: str, change: Awaitable[None], right: tuple[int, str]) -> float:
     began_s = time.monotonic()
     await change
     while await scene.chat(name) != right:
