@@ -6,9 +6,31 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bench import abuse, decisions, fuzz_service, generator, hold, livepage, placement, run, soak
+from bench import (
+    abuse,
+    adapters,
+    decisions,
+    fuzz_service,
+    generator,
+    hold,
+    livepage,
+    placement,
+    run,
+    soak,
+)
 
-BENCHMARKS = (abuse, decisions, fuzz_service, generator, hold, livepage, placement, run, soak)
+BENCHMARKS = (
+    abuse,
+    adapters,
+    decisions,
+    fuzz_service,
+    generator,
+    hold,
+    livepage,
+    placement,
+    run,
+    soak,
+)
 MAINS = [module.main for module in BENCHMARKS]
 
 
