@@ -105,7 +105,7 @@ async def test_it_keeps_running_if_asked_and_prints_a_request_that_works(
     demo.wait_for_output("Ctrl-C")
 
     url = re.search(r"curl -N (\S+)", demo.output)
-    body = re.search(r"-d '(.*)'", demo.output)
+    body = re.search(r"curl -N .*?-d '(.*?)'", demo.output, re.DOTALL)
     live = re.search(r"(http://\S+)\n +live in a browser: ", demo.output)
     assert url
     assert body

@@ -64,10 +64,12 @@ async def declaring(
     *routes: dict[str, Any],
     num_pods: int = 2,
     pod: dict[str, Any] | None = None,
+    sizes: dict[str, int] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Scene]:
+    """Pods that find `PATHS`; `sizes` are what they and the router know of their places."""
     configs = [
-        PodConfig(name=f"pod-{number}", ranks_by_path=PATHS, **(pod or {}))
+        PodConfig(name=f"pod-{number}", ranks_by_path=PATHS, **(pod or {}), **(sizes or {}))
         for number in range(num_pods)
     ]
     async with running_pods(*configs) as pods:
@@ -75,6 +77,7 @@ async def declaring(
         config = {
             **router_config(pods, server={"drain_timeout_s": 1}, scrape=scrape, **sections),
             "routes": list(routes),
+            "pods": sizes or {},
         }
         async with (
             RouterProcess(config) as router,
@@ -326,3 +329,25 @@ async def test_nobody_declares_without_a_token_nor_through_the_gateway(
         url = f"{scene.router.admin_url}/v1/adapters"
         async with http.post(url, json={"name": "a"}, headers=TOKEN) as response:
             assert response.status == 404
+
+
+async def test_adapters_of_a_pod_that_is_gone_are_loaded_on_the_others_where_they_do_not_fit(
+    http: aiohttp.ClientSession,
+) -> None:
+    """Six adapters, and places for four: the idle ones make room."""
+    names = [f"n{number}" for number in range(6)]
+    routes = [route(name, source="/adapters/a") for name in names]
+    sizes = {"max_loras": 2, "max_cpu_loras": 4}
+    async with declaring(http, *routes, sizes=sizes) as scene:
+
+        async def are_listed() -> bool:
+            lists = [await scene.listed(pod) for pod in scene.pods]
+            return set().union(*lists) == set(names)
+
+        await eventually(are_listed)
+        await scene.pods[0].kill()
+
+        for name in names:  # those that are sent before the router notices fail
+            await scene.until_answered(name)
+        answers = [await scene.client.chat(name) for name in names]
+        assert {answer.status for answer in answers} == {200}

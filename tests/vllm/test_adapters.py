@@ -150,8 +150,9 @@ async def test_adapters_survive_kills_and_restarts_and_a_server_that_joins_gets_
 
             await eventually(is_whole, within_s=PATIENCE_S)
             print(f"adapters listed {time.monotonic() - healthy_s:.1f} s after /health")
-        # Two clients, so two requests at most ran there when it was killed; a retried one none.
-        assert len(traffic.failed) <= 2, traffic.failed
+        # Of each client one that ran there, and one that was sent before the router noticed.
+        assert len(traffic.failed) <= 4, traffic.failed
+        print(f"{len(traffic.failed)} of {len(traffic.answers)} requests failed")
         assert len(traffic.answers) > num_answers
         assert {text_of(answer) for _, answer in traffic.answers if answer.status == 200}
 
@@ -217,7 +218,8 @@ async def test_broken_adapters_harm_no_others_say_why_and_heal_once_repaired(
     for number, folder in enumerate(folders.values()):
         shutil.copytree(tiny_models / ADAPTERS[number % 6], folder)
     change(folders["wide"], r=64)
-    change(folders["module"], target_modules=["no_such_proj"])
+    weights = folders["module"] / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b"self_attn.q_proj", b"self_attn.x_proj"))
     change(folders["dora"], use_dora=True)
     folders["none"] = tmp_path / "none"
     routes = [route(name, folder, load="lazy") for name, folder in folders.items()]
@@ -235,7 +237,7 @@ async def test_broken_adapters_harm_no_others_say_why_and_heal_once_repaired(
             "dora": "refused",
             "none": "files",
         }
-        for name, word in {"wide": "64", "module": "no_such_proj", "dora": "DoRA"}.items():
+        for name, word in {"wide": "64", "module": "x_proj", "dora": "DoRA"}.items():
             assert word in statuses[name]["message"], statuses[name]
 
         shutil.copytree(tiny_models / "a0", folders["none"])
