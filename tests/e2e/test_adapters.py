@@ -64,7 +64,7 @@ async def declaring(
     *routes: dict[str, Any],
     num_pods: int = 2,
     pod: dict[str, Any] | None = None,
-    sizes: dict[str, int] | None = None,
+    sizes: dict[str, Any] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Scene]:
     """Pods that find `PATHS`; `sizes` are what they and the router know of their places."""
