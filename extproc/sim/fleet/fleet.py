@@ -70,7 +70,8 @@ class Fleet:
         self._tickets: dict[Flight, Ticket] = {}
         self._gone: list[FleetPod] = []
         # An order that aborts nobody is one of a queue that knows of no objectives.
-        declared = settings.declared if getattr(policy(), "aborts", True) else None
+        policies = [policy() for _ in range(settings.num_routers)]
+        declared = settings.declared if getattr(policies[0], "aborts", True) else None
         self._claims = {
             name: claim_of(tenant, declared, name) for name, tenant in workload.tenants.items()
         }
@@ -86,13 +87,13 @@ class Fleet:
             self._add_pod()
         self.routers = [
             FleetRouter(
-                policy(),
+                each,
                 policy_name,
                 settings,
                 router_id=str(number),
                 rng=random.Random(f"router/{seed}/{number}"),
             )
-            for number in range(settings.num_routers)
+            for number, each in enumerate(policies)
         ]
         self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
         for router in self.routers:
