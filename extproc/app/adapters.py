@@ -78,7 +78,7 @@ class Adapters:
     ) -> None:
         self._config = config
         self._pool, self._router, self._catalog = pool, router, router.catalog
-        self._planner = self.planner = router.catalog.planner
+        self.planner = router.catalog.planner
         self.is_leading: Callable[[], bool] = lambda: True
         self.on_ticked: OnTicked = _nothing
         self._deleted: Sequence[Declaration] = ()
@@ -111,7 +111,7 @@ class Adapters:
         self._apply(config)
 
     def _apply(self, config: Config) -> None:
-        self._planner.configure(settings.adapter_settings(config))
+        self.planner.configure(settings.adapter_settings(config))
         self._catalog.configure(settings.catalog_settings(config))
 
     def declare(self, offers: Mapping[str, Offer]) -> None:
@@ -120,7 +120,7 @@ class Adapters:
             return
         self._offers, self._shown_for = offers, None
         declarations = self._declarations()
-        self._planner.declare(declarations, deleted=self._deleted, now=self._clock())
+        self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._files.follow(each.source for each in declarations)
         self._show()
         self._rename()
@@ -130,7 +130,7 @@ class Adapters:
         """Replace what was declared once, as far as it is remembered elsewhere."""
         if deleted != self._deleted:
             self._deleted = deleted
-            self._planner.declare(self._declarations(), deleted=deleted, now=self._clock())
+            self.planner.declare(self._declarations(), deleted=deleted, now=self._clock())
 
     async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
         """Wait until as many pods as should have an adapter; return whether they do in time."""
@@ -148,7 +148,7 @@ class Adapters:
         return True
 
     def _is_ready(self, name: str) -> bool:
-        status, offer = self._planner.status(name), self._offers.get(name)
+        status, offer = self.planner.status(name), self._offers.get(name)
         if status is None or offer is None:
             return False
         return status.versions[0].ready >= max(1, offer.declaration.min_replicas)
@@ -169,12 +169,12 @@ class Adapters:
         """Return how each declared adapter is, as plain values."""
         return [
             {**to_builtins(status), "origin": self._offers[status.name].declaration.origin}
-            for status in self._planner.statuses()
+            for status in self.planner.statuses()
         ]
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register how many adapters are how, and what was done."""
-        counts = self._planner.counts
+        counts = self.planner.counts
         telemetry.add_gauges(
             "adapters",
             "Declared adapters, by how they are",
@@ -205,7 +205,7 @@ class Adapters:
             while True:
                 is_new, began_s = self._wake.is_set(), self._clock()
                 self._wake.clear()
-                if self._catalog.num_declared or self._planner.deleting():
+                if self._catalog.num_declared or self.planner.deleting():
                     forgotten = self._tick(tasks, is_new=is_new)
                     await self.on_ticked(forgotten)
                 await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
@@ -229,14 +229,14 @@ class Adapters:
         pods = self._pool.pod_states(now=now)
         rates = self._catalog.demand.rates(now)
         is_leading = self.is_leading()
-        for action in self._planner.tick(pods, rates, held, now=now, is_leading=is_leading):
+        for action in self.planner.tick(pods, rates, held, now=now, is_leading=is_leading):
             tasks.create_task(self._carry_out(action))
         self._rename()
         if is_new:
             queue.freed(now)
         for ticked in self._waiting:
             ticked.set()
-        return self._planner.forgotten(now=now)
+        return self.planner.forgotten(now=now)
 
     async def _carry_out(self, action: Action) -> None:
         try:
@@ -250,7 +250,7 @@ class Adapters:
             what = f"{action.kind} of {action.name}: {result.failure}: {result.message}"
             log.warning("%s: %s", action.address, what)
         self._num_calls[str(action.kind), str(result.failure or "done")] += 1
-        self._planner.finished(action, result, now=self._clock())
+        self.planner.finished(action, result, now=self._clock())
         self._poke(action.address)
         self.look()
 
@@ -285,7 +285,7 @@ class Adapters:
     def _on_files(self, path: str) -> None:
         for declaration in self._declarations():
             if declaration.source == path:
-                self._planner.files_changed(declaration.name, now=self._clock())
+                self.planner.files_changed(declaration.name, now=self._clock())
         self.look()
 
     # --- what requests see ------------------------------------------------------------------
@@ -310,7 +310,7 @@ class Adapters:
 
     def _rename(self) -> None:
         """Have bodies kept of requests that a pod may have to read under another name."""
-        serving = self._planner.serving
+        serving = self.planner.serving
         self._rewrites.versioned = frozenset(
             name
             for name, offer in self._offers.items()

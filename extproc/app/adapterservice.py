@@ -36,7 +36,7 @@ class AdapterService:
         config: Checked configuration.
         routing: Learns of routes, rules and adapters.
         poke: Has a pod's models listed soon.
-        report: Told who lost what, and how each adapter is.
+        report: Told who lost what, and how each adapter is; None where nobody asks.
         router_id: Holder of the lease.
 
     Raises:
@@ -49,7 +49,7 @@ class AdapterService:
         routing: Routing,
         *,
         poke: Callable[[str], None],
-        report: Report,
+        report: Report | None,
         router_id: str,
         world: World,
     ) -> None:
@@ -137,6 +137,8 @@ class AdapterService:
 
     def _tell(self) -> None:
         """Report what has changed of who lost what, and of how adapters are."""
+        if self._report is None:
+            return
         states = None
         if self._keeping.is_leading:
             found = self._adapters.planner.statuses()

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,10 @@ from extproc.app.sideports import SidePorts
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.config.file import ConfigParser, parse_config
+from extproc.core.adapters.precedence import Loss
 from extproc.core.address import Address
 from extproc.core.bounds import MAX_ENDPOINTS
+from extproc.core.kubernetes.status import AdapterReport
 from extproc.core.policies import Policy
 from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint
@@ -121,7 +123,7 @@ class App:
             config,
             self._routing,
             poke=lambda address: self._pods.poke(address),
-            report=lambda lost, states: self._discovery.report(lost, states),
+            report=self._report if config.discovery.kubernetes is not None else None,
             router_id=self._router_id,
             world=world,
         )
@@ -250,6 +252,9 @@ class App:
     def _configure(self, config: Config) -> None:
         self._routing.configure(config)
         self._adapters.configure(config)
+
+    def _report(self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None) -> None:
+        self._discovery.report(lost, states)
 
     def _on_asked(self) -> None:
         self._update_health()
