@@ -6,31 +6,23 @@ Part of `app`. Every router may do so at once: what a pod has already is no fail
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import aiohttp
 from msgspec import to_builtins
 
 from extproc.app import settings
+from extproc.app.adaptercalls import AdapterCalls
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.precedence import Offer
-from extproc.core.adapters.states import Action, Failure, Kind, Result, State
-from extproc.core.engines import PROFILES
+from extproc.core.adapters.states import Action, State
 from extproc.core.pool import Pool
 from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell import engineapi
-from extproc.shell.adapterfiles import AdapterFiles, Root
-from extproc.shell.podhttp import base_url, open_session
 from extproc.shell.telemetry import Telemetry
-
-log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 """Between two looks at what is to be done, where nothing new makes one at once."""
@@ -76,7 +68,6 @@ class Adapters:
         poke: Callable[[str], None],
         world: World,
     ) -> None:
-        self._config = config
         self._pool, self._router, self._catalog = pool, router, router.catalog
         self.planner = router.catalog.planner
         self.is_leading: Callable[[], bool] = lambda: True
@@ -86,28 +77,19 @@ class Adapters:
         self._rewrites = rewrites
         self._poke = poke
         self._clock = world.clock
-        self._access = settings.pod_access(config)
-        self._profile = PROFILES[config.pods.engine]
-        self._urls: Mapping[str, str] = {}
+        self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files)
         self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
         self._shown: tuple[Mapping[str, Offer], str] = ({}, "")
-        self._num_calls = Counter({(str(kind), "done"): 0 for kind in Kind})
         self._wake = asyncio.Event()
-        self._session: aiohttp.ClientSession | None = None
-        self._tasks: asyncio.TaskGroup | None = None
-        self._following: asyncio.Task[None] | None = None
         router.catalog.on_cold = self.look
-        self._follow(config)
         self._apply(config)
 
     # --- what is told -----------------------------------------------------------------------
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration."""
-        before, self._config = self._config, config
-        if config.adapters.roots != before.adapters.roots:
-            self._follow(config)
+        self._calls.configure(config)
         self._apply(config)
 
     def _apply(self, config: Config) -> None:
@@ -121,7 +103,7 @@ class Adapters:
         self._offers, self._shown_for = offers, None
         declarations = self._declarations()
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
-        self._files.follow(each.source for each in declarations)
+        self._calls.set_sources(each.source for each in declarations)
         self._show()
         self._rename()
         self.look()
@@ -158,7 +140,7 @@ class Adapters:
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the pods."""
-        self._urls = {each.address: base_url(each) for each in endpoints}
+        self._calls.set_endpoints(endpoints)
         self.look()
 
     def look(self) -> None:
@@ -191,17 +173,14 @@ class Adapters:
             "adapter_calls",
             "Loads and unloads of adapters, by what came of them",
             ("kind", "result"),
-            lambda: self._num_calls,
+            lambda: self._calls.counts,
         )
 
     # --- what is done -----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Work until cancelled."""
-        headers, context = self._access
-        async with open_session(headers, context) as self._session, asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            self._follow(self._config)
+        async with self._calls.opened(), asyncio.TaskGroup() as tasks:
             while True:
                 is_new, began_s = self._wake.is_set(), self._clock()
                 self._wake.clear()
@@ -239,48 +218,10 @@ class Adapters:
         return self.planner.forgotten(now=now)
 
     async def _carry_out(self, action: Action) -> None:
-        try:
-            result = await self._call(action)
-        except Exception as error:  # ours: the others go on, and this one is tried again
-            log.exception("%s of %s on %s broke", action.kind, action.name, action.address)
-            result = Result(Failure.ENGINE, repr(error))
-        if result.failure is None:
-            log.info("%s: %s of %s", action.address, action.kind, action.name)
-        else:
-            what = f"{action.kind} of {action.name}: {result.failure}: {result.message}"
-            log.warning("%s: %s", action.address, what)
-        self._num_calls[str(action.kind), str(result.failure or "done")] += 1
+        result = await self._calls.make(action)
         self.planner.finished(action, result, now=self._clock())
         self._poke(action.address)
         self.look()
-
-    async def _call(self, action: Action) -> Result:
-        """Make a call, or return why it need not be made."""
-        url, session = self._urls.get(action.address), self._session
-        if url is None or session is None:
-            return Result(Failure.UNREACHABLE, "the pod has gone")
-        name, timeout_s = action.name, action.timeout_s
-        if action.kind is Kind.UNLOAD:
-            return await engineapi.unload(
-                session, url, self._profile, name=name, timeout_s=timeout_s
-            )
-        traits = self._pool.traits(action.address)
-        checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
-        return checked.problem or await engineapi.load(
-            session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
-        )
-
-    # --- files ------------------------------------------------------------------------------
-
-    def _follow(self, config: Config) -> None:
-        """Follow the files in other folders."""
-        roots = [Root(str(each.pod), each.router) for each in config.adapters.roots]
-        self._files = AdapterFiles(roots, on_change=self._on_files)
-        self._files.follow(each.source for each in self._declarations())
-        if self._tasks is not None:
-            if self._following is not None:
-                self._following.cancel()
-            self._following = self._tasks.create_task(self._files.run())
 
     def _on_files(self, path: str) -> None:
         for declaration in self._declarations():

@@ -118,8 +118,8 @@ class Traffic:
                 is_over.set()
 
     @property
-    def failed(self) -> list[tuple[str, int]]:
-        return [(model, each.status) for model, each in self.answers if each.status != 200]
+    def failed(self) -> list[tuple[str, int, str]]:
+        return [(model, each.status, each.body.decode()) for model, each in self.answers if each.status != 200]
 
 
 async def test_adapters_survive_kills_and_restarts_and_a_server_that_joins_gets_its_share(
