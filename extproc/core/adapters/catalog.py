@@ -149,12 +149,17 @@ class Catalog:
         reason, message = ("", "") if status is None else (status.reason or "", status.message)
         return adapter_unavailable(request.client_model, reason, message)
 
-    def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
-        """Return a request for the pods that have a declared adapter; None where there are none."""
+    def _served(self, request: RequestInfo, name: str) -> RequestInfo | Rejection | None:
+        """Return a request for the pods that have a declared adapter; None where there are none.
+
+        A rejection if its body cannot go on with the name that they know.
+        """
         served = self.planner.serving(name)
         holders = frozenset[str]() if served is None else self.planner.holders(name)
         if served is None or not holders:
             return None
+        if served != request.model and request.fixed is not None:
+            return request.fixed
         own = request.subset
         response_model = self._offers[request.model].response_model
         return replace(
@@ -168,8 +173,10 @@ class Catalog:
 
     def _by_fallback(
         self, request: RequestInfo, listed: Mapping[str, ModelCard]
-    ) -> RequestInfo | None:
+    ) -> RequestInfo | Rejection | None:
         """Return a request for the model that serves where nothing else is left."""
+        if request.fixed is not None:
+            return None
         fallback = self._offers[request.model].fallback
         if fallback in self._cards:
             return self._served(request, fallback)

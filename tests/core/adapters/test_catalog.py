@@ -17,6 +17,7 @@ from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.queue import Ticket
+from extproc.core.rejections import NOT_REWRITABLE, RENAMED
 from extproc.core.router import Router
 from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request
@@ -308,6 +309,40 @@ def test_a_fallback_serves_where_nothing_else_is_left(
     assert isinstance(result, Pick)
     assert (result.request.model, result.request.adapter) == found
     assert result.request.client_model == "sql"
+
+
+def test_a_held_request_gets_the_first_version_that_its_adapter_gets() -> None:
+    scene = Scene(SQL)
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    scene.declare(Declaration("sql", "/adapters/sql-2", "2"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+
+    result = scene.router.resume(held, now=scene.now)
+    assert isinstance(result, Pick)
+    assert (result.request.model, result.request.client_model) == ("sql@2", "sql")
+
+
+@pytest.mark.parametrize("fixed", [RENAMED, NOT_REWRITABLE])
+def test_a_body_that_cannot_be_rewritten_goes_to_no_pod_that_knows_another_name(
+    fixed: Rejection,
+) -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("b", "/adapters/b"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"), ("b", "/adapters/b"))
+    scene.tick()
+    assert scene.ask("sql", fixed=fixed) is fixed
+    assert isinstance(scene.ask("b", fixed=fixed), Pick)
+
+
+def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> None:
+    scene = Scene(Offer(SQL, fallback=BASE), cold_wait_s=0.0)
+    assert isinstance(scene.ask("sql"), Pick)
+    result = scene.ask("sql", fixed=NOT_REWRITABLE)
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
 @pytest.mark.parametrize("fallback", ["nobody", "cold"])
