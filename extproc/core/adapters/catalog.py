@@ -15,6 +15,7 @@ from extproc.core.address import is_in_subset
 from extproc.core.placement import Demand
 from extproc.core.rejections import adapter_unavailable
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait
+from extproc.core.words import FOR_ADAPTER
 
 RESPONSE_WORK_S = 0.01
 """What a response costs the others in the batch: 128 tokens, each of which makes a step of the
@@ -149,12 +150,18 @@ class Catalog:
 
     def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
         """Have a request wait until a pod can take it; None once it has waited for long enough."""
-        until_s = request.arrived_at_s + self._settings.cold_wait_s
+        wait_s, claim = self._settings.cold_wait_s, request.claim
+        if claim.max_wait_s is not None:
+            wait_s = min(wait_s, claim.max_wait_s)
+        if not (wait_s and claim.waits):
+            self.not_held(request.model, now=now)
+            return None
+        until_s = request.arrived_at_s + wait_s
         if now >= until_s:
             return None
         if not self.planner.is_awaited(request.model):
             self.on_cold()
-        return Wait(until_s, "load")
+        return Wait(until_s, FOR_ADAPTER)
 
     def _served(self, request: RequestInfo, name: str) -> RequestInfo | Rejection | None:
         """Return a request for the pods that have a declared adapter; None where there are none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -123,13 +124,19 @@ def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
     assert len(calls) == asked == 1
 
 
-def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it() -> None:
-    scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
-    route = ModelRoute("r", ("sql",), waits=False)
-    scene.router.routes.configure([route], {})
+@pytest.mark.parametrize(
+    ("cold_wait_s", "route"),
+    [(20.0, {"waits": False}), (20.0, {"max_wait_s": 0.0}), (0.0, {})],
+)
+def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it(
+    cold_wait_s: float, route: dict[str, Any]
+) -> None:
+    sql = Declaration("sql", "/adapters/sql", load=LoadMode.LAZY)
+    scene = Scene(sql, cold_wait_s=cold_wait_s)
+    scene.router.routes.configure([ModelRoute("r", ("sql",), **route)], {})
     assert scene.begun == []
 
-    assert refusal(scene.ask("sql"))[0] == 429
+    assert refusal(scene.ask("sql")) == (503, Reason.ADAPTER_UNAVAILABLE)
 
     [action] = scene.tick()
     assert (action.kind, action.name) == (Kind.LOAD, "sql")
@@ -178,6 +185,35 @@ def test_after_cold_wait_s_a_pod_that_may_be_gone_is_better_than_none() -> None:
 
     assert isinstance(result, Pick)
     assert result.address == address(1)
+
+
+@pytest.mark.parametrize(("max_hold_s", "max_wait_s"), [(60.0, 2.0), (2.0, None)])
+def test_a_route_that_waits_for_less_says_that_the_adapter_is_not_there_yet(
+    max_hold_s: float, max_wait_s: float | None
+) -> None:
+    scene = Scene(SQL)
+    scene.router.max_hold_s = max_hold_s
+    scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=max_wait_s)], {})
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    result = scene.router.resume(held, now=scene.now + 2.0)
+
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(result, Rejection)
+    assert result.retry_after_s
+
+
+def test_a_route_that_waits_for_less_has_its_fallback_then() -> None:
+    scene = Scene(Offer(SQL, fallback=BASE))
+    scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=2.0)], {})
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    result = scene.router.resume(held, now=scene.now + 2.0)
+
+    assert isinstance(result, Pick)
+    assert result.request.model == BASE
 
 
 def test_where_it_cannot_be_loaded_the_reason_is_said_at_once() -> None:
