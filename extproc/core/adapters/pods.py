@@ -102,6 +102,10 @@ class Pod:
         coming = sum(name not in self.listed for name in self.verifying)
         return places is None or len(self.listed) + coming < ratio * places
 
+    def has_left(self, name: str | None) -> bool:
+        """Return whether an adapter is being unloaded, or was since the last listing."""
+        return name is not None and (name == self.leaving or name in self._unloaded)
+
     def unloaded(self, name: str, *, now: float) -> None:
         """It says that it has unloaded an adapter."""
         self.listed = {each: root for each, root in self.listed.items() if each != name}

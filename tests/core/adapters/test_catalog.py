@@ -176,6 +176,24 @@ def test_a_pod_that_has_something_else_under_the_name_gets_no_requests() -> None
     assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
 
 
+def test_a_pod_that_unloads_an_adapter_gets_no_requests_for_it_from_then_on() -> None:
+    """Neither during the call, nor between its end and the next look at the fleet."""
+    scene = Scene(Declaration("sql", "/adapters/sql", max_replicas=1))
+    for wait_s in (0.0, 6.0):
+        scene.now += wait_s
+        for number in (1, 2):
+            scene.lists(number, ("sql", "/adapters/sql"))
+        begun = scene.tick()
+
+    [unload] = begun
+    there = frozenset({unload.address})
+
+    assert refusal(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
+    scene.catalog.planner.finished(unload, Result(), now=scene.now)
+    assert refusal(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
+    assert scene.picked("sql").address != unload.address
+
+
 def test_what_has_the_name_of_a_base_model_is_loaded_nowhere() -> None:
     scene = Scene(Declaration(BASE, "/adapters/sql"))
     assert scene.begun == []
