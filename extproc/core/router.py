@@ -20,7 +20,16 @@ from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
 from extproc.core.rejections import model_not_found, no_endpoints
 from extproc.core.routes import ONE_PROMPT_PATHS
-from extproc.core.types import EndpointView, ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.core.types import (
+    EndpointView,
+    ModelCard,
+    Pick,
+    Reason,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
 
 OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
@@ -182,6 +191,8 @@ class Router:
         result = self.picker.pick(snapshot, found, asking)
         if isinstance(result, Pick):
             catalog.picked(result, request.model)
+        elif isinstance(result, Rejection) and result.reason is Reason.NO_ENDPOINTS:
+            return catalog.lost(request, now=snapshot.now) or result
         return result
 
     def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:

@@ -16,6 +16,8 @@ from extproc.core.placement import Demand
 from extproc.core.rejections import adapter_unavailable
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait
 
+LOST_S = 1.0
+"""Until the planner has looked at the pods once more, at the latest."""
 RESPONSE_WORK_S = 0.01
 """What a response costs the others in the batch: 128 tokens, each of which makes a step of the
 engine longer by 0.04 ms (H100) to 0.1 ms (A100)."""
@@ -148,6 +150,13 @@ class Catalog:
             return found
         reason, message = ("", "") if status is None else (status.reason or "", status.message)
         return adapter_unavailable(request.client_model, reason, message)
+
+    def lost(self, request: RequestInfo, *, now: float) -> Wait | None:
+        """Return a wait for a request that `find` had pods for, all of which have gone; None where
+        it may not wait, or the gateway lets it have other pods alone.
+        """
+        until_s = min(now + LOST_S, request.arrived_at_s + self._settings.cold_wait_s)
+        return Wait(until_s, "load") if request.subset is None and now < until_s else None
 
     def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
         """Return a request for the pods that have a declared adapter; None where there are none."""

@@ -149,6 +149,26 @@ def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
     assert result.address == address(2)
 
 
+def test_one_whose_pods_have_just_gone_waits_for_others() -> None:
+    """Before the planner has seen it, too: what a restarted pod lists is known at once."""
+    scene = Scene(SQL, cold_wait_s=5.0)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.lists(1)
+
+    assert refusal(scene.ask_at(-5.0)) == (503, Reason.NO_ENDPOINTS)
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+    assert held.reason == "load"
+    assert held.look_s <= scene.now + 1
+
+    scene.lists(2, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+    assert isinstance(scene.router.resume(held, now=scene.now), Pick)
+
+
 def test_it_waits_no_longer_than_cold_wait_s() -> None:
     scene = Scene(SQL, cold_wait_s=5.0)
     assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
