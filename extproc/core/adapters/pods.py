@@ -52,7 +52,7 @@ class Pod:
         leaving: Being unloaded now.
         leftover: Unloaded, and in the engine's memory until others push them out, oldest first:
             vLLM's unloading frees nothing (vllm-project/vllm issue 54839).
-        starts: Of loads.
+        starts: Of loads that began while it had requests.
         refusal: Why it loads nothing, and until when that is believed.
         full_since_s: Since when a running adapter has every slot; inf while one is free or idle.
         epoch: Grows with each restart.
