@@ -168,8 +168,7 @@ class Book:
         else:
             listing = self.fleet.pods_of.get(kept.serving or "", ())
             found = {address for address in listing if self.fleet.pods[address].is_usable}
-        leaving = {a for a in found if self.fleet.pods[a].leaving == kept.serving}
-        return frozenset(found - leaving)
+        return frozenset(a for a in found if not self.fleet.pods[a].has_left(kept.serving))
 
     # --- what goes --------------------------------------------------------------------------
 
