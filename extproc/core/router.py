@@ -136,6 +136,8 @@ class Router:
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""
+        if now >= ticket.give_up_s and self.queue.is_due(now):
+            self.offer(now=now)  # one whose adapter has not come may have something else
         self.queue.expire(ticket, now=now)
         if ticket.error is not None:
             raise ticket.error

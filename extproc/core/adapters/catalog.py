@@ -15,6 +15,7 @@ from extproc.core.address import is_in_subset
 from extproc.core.placement import Demand
 from extproc.core.rejections import adapter_unavailable
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait
+from extproc.core.words import FOR_ADAPTER
 
 RESPONSE_WORK_S = 0.01
 """What a response costs the others in the batch: 128 tokens, each of which makes a step of the
@@ -149,19 +150,30 @@ class Catalog:
 
     def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
         """Have a request wait until a pod can take it; None once it has waited for long enough."""
-        until_s = request.arrived_at_s + self._settings.cold_wait_s
+        wait_s, claim = self._settings.cold_wait_s, request.claim
+        if claim.max_wait_s is not None:
+            wait_s = min(wait_s, claim.max_wait_s)
+        if not (wait_s and claim.waits):
+            self.not_held(request.model, now=now)
+            return None
+        until_s = request.arrived_at_s + wait_s
         if now >= until_s:
             return None
         if not self.planner.is_awaited(request.model):
             self.on_cold()
-        return Wait(until_s, "load")
+        return Wait(until_s, FOR_ADAPTER)
 
-    def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
-        """Return a request for the pods that have a declared adapter; None where there are none."""
+    def _served(self, request: RequestInfo, name: str) -> RequestInfo | Rejection | None:
+        """Return a request for the pods that have a declared adapter; None where there are none.
+
+        A rejection if its body cannot go on with the name that they know.
+        """
         served = self.planner.serving(name)
         holders = frozenset[str]() if served is None else self.planner.holders(name)
         if served is None or not holders:
             return None
+        if served != request.model and request.fixed is not None:
+            return request.fixed
         own = request.subset
         response_model = self._offers[request.model].response_model
         return replace(
@@ -175,8 +187,10 @@ class Catalog:
 
     def _by_fallback(
         self, request: RequestInfo, listed: Mapping[str, ModelCard]
-    ) -> RequestInfo | None:
+    ) -> RequestInfo | Rejection | None:
         """Return a request for the model that serves where nothing else is left."""
+        if request.fixed is not None:
+            return None
         fallback = self._offers[request.model].fallback
         if fallback in self._cards:
             return self._served(request, fallback)

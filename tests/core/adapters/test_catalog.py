@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.queue import Ticket
+from extproc.core.rejections import NOT_REWRITABLE, RENAMED
 from extproc.core.router import Router
 from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request
@@ -122,13 +124,19 @@ def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
     assert len(calls) == asked == 1
 
 
-def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it() -> None:
-    scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
-    route = ModelRoute("r", ("sql",), waits=False)
-    scene.router.routes.configure([route], {})
+@pytest.mark.parametrize(
+    ("cold_wait_s", "route"),
+    [(20.0, {"waits": False}), (20.0, {"max_wait_s": 0.0}), (0.0, {})],
+)
+def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it(
+    cold_wait_s: float, route: dict[str, Any]
+) -> None:
+    sql = Declaration("sql", "/adapters/sql", load=LoadMode.LAZY)
+    scene = Scene(sql, cold_wait_s=cold_wait_s)
+    scene.router.routes.configure([ModelRoute("r", ("sql",), **route)], {})
     assert scene.begun == []
 
-    assert refusal(scene.ask("sql"))[0] == 429
+    assert refusal(scene.ask("sql")) == (503, Reason.ADAPTER_UNAVAILABLE)
 
     [action] = scene.tick()
     assert (action.kind, action.name) == (Kind.LOAD, "sql")
@@ -199,6 +207,35 @@ def test_after_cold_wait_s_a_pod_that_may_be_gone_is_better_than_none() -> None:
 
     assert isinstance(result, Pick)
     assert result.address == address(1)
+
+
+@pytest.mark.parametrize(("max_hold_s", "max_wait_s"), [(60.0, 2.0), (2.0, None)])
+def test_a_route_that_waits_for_less_says_that_the_adapter_is_not_there_yet(
+    max_hold_s: float, max_wait_s: float | None
+) -> None:
+    scene = Scene(SQL)
+    scene.router.max_hold_s = max_hold_s
+    scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=max_wait_s)], {})
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    result = scene.router.resume(held, now=scene.now + 2.0)
+
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(result, Rejection)
+    assert result.retry_after_s
+
+
+def test_a_route_that_waits_for_less_has_its_fallback_then() -> None:
+    scene = Scene(Offer(SQL, fallback=BASE))
+    scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=2.0)], {})
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    result = scene.router.resume(held, now=scene.now + 2.0)
+
+    assert isinstance(result, Pick)
+    assert result.request.model == BASE
 
 
 def test_where_it_cannot_be_loaded_the_reason_is_said_at_once() -> None:
@@ -373,6 +410,40 @@ def test_a_fallback_serves_where_nothing_else_is_left(
     assert isinstance(result, Pick)
     assert (result.request.model, result.request.adapter) == found
     assert result.request.client_model == "sql"
+
+
+def test_a_held_request_gets_the_first_version_that_its_adapter_gets() -> None:
+    scene = Scene(SQL)
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    scene.declare(Declaration("sql", "/adapters/sql-2", "2"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+
+    result = scene.router.resume(held, now=scene.now)
+    assert isinstance(result, Pick)
+    assert (result.request.model, result.request.client_model) == ("sql@2", "sql")
+
+
+@pytest.mark.parametrize("fixed", [RENAMED, NOT_REWRITABLE])
+def test_a_body_that_cannot_be_rewritten_goes_to_no_pod_that_knows_another_name(
+    fixed: Rejection,
+) -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("b", "/adapters/b"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"), ("b", "/adapters/b"))
+    scene.tick()
+    assert scene.ask("sql", fixed=fixed) is fixed
+    assert isinstance(scene.ask("b", fixed=fixed), Pick)
+
+
+def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> None:
+    scene = Scene(Offer(SQL, fallback=BASE), cold_wait_s=0.0)
+    assert isinstance(scene.ask("sql"), Pick)
+    result = scene.ask("sql", fixed=NOT_REWRITABLE)
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
 @pytest.mark.parametrize("fallback", ["nobody", "cold"])
