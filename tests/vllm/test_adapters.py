@@ -119,7 +119,11 @@ class Traffic:
 
     @property
     def failed(self) -> list[tuple[str, int, str]]:
-        return [(model, each.status, each.body.decode()) for model, each in self.answers if each.status != 200]
+        return [
+            (model, each.status, each.body.decode())
+            for model, each in self.answers
+            if each.status != 200
+        ]
 
 
 async def test_adapters_survive_kills_and_restarts_and_a_server_that_joins_gets_its_share(
