@@ -32,7 +32,7 @@ class Book:
         open: Names of adapters that are to be loaded somewhere.
         rates: Seconds of work per second by name, where there is any.
         held: Names of adapters that requests wait for, in order.
-        surplus: Names of adapters that more pods have than may.
+        surplus: Names of adapters that other pods have than may, or more.
         by_served: The adapter that has a served name.
         families: Served names that pods list, by the adapter that they are versions of.
         dirty: Names of adapters to be judged anew, at once; `later` in turn.

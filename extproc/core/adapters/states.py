@@ -69,6 +69,7 @@ class PodState(Struct, frozen=True):
         pending_by_adapter: The same by served name; only adapters with requests appear.
         process: When its process started; None where unknown.
         is_resolver: It finds and loads by itself what a request names.
+        pools: Names of the pools that it is in, where there are several.
     """
 
     address: str
@@ -82,6 +83,7 @@ class PodState(Struct, frozen=True):
     pending_by_adapter: Mapping[str, int] = _NOTHING
     process: float | None = None
     is_resolver: bool = False
+    pools: frozenset[str] = frozenset()
 
 
 class Kind(StrEnum):

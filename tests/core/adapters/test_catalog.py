@@ -52,7 +52,7 @@ class Scene:
     def declare(self, *declared: Declaration | Offer) -> None:
         offers = [each if isinstance(each, Offer) else Offer(each) for each in declared]
         self.catalog.planner.declare([each.declaration for each in offers], now=self.now)
-        self.catalog.declare({each.declaration.name: each for each in offers}, BASE)
+        self.catalog.declare({each.declaration.name: each for each in offers}, {frozenset(): BASE})
         self.begun = self.tick()
 
     def lists(self, number: int, *adapters: tuple[str, str]) -> None:

@@ -52,6 +52,7 @@ class FakePod:
     load_s: float = 0.5
     models: dict[str, str] = field(default_factory=dict)
     base: str = BASE
+    pools: frozenset[str] = frozenset()
     broken: dict[str, Result] = field(default_factory=dict)
     lies: bool = False
     is_up: bool = True
@@ -184,6 +185,7 @@ class World:
                     {name: num for name, num in pod.pending.items() if num},
                     pod.process,
                     pod.is_resolver,
+                    pod.pools,
                 )
             )
         return states
