@@ -21,7 +21,16 @@ from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
 from extproc.core.rejections import model_not_found, no_endpoints
 from extproc.core.routes import ONE_PROMPT_PATHS
-from extproc.core.types import EndpointView, ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.core.types import (
+    EndpointView,
+    ModelCard,
+    Pick,
+    Reason,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
 
 OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
@@ -187,14 +196,11 @@ class Router:
             found = renamed(found, found.model)
             found = replace(found, cached_bytes=self._cached(found))
         result = self.picker.pick(snapshot, found, asking)
-        if not isinstance(result, Pick):
-            return result
-        if result.candidates[0].is_lost:  # as all of them are, then
-            waiting = catalog.wait(request, now=snapshot.now)
-            if waiting is not None:
-                return waiting
-        catalog.picked(result, request.model)
-        return result
+        is_gone = _are_gone(result, request)
+        waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
+        if waiting is None and isinstance(result, Pick):
+            catalog.picked(result, request.model)
+        return waiting or result
 
     def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
         """Fill in adapter and claim: only the pool knows which names are adapters.
@@ -306,6 +312,14 @@ class Router:
         if request.body_bytes <= context_bytes:
             return request
         return replace(request, context_bytes=context_bytes)
+
+
+def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
+    """Return whether the pods that have a request's adapter are gone, and others may load it."""
+    if isinstance(result, Pick):
+        return result.candidates[0].is_lost  # as all of them are, then
+    is_none = isinstance(result, Rejection) and result.reason is Reason.NO_ENDPOINTS
+    return is_none and request.subset is None  # a gateway's own subset stays what it is
 
 
 def load_s(view: EndpointView, adapter: str) -> float:

@@ -67,6 +67,7 @@ class Endpoint(Struct, frozen=True):
     name: str = ""  # for people: the pod's name, or the address where there is none
     is_ready: bool = True  # False: no new requests (draining)
     group: str = ""  # of endpoints that are alike, by the operator's name for it
+    pools: frozenset[str] = frozenset()  # InferencePools that have it, where several are followed
 
 
 class LoadReport(Struct, frozen=True, gc=False):

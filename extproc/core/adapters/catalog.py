@@ -62,17 +62,18 @@ class Catalog:
         self._settings = settings
         self._listed = ({}, {})
 
-    def declare(self, offers: Mapping[str, Offer], base: str) -> None:
+    def declare(self, offers: Mapping[str, Offer], bases: Mapping[frozenset[str], str]) -> None:
         """Replace what is declared.
 
         Args:
             offers: By the name that clients write.
-            base: The base model of those that name none, where all pods have the same; else "".
+            bases: The base model of those that name none, by their pools, where all pods of these
+                have the same; else "".
         """
         self._offers = offers
         self._cards = {
-            name: ModelCard(name, offer.declaration.base or base, offer.declaration.source)
-            for name, offer in offers.items()
+            name: ModelCard(name, each.base or bases[each.pools], each.source)
+            for name, each in ((name, offer.declaration) for name, offer in offers.items())
         }
         self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
         self.names = (frozenset(offers),) if offers else ()

@@ -107,6 +107,15 @@ class Plan:
             levels.append(flows)
         return levels, given_up
 
+    def by_arrival(self, tickets: Iterable[Ticket], now: float) -> list[_Flows]:
+        """Return the flows of each level, each in order of arrival.
+
+        Args:
+            tickets: In that order.
+        """
+        levels = by_level(tickets, now, self._settings.ageing_s)
+        return [self._flows(level) for level in levels]
+
     def in_order(self, levels: Iterable[_Flows]) -> Iterator[Ticket]:
         """Yield the tickets of all levels; what has been charged meanwhile counts at once."""
         for flows in levels:

@@ -186,8 +186,13 @@ class HoldQueue:
         self._arrange()
 
     def adapters(self, now: float) -> list[str]:
-        """Return the adapters that held requests need, each once, the next in order first."""
-        levels, _ = self._plan.make(self._tickets, self._scene(now))
+        """Return the adapters that held requests need, each once, the next in order first.
+
+        That is by priority, by turns, and by arrival whatever `order` says: a request that waits
+        for a load gives up at the end, and is not served late. The newest first would let others
+        give up even where loads keep up with requests.
+        """
+        levels = self._plan.by_arrival(self._tickets, now)
         names = (ticket.request.adapter for ticket in self._plan.in_order(levels))
         return list(dict.fromkeys(name for name in names if name is not None))
 
@@ -226,7 +231,7 @@ class HoldQueue:
         self._sweep.put_last(late, scene.now)
         return self._plan.in_order(levels)
 
-    def _scene(self, now: float, endpoints: Sequence[EndpointView] = ()) -> Scene:
+    def _scene(self, now: float, endpoints: Sequence[EndpointView]) -> Scene:
         settings, running = self.settings, frozenset[str]()
         if settings.order == "clusters":
             running = running_in_clusters(endpoints, settings.cluster_size)

@@ -54,7 +54,7 @@ class Scene:
     def declare(self, *declared: Declaration | Offer) -> None:
         offers = [each if isinstance(each, Offer) else Offer(each) for each in declared]
         self.catalog.planner.declare([each.declaration for each in offers], now=self.now)
-        self.catalog.declare({each.declaration.name: each for each in offers}, BASE)
+        self.catalog.declare({each.declaration.name: each for each in offers}, {frozenset(): BASE})
         self.begun = self.tick()
 
     def lists(self, number: int, *adapters: tuple[str, str]) -> None:
@@ -159,6 +159,28 @@ def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
     assert result.address == address(2)
 
 
+def test_one_whose_pods_have_just_gone_waits_for_others() -> None:
+    """Before the planner has seen it, too: what a restarted pod lists is known at once."""
+    scene = Scene(SQL, cold_wait_s=5.0)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.lists(1)
+
+    assert refusal(scene.ask_at(-5.0)) == (503, Reason.NO_ENDPOINTS)
+    looks: list[None] = []
+    scene.catalog.on_cold = lambda: looks.append(None)
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+    assert held.reason == "load"
+    assert looks
+
+    scene.lists(2, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+    assert isinstance(scene.router.resume(held, now=scene.now), Pick)
+
+
 def test_it_waits_no_longer_than_cold_wait_s() -> None:
     scene = Scene(SQL, cold_wait_s=5.0)
     assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
@@ -238,6 +260,24 @@ def test_a_pod_that_has_something_else_under_the_name_gets_no_requests() -> None
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
     assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
+
+
+def test_a_pod_that_unloads_an_adapter_gets_no_requests_for_it_from_then_on() -> None:
+    """Neither during the call, nor between its end and the next look at the fleet."""
+    scene = Scene(Declaration("sql", "/adapters/sql", max_replicas=1))
+    for wait_s in (0.0, 6.0):
+        scene.now += wait_s
+        for number in (1, 2):
+            scene.lists(number, ("sql", "/adapters/sql"))
+        begun = scene.tick()
+
+    [unload] = begun
+    there = frozenset({unload.address})
+
+    assert refusal(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
+    scene.catalog.planner.finished(unload, Result(), now=scene.now)
+    assert refusal(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
+    assert scene.picked("sql").address != unload.address
 
 
 def test_what_has_the_name_of_a_base_model_is_loaded_nowhere() -> None:

@@ -187,6 +187,20 @@ def test_loads_that_are_wanted_for_ever_keep_their_limit_and_never_pause_for_lon
     assert len(starts) >= 4 * limit
 
 
+def test_loads_on_a_pod_without_requests_leave_it_those_that_it_may_have_with_them() -> None:
+    """A fleet that has just loaded all it should have still loads what is asked for next."""
+    settings = AdapterSettings(max_loads_per_minute=5)
+    world = World(pods(1, max_cpu_loras=20), settings=settings)
+    world.declare(*adapters(10), Declaration("late", "/late", load=LoadMode.LAZY))
+    world.run(10)
+    assert len(world.log) == 10
+
+    world.pods[ONE].num_base = 1
+    load(world, "late")
+
+    assert world.having("late") == [ONE]
+
+
 def test_lazily_declared_ones_wait_for_a_request_though_they_fit_and_eager_ones_do_not() -> None:
     world = World(pods(1))
     world.declare(
