@@ -186,7 +186,9 @@ class Router:
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self.picker.pick(snapshot, request, asking)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
-        if not isinstance(found, RequestInfo):
+        if isinstance(found, Rejection):
+            return replace(found, retry_after_s=self.queue.retry_after_s())
+        if isinstance(found, Wait):
             return found
         result = self.picker.pick(snapshot, found, asking)
         if isinstance(result, Pick):
