@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from extproc.sim.engine.engine import Engine
 from extproc.sim.fakepod.apierrors import ApiError, missing_field
 from extproc.sim.fakepod.runner import EngineRunner
+from extproc.sim.fakepod.trouble import Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class AdapterRegistry:
             holds an adapter of the engine's `max_lora_rank`.
         ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
         errors_by_path: The worker's error about the adapter at each path that it cannot serve.
+
+    Attributes:
+        trouble: None by default.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class AdapterRegistry:
         errors_by_path: Mapping[str, str] | None = None,
     ) -> None:
         self.names_by_key: dict[str, str] = {}
+        self.trouble = Trouble()
         self._base_model = base_model
         self._ranks_by_path = ranks_by_path
         self._ranks_by_name = ranks_by_name or {}
@@ -79,8 +84,11 @@ class AdapterRegistry:
         async with self._locks[name]:
             self._check_load(name, path)
             adapter = self._prepare(name, path, runner.engine)
-            await runner.load_adapter(adapter.key)
-            self._adapters[name] = adapter
+            if not self.trouble.lies:
+                with self.trouble.loading():
+                    await asyncio.sleep(self.trouble.load_s)
+                    await runner.load_adapter(adapter.key)
+                self._adapters[name] = adapter
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, body: Mapping[str, object]) -> str:
@@ -95,7 +103,8 @@ class AdapterRegistry:
         if name not in self._adapters:
             message = f"The lora adapter '{name}' cannot be found."
             raise ApiError(404, message, "NotFoundError")
-        del self._adapters[name]
+        if not self.trouble.lies:
+            del self._adapters[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
 
     def _check_load(self, name: str, path: str) -> None:
