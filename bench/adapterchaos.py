@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ from typing import Any
 import aiohttp
 
 from bench import chaosplan
+from bench.chaoskube import api_server, in_cluster
 from bench.chaosplan import NAMES, NUM_PODS, NUM_ROUTERS, Change, Fault, Pace
 from bench.chaospods import BASE, OWN, ChaosPod, Ledger
 from bench.chaosstores import MIN_REPLICAS, Keeper, over_http, served_name, source_of
@@ -35,6 +37,7 @@ from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import StackError, free_port
 from extproc.stack.router import Router
+from tests.kubernetes.apiserver import ApiServer
 
 STORES = ("directory", "sqlite", "redis", "kubernetes")
 CONVERGED_S = 30.0
@@ -42,6 +45,7 @@ LIMITS = AdapterSettings()
 _REQUESTS_PER_S, _TOKENS = 8.0, 40
 _REQUEST_S = 60.0
 _LOOK_S = 0.25
+_ERROR = re.compile(rb'"code": ?"([a-z_]+)"')
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Result:
     seconds: float
     faults: dict[str, int] = field(default_factory=dict)
     num_changes: int = 0
-    requests: dict[int, int] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)
     takeovers: int = 0
     converged_s: float | None = None
     loads: Ledger = field(default_factory=Ledger)
@@ -85,7 +89,7 @@ class Chaos:
         self.routers: list[Router] = []
         self.envoys: list[Envoy] = []
         self.declared: dict[str, int] = {}
-        self.statuses: Counter[int] = Counter()
+        self.statuses: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.num_changes = 0
         self._locks = {name: asyncio.Lock() for name in NAMES}
@@ -180,12 +184,12 @@ class Chaos:
 
     async def _ask(self, name: str, envoy: Envoy) -> None:
         status, model = await self.chat(envoy, name, _TOKENS)
-        self.statuses[status] += 1
+        self.statuses[str(status) if status == 200 else f"{status} {model}"] += 1
         if status == 200 and model.partition("@")[0] != name:
             self.wrong.append(f"{name} was answered by {model}")
 
     async def chat(self, envoy: Envoy, name: str, num_tokens: int) -> tuple[int, str]:
-        """Send a request; return its status and the model that answered."""
+        """Send a request; return its status, and the model that answered or why none did."""
         body = {
             "model": name,
             "messages": [{"role": "user", "content": "hi"}],
@@ -194,8 +198,10 @@ class Chaos:
         try:
             url = f"{envoy.url}/v1/chat/completions"
             async with self.http.post(url, json=body) as response:
-                await response.read()
-                return response.status, response.headers.get("x-served-model", "")
+                answer = await response.read()
+                code = _ERROR.search(answer)
+                said = response.headers.get("x-served-model", "")
+                return response.status, code[1].decode() if code else said
         except (aiohttp.ClientError, OSError):
             return 0, ""
         except TimeoutError:
@@ -287,7 +293,7 @@ async def running(keeper: Keeper, ledger: Ledger, seed: int) -> AsyncIterator[Ch
         config = await keeper.sections([pod.address for pod in pods])
         for number in range(NUM_ROUTERS):
             log = {"level": "info", "json_lines": False}
-            server = {"drain_timeout_s": 1.0}
+            server = {"drain_delay_s": 0.2, "drain_timeout_s": 1.0}
             router = Router({**config, "log": log, "server": server}, name=f"router-{number}")
             exits.push_async_callback(router.close)
             chaos.routers.append(router)
@@ -299,7 +305,7 @@ async def running(keeper: Keeper, ledger: Ledger, seed: int) -> AsyncIterator[Ch
         yield chaos
 
 
-async def run(keeper: Keeper, store: str, seed: int, seconds: float, pace: Pace) -> Result:
+async def run(keeper: Keeper, store: str, seed: int, seconds: float) -> Result:
     """Let it happen, and see what comes of it.
 
     Raises:
@@ -311,7 +317,7 @@ async def run(keeper: Keeper, store: str, seed: int, seconds: float, pace: Pace)
         await _converge(chaos, CONVERGED_S)
         asking = asyncio.ensure_future(chaos.ask())
         try:
-            await _happen(chaos, result, pace)
+            await _happen(chaos, result)
             began_s = time.monotonic()
             found = await _converge(chaos, CONVERGED_S)
             result.converged_s = None if found else time.monotonic() - began_s
@@ -327,9 +333,10 @@ async def run(keeper: Keeper, store: str, seed: int, seconds: float, pace: Pace)
     return result
 
 
-async def _happen(chaos: Chaos, result: Result, pace: Pace) -> None:
+async def _happen(chaos: Chaos, result: Result) -> None:
     """Let faults and changes happen at their times; return once all are over."""
     kinds = (*chaosplan.KINDS, *chaos.keeper.kinds)
+    pace = pace_of(result.seconds)
     planned = [*chaosplan.faults(result.seed, result.seconds, kinds, pace)]
     changes = [*chaosplan.changes(result.seed, result.seconds)]
     counts: Counter[str] = Counter()
@@ -354,9 +361,11 @@ async def _happen(chaos: Chaos, result: Result, pace: Pace) -> None:
 async def _converge(chaos: Chaos, within_s: float) -> list[str]:
     """Wait until all is as declared; return what is not after that time."""
     deadline_s = time.monotonic() + within_s
-    while (found := await chaos.not_as_declared()) and time.monotonic() < deadline_s:
+    while True:
+        found = await chaos.not_as_declared()
+        if not found or time.monotonic() > deadline_s:
+            return found
         await asyncio.sleep(_LOOK_S)
-    return found
 
 
 def _exceeded(loads: Ledger) -> list[str]:
@@ -366,20 +375,43 @@ def _exceeded(loads: Ledger) -> list[str]:
     return [f"loads {name}: {num}" for name, num in found.items() if num > limits[name]]
 
 
+def pace_of(seconds: float) -> Pace:
+    """Return how quickly things happen in a run of this length."""
+    return chaosplan.LONG if seconds >= 60 else chaosplan.SHORT
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 async def run_on(store: str, seed: int, seconds: float) -> Result:
-    """Run on a store of this kind, of its own.
+    """Run on a store of its own, of this kind.
 
     Raises:
         StackError: Something did not start.
     """
-    pace = chaosplan.LONG if seconds >= 60 else chaosplan.SHORT
+    pace = pace_of(seconds)
     with TemporaryDirectory() as name:
         async with over_http(store, Path(name), pace.lease_s) as keeper:
-            return await run(keeper, store, seed, seconds, pace)
+            return await run(keeper, store, seed, seconds)
+
+
+async def run_in_cluster(server: ApiServer, seed: int, seconds: float) -> Result:
+    """The same with LLMRoutes.
+
+    Raises:
+        StackError: Something did not start.
+    """
+    async with in_cluster(server) as keeper:
+        return await run(keeper, "kubernetes", seed, seconds)
+
+
+def _run(store: str, seed: int, seconds: float) -> Result:
+    _say(f"--- {store}")
+    if store != "kubernetes":
+        return asyncio.run(run_on(store, seed, seconds))
+    with api_server() as server:
+        return asyncio.run(run_in_cluster(server, seed, seconds))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -392,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     machine = describe()
     try:
-        results = [asyncio.run(run_on(each, args.seed, args.seconds)) for each in args.store]
+        results = [_run(each, args.seed, args.seconds) for each in args.store]
     except StackError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -111,6 +112,11 @@ class ChaosPod:
         if self._pod is not None and self._pod.pod.runner.engine.running:
             ledger.a_minute = max(ledger.a_minute, len(self._starts))
         self._num_loading += 1
+        if self._num_loading > 1:
+            print(
+                f"{time.strftime('%X')} {self.name}: {self._num_loading} loads at once",
+                file=sys.stderr,
+            )
         ledger.on_a_pod = max(ledger.on_a_pod, self._num_loading)
         ledger.begin()
         try:

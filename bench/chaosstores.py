@@ -149,7 +149,7 @@ class OverHttp:
                 status = response.status
             if status in (404, 412):
                 if in_doubt:
-                    return (await self._entry(url, name)).get("deleted", True)
+                    return bool((await self._entry(url, name)).get("deleted", True))
                 self.lost.append(f"{name}: its deletion is refused by {status}")
                 return True
             return status == 204
