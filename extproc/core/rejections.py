@@ -19,6 +19,13 @@ ENCODED_BODY = Rejection(
 )
 """A compressed body's model cannot be read."""
 
+
+def invalid_json(problem: str, at: int) -> Rejection:
+    """Return the refusal of a body that has a problem near a byte."""
+    message = f"The request body is not valid JSON: {problem} (near byte {at})."
+    return Rejection(400, Reason.INVALID_JSON, message)
+
+
 EMPTY_BODY = Rejection(400, Reason.INVALID_JSON, "The request body is empty.", param="model")
 
 MISSING_MODEL = Rejection(

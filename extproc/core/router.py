@@ -180,8 +180,13 @@ class Router:
         if not isinstance(found, RequestInfo):
             return found
         result = self.picker.pick(snapshot, found, asking)
-        if isinstance(result, Pick):
-            catalog.picked(result, request.model)
+        if not isinstance(result, Pick):
+            return result
+        if result.candidates[0].is_lost:  # as all of them are, then
+            waiting = catalog.wait(request, now=snapshot.now)
+            if waiting is not None:
+                return waiting
+        catalog.picked(result, request.model)
         return result
 
     def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:

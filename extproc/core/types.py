@@ -155,6 +155,11 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_ejected: bool = False
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it gets requests only where there is no other."""
+        return self.is_unreachable or self.is_ejected
+
+    @property
     def num_active_adapters(self) -> int:
         """Distinct adapters with unfinished requests here."""
         return len(self.pending_by_adapter)

@@ -15,6 +15,9 @@ SHARED_PAUSE_S = 15.0
 """The longest pause where several adapters in a row time out or do not show on a pod: it is the
 pod's trouble, and none of them is to rest for long once that is over."""
 MINUTE_S = 60.0
+BURST_RATIO = 0.25
+"""Part of a minute's loads that may follow each other at once. The others are spread evenly: were
+all made at once, requests would wait for the rest of the minute, longer than they may."""
 
 
 class Attempt(Struct):
@@ -125,7 +128,7 @@ class Attempts:
 
 
 class Window:
-    """The starts of the last minute."""
+    """The starts of the last minute: a few at once, then at an even pace."""
 
     def __init__(self) -> None:
         self._starts: deque[float] = deque()
@@ -138,6 +141,8 @@ class Window:
         """Return when there is room for one more; a time that has passed for at once."""
         while self._starts and self._starts[0] <= now - MINUTE_S:
             self._starts.popleft()
-        if len(self._starts) < limit:
+        num = len(self._starts)
+        if num < limit * BURST_RATIO:
             return -inf
-        return self._starts[len(self._starts) - limit] + MINUTE_S
+        next_s = self._starts[-1] + MINUTE_S / limit
+        return next_s if num < limit else max(next_s, self._starts[num - limit] + MINUTE_S)

@@ -138,16 +138,23 @@ class Catalog:
         if found is not None:
             return found
         status = planner.status(name) if planner.state(name) is State.FAILED else None
-        until_s = request.arrived_at_s + self._settings.cold_wait_s
-        if status is None and now < until_s:
-            if not planner.is_awaited(name):
-                self.on_cold()
-            return Wait(until_s, "load")
+        waiting = None if status is not None else self.wait(request, now=now)
+        if waiting is not None:
+            return waiting
         found = self._by_fallback(request, listed)
         if found is not None:
             return found
         reason, message = ("", "") if status is None else (status.reason or "", status.message)
         return adapter_unavailable(request.client_model, reason, message)
+
+    def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
+        """Have a request wait until a pod can take it; None once it has waited for long enough."""
+        until_s = request.arrived_at_s + self._settings.cold_wait_s
+        if now >= until_s:
+            return None
+        if not self.planner.is_awaited(request.model):
+            self.on_cold()
+        return Wait(until_s, "load")
 
     def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
         """Return a request for the pods that have a declared adapter; None where there are none."""

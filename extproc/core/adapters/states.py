@@ -57,7 +57,7 @@ class PodState(Struct, frozen=True):
     """What is known of one pod.
 
     Attributes:
-        is_up: It answers its health check, and is not leaving.
+        is_up: It answers its health check, is not ejected, and is not leaving.
         models: As `/v1/models` lists them, by name; None before the first listing. The same object
             as long as nothing changes.
         listed_at_s: When that listing was asked for.

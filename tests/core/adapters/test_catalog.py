@@ -154,6 +154,31 @@ def test_it_waits_no_longer_than_cold_wait_s() -> None:
     assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
+def test_requests_do_not_follow_an_adapter_to_a_pod_that_is_gone() -> None:
+    scene = Scene(SQL)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    assert scene.picked("sql").address == address(1)
+
+    scene.router.pool.record_unreachable(address(1))
+
+    assert isinstance(scene.ask("sql"), Ticket)
+    [action] = scene.tick()
+    assert (action.kind, action.address) == (Kind.LOAD, address(2))
+
+
+def test_after_cold_wait_s_a_pod_that_may_be_gone_is_better_than_none() -> None:
+    scene = Scene(SQL, cold_wait_s=5.0)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.router.pool.record_unreachable(address(1))
+
+    result = scene.ask_at(-5.0)
+
+    assert isinstance(result, Pick)
+    assert result.address == address(1)
+
+
 def test_where_it_cannot_be_loaded_the_reason_is_said_at_once() -> None:
     scene = Scene(SQL, num_pods=1)
     [action] = scene.begun

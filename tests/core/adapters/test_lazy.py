@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.adapters.attempts import BURST_RATIO, MINUTE_S, Window
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.states import AdapterSettings, Failure, Kind, Result, State
 from tests.core.adapters.world import World, adapters, pods
@@ -156,13 +161,30 @@ def test_a_pod_with_requests_gets_so_many_loads_a_minute() -> None:
     settings = AdapterSettings(max_loads_per_minute=5)
     world = World(pods(1, num_base=1), settings=settings)
     world.declare(*adapters(8))
-    world.run(40)
+    world.run(58)
     assert len(world.log) == 5
     assert world.planner.next_s < world.now + 30
 
     world.run(30)
 
     assert len(world.log) == 8
+
+
+@given(st.integers(1, 100))
+def test_loads_that_are_wanted_for_ever_keep_their_limit_and_never_pause_for_long(
+    limit: int,
+) -> None:
+    window, starts, now = Window(), [0.0], 0.0
+    window.start(now)
+    while now < 300:
+        now = max(now, window.free_s(limit, now=now))
+        window.start(now)
+        starts.append(now)
+
+    assert all(b - a > MINUTE_S - 1e-6 for a, b in zip(starts, starts[limit:], strict=False))
+    pauses = [b - a for a, b in pairwise(starts)]
+    assert max(pauses) < MINUTE_S * BURST_RATIO + MINUTE_S / limit + 1e-6
+    assert len(starts) >= 4 * limit
 
 
 def test_lazily_declared_ones_wait_for_a_request_though_they_fit_and_eager_ones_do_not() -> None:
