@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any
 
-
 from bench.chaosstores import as_declared
 from extproc.stack.processes import StackError
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
