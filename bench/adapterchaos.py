@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ import aiohttp
 from bench import chaosplan
 from bench.chaoskube import api_server, in_cluster
 from bench.chaosplan import NAMES, NUM_PODS, NUM_ROUTERS, Change, Fault, Pace
-from bench.chaospods import BASE, OWN, ChaosPod, Ledger
+from bench.chaospods import BASE, OWN, ChaosPod, Ledger, Most
 from bench.chaosstores import MIN_REPLICAS, Keeper, over_http, served_name, source_of
 from bench.machine import describe
 from bench.report import default_path, write_json
@@ -56,9 +56,11 @@ class Result:
         faults: By kind.
         num_changes: Confirmed.
         requests: By status; 0 for none, since the gateway's connection broke.
-        takeovers: How often a router began to load.
+        takeovers: How often a router took the lease.
         converged_s: From the end of the last fault until all was as declared; None for never.
-        loads: As the pods saw them.
+        num_loads: As the pods saw them, like what follows.
+        of_one: The most by one process of a router, which is what the limits are for.
+        of_all: The most by all of them.
         wrong: What is not as it should be.
     """
 
@@ -70,7 +72,9 @@ class Result:
     requests: dict[str, int] = field(default_factory=dict)
     takeovers: int = 0
     converged_s: float | None = None
-    loads: Ledger = field(default_factory=Ledger)
+    num_loads: int = 0
+    of_one: Most = field(default_factory=Most)
+    of_all: Most = field(default_factory=Most)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -83,9 +87,14 @@ class Chaos:
     """
 
     def __init__(
-        self, keeper: Keeper, pods: Sequence[ChaosPod], http: aiohttp.ClientSession, seed: int
+        self,
+        keeper: Keeper,
+        pods: Sequence[ChaosPod],
+        http: aiohttp.ClientSession,
+        folder: Path,
+        seed: int,
     ) -> None:
-        self.keeper, self.pods, self.http = keeper, pods, http
+        self.keeper, self.pods, self.http, self._folder = keeper, pods, http, folder
         self.routers: list[Router] = []
         self.envoys: list[Envoy] = []
         self.declared: dict[str, int] = {}
@@ -94,6 +103,9 @@ class Chaos:
         self.num_changes = 0
         self._locks = {name: asyncio.Lock() for name in NAMES}
         self._highest = dict.fromkeys(NAMES, 0)
+        self._num_started = 0
+        self._started_s = [0.0] * NUM_ROUTERS
+        self._deleted_s: dict[str, float] = {}
         self._in_trouble: set[tuple[str, int]] = set()
         self._rng = Random(seed)
 
@@ -108,7 +120,7 @@ class Chaos:
         self._in_trouble.add(victim)
         try:
             if kind in ("freeze", "crash", "end"):
-                await self._trouble_router(self.routers[fault.victim], kind, for_s)
+                await self._trouble_router(fault.victim, kind, for_s)
             elif kind in self.keeper.kinds:
                 await self.keeper.disturb(kind, for_s)
             else:
@@ -117,7 +129,8 @@ class Chaos:
             self._in_trouble.discard(victim)
         return True
 
-    async def _trouble_router(self, router: Router, kind: str, for_s: float) -> None:
+    async def _trouble_router(self, number: int, kind: str, for_s: float) -> None:
+        router = self.routers[number]
         if kind == "freeze":
             router.send(signal.SIGSTOP)
             await asyncio.sleep(for_s)
@@ -125,7 +138,18 @@ class Chaos:
             return
         await (router.kill() if kind == "crash" else router.stop())
         await asyncio.sleep(for_s)
-        await router.start()
+        await self.start(number)
+
+    def key_file(self, number: int) -> Path:
+        """Return the file with the key that a router has for pods."""
+        return self._folder / f"router-{number}"
+
+    async def start(self, number: int) -> None:
+        """Start a router; its key says to pods which process it is."""
+        self._num_started += 1
+        self.key_file(number).write_text(f"process-{self._num_started}")
+        self._started_s[number] = time.monotonic()
+        await self.routers[number].start()
 
     async def _trouble_pod(self, pod: ChaosPod, fault: Fault) -> None:
         before = pod.trouble.load_s
@@ -156,6 +180,7 @@ class Chaos:
             if version is not None and not change.is_edit and not in_doubt:
                 await self.keeper.delete(name, change.router)
                 del self.declared[name]
+                self._deleted_s[name] = time.monotonic()
             else:
                 await self._put(name, version, change.step, change.router)
         self.num_changes += 1
@@ -168,6 +193,7 @@ class Chaos:
         self._highest[name] = max(new, self._highest[name])
         await self.keeper.put(name, new, router)
         self.declared[name] = new
+        self._deleted_s.pop(name, None)
 
     async def declare_all(self) -> None:
         """Declare every adapter, as it is at first."""
@@ -227,7 +253,7 @@ class Chaos:
             found += [
                 f"{pod.name} has {name} from {root}"
                 for name, root in pod.models.items()
-                if wanted.get(name, f"/{OWN}") != root
+                if wanted.get(name, f"/{OWN}") != root and not self._is_forgotten(name)
             ]
         for name, version in self.declared.items():
             served = served_name(name, version)
@@ -236,13 +262,21 @@ class Chaos:
                 found.append(f"{served} is on {num} pods")
         return found
 
+    def _is_forgotten(self, served: str) -> bool:
+        """Return whether no router can know any more that this was declared once."""
+        deleted_s = self._deleted_s.get(served.partition("@")[0])
+        if not self.keeper.forgets or deleted_s is None:
+            return False
+        return all(started_s > deleted_s for started_s in self._started_s)
+
     async def _at_router(self, number: int) -> list[str]:
         declared = await self.keeper.declared(number)
         wanted = {name: str(version or "") for name, version in self.declared.items()}
         found = [] if declared == wanted else [f"{declared} are declared, not {wanted}"]
         router, envoy = self.routers[number], self.envoys[number]
         async with self.http.get(f"{envoy.url}/v1/models") as response:
-            names = {each["id"] for each in (await response.json())["data"]}
+            ids = [each["id"] for each in (await response.json())["data"]]
+        names = {each for each in ids if not self._is_forgotten(each)}
         if names != {BASE, OWN, *wanted}:
             found.append(f"{sorted(names)} are listed")
         async with self.http.get(f"{router.admin_url}/debug/adapters") as response:
@@ -289,18 +323,23 @@ async def running(keeper: Keeper, ledger: Ledger, seed: int) -> AsyncIterator[Ch
             pods.append(ChaosPod(f"pod-{number}", host, port, ledger, has_own=number == 0))
             await pods[-1].start()
             exits.push_async_callback(pods[-1].kill)
-        chaos = Chaos(keeper, pods, http, seed)
-        config = await keeper.sections([pod.address for pod in pods])
+        folder = Path(exits.enter_context(TemporaryDirectory()))
+        chaos = Chaos(keeper, pods, http, folder, seed)
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(NUM_ROUTERS)]
+        config = await keeper.sections([pod.address for pod in pods], addresses)
         for number in range(NUM_ROUTERS):
             log = {"level": "info", "json_lines": False}
             server = {"drain_delay_s": 0.2, "drain_timeout_s": 1.0}
-            router = Router({**config, "log": log, "server": server}, name=f"router-{number}")
+            key = {"api_key_file": str(chaos.key_file(number))}
+            section = {**config, "log": log, "server": server, "pods": key}
+            router = Router(section, address=addresses[number], name=f"router-{number}")
             exits.push_async_callback(router.close)
             chaos.routers.append(router)
             envoy = Envoy(render(BootstrapOptions(Mode.ORIGINAL_DST, routers=(router.address,))))
             exits.push_async_callback(envoy.close)
             chaos.envoys.append(envoy)
-        await asyncio.gather(*(each.start() for each in (*chaos.routers, *chaos.envoys)))
+        await asyncio.gather(*map(chaos.start, range(NUM_ROUTERS)))
+        await asyncio.gather(*(envoy.start() for envoy in chaos.envoys))
         keeper.know([router.admin_url for router in chaos.routers])
         yield chaos
 
@@ -312,7 +351,8 @@ async def run(keeper: Keeper, store: str, seed: int, seconds: float) -> Result:
         StackError: Something did not start.
     """
     result = Result(store, seed, seconds)
-    async with running(keeper, result.loads, seed) as chaos:
+    ledger = Ledger()
+    async with running(keeper, ledger, seed) as chaos:
         await chaos.declare_all()
         await _converge(chaos, CONVERGED_S)
         asking = asyncio.ensure_future(chaos.ask())
@@ -326,7 +366,8 @@ async def run(keeper: Keeper, store: str, seed: int, seconds: float) -> Result:
             await asyncio.gather(asking, return_exceptions=True)
         result.num_changes, result.requests = chaos.num_changes, dict(chaos.statuses)
         result.takeovers = sum(each.log.count("this router loads") for each in chaos.routers)
-        result.wrong = [*found, *chaos.wrong, *keeper.lost, *_exceeded(result.loads)]
+        result.num_loads, result.of_one, result.of_all = ledger.num, ledger.of_one, ledger.of_all
+        result.wrong = [*found, *chaos.wrong, *keeper.lost, *_exceeded(ledger.of_one)]
         if result.wrong:
             for router in chaos.routers:
                 print(f"--- {router.name}\n{router.log}", file=sys.stderr)
@@ -368,11 +409,12 @@ async def _converge(chaos: Chaos, within_s: float) -> list[str]:
         await asyncio.sleep(_LOOK_S)
 
 
-def _exceeded(loads: Ledger) -> list[str]:
-    limits = {"on_a_pod": 1, "in_the_fleet": LIMITS.max_loads}
-    limits["a_minute"] = LIMITS.max_loads_per_minute
-    found = {name: getattr(loads, name) for name in limits}
-    return [f"loads {name}: {num}" for name, num in found.items() if num > limits[name]]
+def _exceeded(loads: Most) -> list[str]:
+    limits = Most(1, LIMITS.max_loads, LIMITS.max_loads_per_minute)
+    over = [
+        each.name for each in fields(Most) if getattr(loads, each.name) > getattr(limits, each.name)
+    ]
+    return [f"{loads}, and at most {limits}"] if over else []
 
 
 def pace_of(seconds: float) -> Pace:

@@ -28,13 +28,14 @@ class InCluster:
     """
 
     kinds: tuple[str, ...] = ("watch", "watch", "break")
+    forgets = True
 
     def __init__(self, cluster: Cluster, proxy: FaultyProxy) -> None:
         self.doubtful: set[str] = set()
         self.lost: list[str] = []
         self._cluster, self._proxy = cluster, proxy
 
-    async def sections(self, pods: Sequence[str]) -> dict[str, Any]:
+    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
         """See `Keeper`."""
         for number, pod in enumerate(pods):
             ip, _, port = pod.rpartition(":")
@@ -46,7 +47,7 @@ class InCluster:
             server.admin_token, url=self._proxy.url, namespace=namespace
         )
         section = {"kubeconfig": str(kubeconfig), "inference_pool": _POOL}
-        return {"discovery": {"kubernetes": section}}
+        return {"discovery": {"kubernetes": section}, "peers": {"static": list(routers)}}
 
     def know(self, admin_urls: Sequence[str]) -> None:
         """See `Keeper`."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from extproc.sim.engine.profiles import INSTANT
@@ -22,31 +21,60 @@ _PROFILE = replace(INSTANT, step_s=0.02)  # requests that last, so that pods are
 
 
 @dataclass
-class Ledger:
-    """All loads, as pods see them: the most that there were.
+class Most:
+    """The most loads that pods saw.
 
     Attributes:
-        num: In all.
         on_a_pod: At once.
-        in_the_fleet: Likewise, on all pods.
-        a_minute: On a pod that had requests, within any minute.
+        in_the_fleet: At once, on all pods.
+        a_minute: That began on a pod while it had requests, within any minute.
     """
 
-    num: int = 0
     on_a_pod: int = 0
     in_the_fleet: int = 0
     a_minute: int = 0
-    _now: int = 0
 
-    def begin(self) -> None:
-        """Count one more in the fleet."""
+
+class Ledger:
+    """All loads, as pods see them.
+
+    Attributes:
+        num: In all.
+        of_one: Of one process of a router, which is what the limits are for.
+        of_all: Of all routers together.
+    """
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.of_one, self.of_all = Most(), Most()
+        self._now: Counter[tuple[str, str]] = Counter()
+        self._starts: defaultdict[tuple[str, str], deque[float]] = defaultdict(deque)
+
+    @contextmanager
+    def loading(self, pod: str, who: str, *, is_serving: bool) -> Iterator[None]:
+        """Count a load on a pod while it lasts."""
         self.num += 1
-        self._now += 1
-        self.in_the_fleet = max(self.in_the_fleet, self._now)
+        for most, each in ((self.of_one, who), (self.of_all, "")):
+            self._now[pod, each] += 1
+            self._now["", each] += 1
+            most.on_a_pod = max(most.on_a_pod, self._now[pod, each])
+            most.in_the_fleet = max(most.in_the_fleet, self._now["", each])
+            if is_serving:
+                most.a_minute = max(most.a_minute, self._started(pod, each))
+        try:
+            yield
+        finally:
+            for each in (who, ""):
+                self._now[pod, each] -= 1
+                self._now["", each] -= 1
 
-    def end(self) -> None:
-        """Count one less."""
-        self._now -= 1
+    def _started(self, pod: str, who: str) -> int:
+        """Note a start, and return how many there were within the last minute."""
+        starts, now = self._starts[pod, who], time.monotonic()
+        starts.append(now)
+        while starts[0] <= now - MINUTE_S:
+            starts.popleft()
+        return len(starts)
 
 
 class ChaosPod:
@@ -62,8 +90,6 @@ class ChaosPod:
         self._host, self._port, self._ledger = host, port, ledger
         self._own = {OWN: f"/{OWN}"} if has_own else {}
         self._pod: RunningPod | None = None
-        self._num_loading = 0
-        self._starts: deque[float] = deque()
 
     @property
     def is_up(self) -> bool:
@@ -103,24 +129,6 @@ class ChaosPod:
             self._pod.pod.registry.unload({"lora_name": name})
         self.trouble.lies = was
 
-    @contextmanager
-    def _loading(self) -> Iterator[None]:
-        ledger, now = self._ledger, time.monotonic()
-        self._starts.append(now)
-        while self._starts[0] <= now - MINUTE_S:
-            self._starts.popleft()
-        if self._pod is not None and self._pod.pod.runner.engine.running:
-            ledger.a_minute = max(ledger.a_minute, len(self._starts))
-        self._num_loading += 1
-        if self._num_loading > 1:
-            print(
-                f"{time.strftime('%X')} {self.name}: {self._num_loading} loads at once",
-                file=sys.stderr,
-            )
-        ledger.on_a_pod = max(ledger.on_a_pod, self._num_loading)
-        ledger.begin()
-        try:
-            yield
-        finally:
-            ledger.end()
-            self._num_loading -= 1
+    def _loading(self, who: str) -> AbstractContextManager[None]:
+        is_serving = self._pod is not None and bool(self._pod.pod.runner.engine.running)
+        return self._ledger.loading(self.name, who, is_serving=is_serving)

@@ -52,14 +52,16 @@ class Keeper(Protocol):
         kinds: Of its own faults.
         doubtful: Names of which a request may still arrive that nobody waits for any more.
         lost: Changes that were confirmed and are not there.
+        forgets: What is deleted is known to those alone that ran before.
     """
 
     kinds: tuple[str, ...]
+    forgets: bool
     doubtful: set[str]
     lost: list[str]
 
-    async def sections(self, pods: Sequence[str]) -> dict[str, Any]:
-        """Return the sections of the routers' configuration, for pods at these addresses."""
+    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
+        """Return sections of the routers' configuration, for pods and routers at addresses."""
 
     def know(self, admin_urls: Sequence[str]) -> None:
         """Learn of the routers."""
@@ -81,6 +83,7 @@ class OverHttp:
     """A store, written to by the routers' admin ports."""
 
     kinds: tuple[str, ...] = ("break",)
+    forgets = False
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class OverHttp:
         self._store, self._folder, self._http, self._broken = store, folder, http, broken
         self._tags: dict[str, str] = {}
 
-    async def sections(self, pods: Sequence[str]) -> dict[str, Any]:
+    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
         """See `Keeper`."""
         tokens = self._folder / "tokens"
         tokens.write_text(f"{TOKEN}\n")

@@ -166,7 +166,8 @@ class Pod:
 
     async def load_adapter(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/load_lora_adapter`: goes on when its client leaves."""
-        load = asyncio.ensure_future(self.registry.load(await _json_body(request), self.runner))
+        body, who = await _json_body(request), request.headers.get("authorization", "")
+        load = asyncio.ensure_future(self.registry.load(body, self.runner, authorization=who))
         self._loads.add(load)
         load.add_done_callback(self._loads.discard)
         return web.Response(text=await asyncio.shield(load))

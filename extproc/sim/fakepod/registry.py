@@ -74,7 +74,9 @@ class AdapterRegistry:
         engine.load_adapter(adapter.key)
         self._adapters[name] = adapter
 
-    async def load(self, body: Mapping[str, object], runner: EngineRunner) -> str:
+    async def load(
+        self, body: Mapping[str, object], runner: EngineRunner, *, authorization: str = ""
+    ) -> str:
         """Handle `POST /v1/load_lora_adapter` and return the text of the response.
 
         Raises:
@@ -85,7 +87,7 @@ class AdapterRegistry:
             self._check_load(name, path)
             adapter = self._prepare(name, path, runner.engine)
             if not self.trouble.lies:
-                with self.trouble.loading():
+                with self.trouble.loading(authorization):
                     await asyncio.sleep(self.trouble.load_s)
                     await runner.load_adapter(adapter.key)
                 self._adapters[name] = adapter

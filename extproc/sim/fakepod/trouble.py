@@ -7,6 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 
+def _nothing(_authorization: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(slots=True)
 class Trouble:
     """Loads and unloads that are not as they should be.
@@ -14,9 +18,9 @@ class Trouble:
     Attributes:
         load_s: Seconds that a load takes, beside those of the engine.
         lies: Loads and unloads are answered with success, and nothing is done.
-        loading: Entered while the engine loads an adapter.
+        loading: Entered while the engine loads an adapter, by the `Authorization` of who asked.
     """
 
     load_s: float = 0.0
     lies: bool = False
-    loading: Callable[[], AbstractContextManager[None]] = nullcontext
+    loading: Callable[[str], AbstractContextManager[None]] = _nothing

@@ -377,7 +377,7 @@ async def test_a_load_goes_on_when_its_client_leaves() -> None:
         began = asyncio.Event()
 
         @contextmanager
-        def loading() -> Iterator[None]:
+        def loading(_authorization: str) -> Iterator[None]:
             began.set()
             yield
 
