@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from extproc.core.adapters.catalog import Catalog
 from extproc.core.address import is_in_subset
+from extproc.core.beginnings import renamed
 from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.following import Asking, Elsewhere
@@ -59,6 +60,7 @@ class Router:
         self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
         self.pool.on_output = self.queue.settle
+        self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
 
     def route(
         self,
@@ -192,6 +194,9 @@ class Router:
             return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
             return found
+        if found.model != request.model:
+            found = renamed(found, found.model)
+            found = replace(found, cached_bytes=self._cached(found))
         result = self.picker.pick(snapshot, found, asking)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
@@ -243,7 +248,7 @@ class Router:
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
         """Return the time to its first token that a request needs at least, by estimate."""
-        adapter = request.adapter
+        adapter = None if request.adapter is None else self.catalog.served(request.adapter)
         return min(
             (
                 request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
@@ -290,10 +295,15 @@ class Router:
         """Add what the pool knows of a request."""
         adapter = None if card.parent is None else request.model
         request = self._within_context(request, card)
-        cached = self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else None
+        served = self.catalog.served(request.model)
+        cached = self._cached(request if served == request.model else renamed(request, served))
         if cached:
             return replace(request, adapter=adapter, cached_bytes=cached)
         return request if adapter == request.adapter else replace(request, adapter=adapter)
+
+    def _cached(self, request: RequestInfo) -> Mapping[str, int]:
+        """Return what of a request's prompt is cached where, if the policy asks."""
+        return self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else {}
 
     def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add the size of the context, where the body is longer than that."""

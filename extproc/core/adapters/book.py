@@ -207,6 +207,12 @@ class Book:
             return True
         return bool(kept.path) and (kept.has(root) or kept.had(root))
 
+    def leaving(self) -> frozenset[str]:
+        """Return the served names of deleted adapters that pods have and are to unload."""
+        if not self.deleted:
+            return frozenset()
+        return frozenset(served for served in self.fleet.pods_of if self.is_leaving(served))
+
     def is_leaving(self, served: str) -> bool:
         """Return whether pods have a served name of a deleted adapter, and are to unload it."""
         if owner_of(served, self.deleted) is None or self.owner(served) is not None:

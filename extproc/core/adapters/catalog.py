@@ -55,7 +55,7 @@ class Catalog:
         self._of_tenants: Mapping[str, frozenset[str]] = {}
         self.names: tuple[frozenset[str], ...] = ()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
-        self._deleting: list[str] = []
+        self._leaving: frozenset[str] = frozenset()
 
     def configure(self, settings: CatalogSettings) -> None:
         """Apply other settings."""
@@ -88,6 +88,17 @@ class Catalog:
         """Return a declared adapter."""
         return self._cards.get(name)
 
+    def served(self, name: str) -> str:
+        """Return the name that pods know a model by; of an adapter that none has, the declared."""
+        offer = self._offers.get(name)
+        if offer is None:
+            return name
+        return self.planner.serving(name) or offer.declaration.served_name
+
+    def holders(self, name: str) -> frozenset[str] | None:
+        """Return the pods that may get requests for an adapter; None if it is not declared."""
+        return self.planner.holders(name) if name in self._offers else None
+
     def may_use(self, name: str, tenant: str) -> bool:
         """Return whether a tenant may ask for a model; for others there is no such model."""
         if not self._of_tenants:
@@ -104,12 +115,12 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
-        cards, deleting = self._cards, self.planner.deleting()
-        if not cards and not deleting and self._settings.admits_undeclared:
+        cards, leaving = self._cards, self.planner.leaving()
+        if not cards and not leaving and self._settings.admits_undeclared:
             return listed
-        if self._listed[0] is not listed or self._deleting != deleting:
+        if self._listed[0] is not listed or self._leaving != leaving:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            self._listed, self._deleting = (listed, {**shown, **cards}), deleting
+            self._listed, self._leaving = (listed, {**shown, **cards}), leaving
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:

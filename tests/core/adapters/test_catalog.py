@@ -13,10 +13,12 @@ from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.adapters.states import Action, Failure, Kind, Result, State
+from extproc.core.beginnings import prefix_hashes
+from extproc.core.costs import Costs
 from extproc.core.modelroutes import ModelRoute
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
-from extproc.core.pool import Pool
+from extproc.core.pool import Pool, PoolSettings
 from extproc.core.queue import Ticket
 from extproc.core.rejections import NOT_REWRITABLE, RENAMED
 from extproc.core.router import Router
@@ -337,6 +339,70 @@ def test_work_is_counted_for_the_adapter_whatever_its_version() -> None:
     scene.tick()
     scene.picked("sql")
     assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
+
+
+def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/c", "1"))
+    scene.lists(1, ("sql@1", "/adapters/sql-1"), ("own", "/own"))
+    scene.tick()
+    queue = scene.router.queue
+
+    names = ("sql", "cold", "own", BASE)
+    assert [queue.served(name) for name in names] == ["sql@1", "cold@1", "own", BASE]
+    assert [queue.holders(name) for name in names] == [{address(1)}, frozenset(), None, None]
+
+
+def test_one_that_is_held_needs_no_load_of_a_version_that_runs() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), num_pods=1)
+    scene.lists(1, ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    assert scene.picked("sql").request.adapter == "sql@2"
+
+    needed_s = [scene.router._least_ttft_s(request(each), scene.now) for each in ("sql", "own")]
+
+    assert needed_s == [0.0, Costs().cold_load_s]
+
+
+def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-1", "1"), num_pods=1)
+    scene.router.picker.uses_cached_bytes = True
+    scene.lists(1, ("sql@1", "/adapters/sql-1"))
+    scene.tick()
+    hashes = prefix_hashes("sql", bytes(2048))
+
+    def cached() -> dict[str, int]:
+        result = scene.ask("sql", prefix_hashes=hashes)
+        assert isinstance(result, Pick)
+        return dict(result.request.cached_bytes)
+
+    assert [cached(), cached()] == [{}, {address(1): 2048}]
+    scene.declare(Declaration("sql", "/adapters/sql-2", "2"))
+    scene.lists(1, ("sql@1", "/adapters/sql-1"), ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    assert [cached(), cached()] == [{}, {address(1): 2048}]
+
+
+def test_a_deleted_adapter_is_not_listed_once_it_is_known_that_pods_have_it() -> None:
+    """As after a start: its tombstone is read, and models are asked for before the first look."""
+    scene = Scene()
+    scene.catalog.planner.declare([], deleted=[SQL], now=scene.now)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    assert scene.listed() == [BASE, "sql"]
+
+    scene.tick()
+
+    assert scene.listed() == [BASE]
+
+
+def test_another_router_s_name_for_what_a_resolver_finds_is_known() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), num_pods=1)
+    pool = scene.router.pool
+    assert refusal(scene.ask("sql@2"))[0] == 404
+    pool.configure(PoolSettings(resolver=True))
+    pool.declare({"sql@2": ModelCard("sql@2", BASE)}, now=scene.now)
+    scene.tick()
+
+    assert scene.picked("sql@2").request.adapter == "sql@2"
 
 
 def test_models_lists_what_is_declared_and_no_versions() -> None:
