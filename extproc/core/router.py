@@ -192,6 +192,8 @@ class Router:
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self.picker.pick(snapshot, request, asking)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
+        if isinstance(found, Rejection) and found is not request.fixed:
+            return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
             return found
         if found.model != request.model:

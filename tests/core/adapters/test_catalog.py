@@ -241,6 +241,29 @@ def test_a_route_that_waits_for_less_has_its_fallback_then() -> None:
     assert result.request.model == BASE
 
 
+def test_one_that_waited_in_vain_is_told_when_those_that_wait_will_have_gone() -> None:
+    """At the pace at which they leave: where more is asked for than may be loaded, not at once."""
+    scene = Scene(SQL, *(Declaration(f"a{number}", "/a") for number in range(4)), cold_wait_s=5.0)
+    assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+    for name in ("sql", "a0", "a1", "a2", "a3"):
+        assert isinstance(scene.ask(name), Ticket)
+    scene.now += 3
+    for number in (1, 2):
+        scene.lists(number, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+    scene.lists(1)
+    scene.lists(2)
+    scene.tick()
+
+    result = scene.ask_at(-5.0)
+
+    assert isinstance(result, Rejection)
+    assert result.retry_after_s is not None
+    assert 4 * 3 <= result.retry_after_s <= 4 * 4
+
+
 def test_where_it_cannot_be_loaded_the_reason_is_said_at_once() -> None:
     scene = Scene(SQL, num_pods=1)
     [action] = scene.begun
