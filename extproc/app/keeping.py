@@ -72,6 +72,11 @@ class Keeping:
             )
 
     @property
+    def is_read(self) -> bool:
+        """Whether the store has been read, if there is one."""
+        return self._store is None or self._store.is_known
+
+    @property
     def is_leading(self) -> bool:
         """Whether this router loads. One that slept for longer than its lease does not: another
         may have taken it.
