@@ -364,6 +364,17 @@ def test_what_another_router_cannot_load_for_this_one_is_refused_with_its_reason
     assert scene.picked("b").request.model == BASE
 
 
+def test_no_request_goes_where_another_router_unloads_its_adapter() -> None:
+    scene = Scene(SQL)
+    for number in (1, 2):
+        scene.lists(number, ("sql", "/adapters/sql"))
+    scene.tick()
+
+    scene.catalog.planner.set_leaving({(address(1), "sql"), (address(2), "other")})
+
+    assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
+
+
 def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/c", "1"))
     scene.lists(1, ("sql@1", "/adapters/sql-1"), ("own", "/own"))
