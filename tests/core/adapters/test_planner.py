@@ -427,7 +427,7 @@ def test_thousands_are_placed_and_judged_in_several_goes() -> None:
     planner.tick([state], {}, now=0.2)
 
     assert planner.next_s > 0.2
-    assert planner.counts().by_state == {State.LOADING: 2500}
+    assert planner.counts().by_state == {State.LOADING: 1200}
 
 
 def test_a_listing_that_was_overtaken_is_not_looked_at() -> None:
