@@ -8,6 +8,7 @@ import pytest
 
 from bench import (
     abuse,
+    adapterchaos,
     adapters,
     decisions,
     fuzz_service,
@@ -21,6 +22,7 @@ from bench import (
 
 BENCHMARKS = (
     abuse,
+    adapterchaos,
     adapters,
     decisions,
     fuzz_service,
