@@ -46,7 +46,7 @@ class Adapters:
         config: Checked configuration.
         pool: What pods have.
         router: Its catalog has the planner.
-        rewrites: Learns which adapters pods have under the name of a version.
+        rewrites: Learns which adapters are declared.
         poke: Has a pod's models listed soon.
 
     Attributes:
@@ -80,7 +80,7 @@ class Adapters:
         self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files)
         self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
-        self._shown: tuple[Mapping[str, Offer], str] = ({}, "")
+        self._shown: tuple[Mapping[str, Offer], Mapping[frozenset[str], str]] = ({}, {})
         self._wake = asyncio.Event()
         router.catalog.on_cold = self.look
         self._apply(config)
@@ -105,7 +105,6 @@ class Adapters:
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._calls.set_sources(each.source for each in declarations)
         self._show()
-        self._rename()
         self.look()
 
     def set_deleted(self, deleted: Sequence[Declaration]) -> None:
@@ -140,6 +139,7 @@ class Adapters:
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the pods."""
+        self._shown_for = None  # their pools may be others
         self._calls.set_endpoints(endpoints)
         self.look()
 
@@ -210,7 +210,6 @@ class Adapters:
         is_leading = self.is_leading()
         for action in self.planner.tick(pods, rates, held, now=now, is_leading=is_leading):
             tasks.create_task(self._carry_out(action))
-        self._rename()
         if is_new:
             queue.freed(now)
         for ticked in self._waiting:
@@ -236,24 +235,16 @@ class Adapters:
         registry = self._pool.registry
         if registry is self._shown_for:
             return
-        self._shown_for = registry
-        bases = [name for name, card in registry.items() if card.parent is None]
-        base = bases[0] if len(bases) == 1 else ""
+        self._shown_for, declared = registry, self._declarations()
         # Whoever declares a base model's name takes no requests from it.
-        offers = {name: each for name, each in self._offers.items() if name not in bases}
-        if (offers, base) == self._shown:
+        own = {name for name, card in registry.items() if card.parent is None}
+        offers = {name: each for name, each in self._offers.items() if name not in own}
+        bases = {pools: self._pool.base_of(pools) for pools in {e.pools for e in declared}}
+        if (offers, bases) == self._shown:
             return
-        self._shown = (offers, base)
-        self._catalog.declare(offers, base)
-        served = {each.served_name: each for each in self._declarations()}
-        cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
+        self._shown = (offers, bases)
+        self._catalog.declare(offers, bases)
+        self._rewrites.declared = offers.keys()
+        served = {each.served_name: each for each in declared}
+        cards = {name: ModelCard(name, e.base or bases[e.pools]) for name, e in served.items()}
         self._pool.declare(cards, now=self._clock())
-
-    def _rename(self) -> None:
-        """Have bodies kept of requests that a pod may have to read under another name."""
-        serving = self.planner.serving
-        self._rewrites.versioned = frozenset(
-            name
-            for name, offer in self._offers.items()
-            if offer.declaration.version or offer.fallback or serving(name) not in (None, name)
-        )

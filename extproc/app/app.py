@@ -171,7 +171,8 @@ class App:
         )
         kubernetes = config.discovery.kubernetes
         if kubernetes is not None and kubernetes.inference_pool is not None:
-            self._registry.register(PoolMetrics(kubernetes.inference_pool, snapshot))
+            in_pool = self._routing.pool.in_pool
+            self._registry.register(PoolMetrics(kubernetes.inference_pool, snapshot, in_pool))
         return telemetry
 
     def _make_admin(self) -> AdminServer:

@@ -58,6 +58,15 @@ NOT_REWRITABLE = Rejection(
 )
 """Pods know its model by another name, and the body is not ours to change."""
 
+RENAMED = Rejection(
+    503,
+    Reason.ADAPTER_UNAVAILABLE,
+    "The adapter has got another version while the request was held. Retry.",
+    param="model",
+    retry_after_s=RETRY_AFTER_S,
+)
+"""Likewise since it was held: its body was not kept."""
+
 STORED_RESPONSE = Rejection(
     400,
     Reason.STORED_RESPONSE,

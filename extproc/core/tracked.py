@@ -316,6 +316,7 @@ class Tracked:
             pending_by_adapter=view.pending_by_adapter,
             process=None if report is None else report.process_start_wall_s,
             is_resolver=traits.resolver is True,
+            pools=self.endpoint.pools,
         )
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:

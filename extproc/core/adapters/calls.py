@@ -112,12 +112,14 @@ def _unloads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action
 
 
 def _surplus(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
-    """Yield the unloads of adapters that more pods have than may."""
+    """Yield the unloads of adapters that other pods have than may, or more."""
     for name in book.surplus:
         kept = book.kept[name]
-        pods = [book.fleet.pods[address] for address in sorted(kept.holders)]
-        pods.sort(key=lambda pod: pod.state.address in kept.targets)
-        num = kept.num_surplus - sum(pod.leaving == kept.served for pod in pods)
+        pods = [book.fleet.pods[address] for address in sorted(kept.holders | kept.strays)]
+        pods.sort(
+            key=lambda pod: (pod.state.address in kept.holders, pod.state.address in kept.targets)
+        )
+        num = len(kept.strays) + kept.num_surplus - sum(pod.leaving == kept.served for pod in pods)
         pods = [pod for pod in pods if pod.state.address in free]
         idle = [pod for pod in pods if _is_idle(book, pod, kept.served, now=now)]
         for pod in idle[: max(0, num)]:

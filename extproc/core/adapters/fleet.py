@@ -162,10 +162,10 @@ class Fleet:
         """Count a call that starts now."""
         pod = self.pods[action.address]
         self._calls[action.address] = _Call(action, pod.epoch, now)
-        if action.kind is Kind.LOAD:
-            pod.starts.start(now)
-        else:
+        if action.kind is Kind.UNLOAD:
             pod.leaving = action.name
+        elif pod.state.num_pending:  # else it stalls nobody
+            pod.starts.start(now)
 
     def finished(
         self, action: Action, result: Result, *, settings: AdapterSettings, now: float
@@ -195,4 +195,5 @@ def _shape(pod: Pod) -> tuple[object, ...]:
     """Return what decides about where adapters may go."""
     state = pod.state
     sizes = state.max_loras, state.max_cpu_loras, state.max_rank
-    return (state.address, pod.is_usable, pod.bases, sizes, state.is_resolver, pod.refusal is None)
+    kind = pod.bases, state.pools, state.is_resolver
+    return (state.address, pod.is_usable, kind, sizes, pod.refusal is None)

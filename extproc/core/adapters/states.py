@@ -23,7 +23,8 @@ class AdapterSettings(Struct, frozen=True):
 
     Attributes:
         max_loads: At once, on all pods together. On one pod there is one call at once.
-        max_loads_per_minute: On a pod that has requests; one without may load one after the other.
+        max_loads_per_minute: On a pod while it has requests; one without may load one after the
+            other, and these do not count.
         load_s: A load takes no longer.
         unload_s: An unload takes no longer.
         verify_s: Time after a load within which the pod must list the adapter.
@@ -68,6 +69,7 @@ class PodState(Struct, frozen=True):
         pending_by_adapter: The same by served name; only adapters with requests appear.
         process: When its process started; None where unknown.
         is_resolver: It finds and loads by itself what a request names.
+        pools: Names of the pools that it is in, where there are several.
     """
 
     address: str
@@ -81,6 +83,7 @@ class PodState(Struct, frozen=True):
     pending_by_adapter: Mapping[str, int] = _NOTHING
     process: float | None = None
     is_resolver: bool = False
+    pools: frozenset[str] = frozenset()
 
 
 class Kind(StrEnum):

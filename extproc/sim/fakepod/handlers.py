@@ -58,6 +58,7 @@ class Pod:
             config.ranks_by_path,
             config.ranks_by_name,
             config.errors_by_path,
+            config.resolver_dir if config.loads_at_runtime else "",
         )
         self.last_requests: deque[Json] = deque(maxlen=_KEPT_REQUESTS)
         self.is_draining = False
@@ -147,7 +148,7 @@ class Pod:
             raise missing_field("file", {})
         audio = file.file.read()
         length = min(1 + len(audio) // 1024, self.config.profile.max_model_len)
-        reply, generation = self._submit(form.get("model"), length, 0)
+        reply, generation = await self._submit(form.get("model"), length, 0)
         await self._finished(generation)
         usage = {"type": "duration", "seconds": len(audio) // 32_000}  # 16 kHz, 16 bits
         return _response({"text": reply.token(0), "usage": usage}, reply)
@@ -226,7 +227,8 @@ class Pod:
         self, request: web.Request, body: Json, api: Api, length: int
     ) -> web.StreamResponse:
         wanted = body.get("max_completion_tokens") or body.get("max_tokens")
-        reply, generation = self._submit(body.get("model"), length, self._output_tokens(wanted))
+        output_tokens = self._output_tokens(wanted)
+        reply, generation = await self._submit(body.get("model"), length, output_tokens)
         if body.get("stream") is True:
             return await self._stream(request, body, api, reply, generation)
         await self._finished(generation)
@@ -277,8 +279,10 @@ class Pod:
         finally:
             self.runner.abort(generation.request)
 
-    def _submit(self, model: object, length: int, output_tokens: int) -> tuple[Reply, Generation]:
-        name, key = self._served(model)
+    async def _submit(
+        self, model: object, length: int, output_tokens: int
+    ) -> tuple[Reply, Generation]:
+        name, key = await self._served(model)
         limit = self.config.profile.max_model_len
         if length >= limit:
             raise ApiError(
@@ -295,11 +299,13 @@ class Pod:
         reply = Reply(id_, self.config.name, name, int(self._wall()), length, output_tokens)
         return reply, self.runner.submit(EngineRequest(id_, length, output_tokens, key))
 
-    def _served(self, model: object) -> tuple[str, str | None]:
+    async def _served(self, model: object) -> tuple[str, str | None]:
         """Return the model's name and the engine's key of its adapter; no name is the base."""
         if not model or model == self.config.base_model:
             return self.config.base_model, None
-        adapter = self.registry.get(model) if isinstance(model, str) else None
+        adapter = None
+        if isinstance(model, str):
+            adapter = await self.registry.find(model, self.runner)
         if adapter is None:
             raise unknown_model(str(model), self.config.base_model)
         return adapter.name, adapter.key

@@ -34,6 +34,7 @@ class AdapterRegistry:
             holds an adapter of the engine's `max_lora_rank`.
         ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
         errors_by_path: The worker's error about the adapter at each path that it cannot serve.
+        resolver_dir: Folder in which a resolver looks for unknown adapters; "" without one.
 
     Attributes:
         trouble: None by default.
@@ -45,6 +46,7 @@ class AdapterRegistry:
         ranks_by_path: Mapping[str, int] | None = None,
         ranks_by_name: Mapping[str, int] | None = None,
         errors_by_path: Mapping[str, str] | None = None,
+        resolver_dir: str = "",
     ) -> None:
         self.names_by_key: dict[str, str] = {}
         self.trouble = Trouble()
@@ -52,6 +54,7 @@ class AdapterRegistry:
         self._ranks_by_path = ranks_by_path
         self._ranks_by_name = ranks_by_name or {}
         self._errors_by_path = errors_by_path or {}
+        self._resolver_dir = resolver_dir
         self._adapters: dict[str, Adapter] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -63,6 +66,28 @@ class AdapterRegistry:
     def get(self, name: str) -> Adapter | None:
         """Return the adapter served as `name`."""
         return self._adapters.get(name)
+
+    async def find(self, name: str, runner: EngineRunner) -> Adapter | None:
+        """Return the adapter that a request names, loaded by a resolver where there is one.
+
+        Raises:
+            ApiError: It is there, and cannot be loaded.
+        """
+        found = self.get(name)
+        if found is not None or not self._resolver_dir:
+            return found
+        async with self._locks[name]:
+            if name not in self._adapters:
+                try:
+                    adapter = self._prepare(name, f"{self._resolver_dir}/{name}", runner.engine)
+                    await runner.load_adapter(adapter.key)
+                except ApiError as error:
+                    if error.status == 404:
+                        return None
+                    message = f"LoRA adapter '{name}' was found but could not be loaded."
+                    raise ApiError(400, message, "BadRequestError") from error
+                self._adapters[name] = adapter
+            return self._adapters[name]
 
     def serve(self, name: str, path: str, engine: Engine) -> None:
         """Load and serve an adapter that the server was started with.

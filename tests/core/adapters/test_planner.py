@@ -40,6 +40,59 @@ def test_adapters_go_to_pods_with_their_base_model() -> None:
     assert "mistral" in world.status("none").message
 
 
+A, B = frozenset({"a"}), frozenset({"b"})
+
+
+def test_adapters_go_to_pods_of_their_pools() -> None:
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=B), FakePod(THREE, pools=A | B)])
+    world.declare(
+        Declaration("a", "/a", pools=A, min_replicas=3),
+        Declaration("b", "/b", pools=B, min_replicas=3),
+        Declaration("either", "/e", pools=A | B, min_replicas=3),
+        Declaration("any", "/any", min_replicas=3),
+        Declaration("none", "/none", pools=frozenset({"c", "d"})),
+    )
+    world.run(10)
+
+    assert world.having("a") == [ONE, THREE]
+    assert world.having("b") == [TWO, THREE]
+    assert len(world.having("either")) == len(world.having("any")) == 3
+    assert world.status("none").reason is Failure.UNFIT
+    assert "of c or d" in world.status("none").message
+
+
+def test_an_adapter_of_another_pool_now_is_unloaded_from_the_pods_of_the_first() -> None:
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=B)])
+    world.declare(Declaration("x", "/x", pools=A))
+    world.run(10)
+    assert world.having("x") == [ONE]
+    world.declare(Declaration("x", "/x", pools=B))
+    world.run(10)
+
+    assert world.having("x") == [TWO]
+    assert world.planner.holders("x") == {TWO}
+
+
+def test_what_pods_of_other_pools_list_gets_no_requests_for_an_adapter() -> None:
+    listing = {"x": "/x"}
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=B, models=listing, num_base=1)])
+    world.declare(Declaration("x", "/x", pools=A))
+    world.run(1)
+
+    assert TWO not in world.planner.holders("x")
+
+
+def test_a_pod_that_changes_its_pool_gets_that_one_s_adapters() -> None:
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=A)])
+    world.declare(Declaration("b", "/b", pools=B))
+    world.run(5)
+    assert world.having("b") == []
+    world.pods[TWO].pools = B
+    world.run(5)
+
+    assert world.having("b") == [TWO]
+
+
 def test_adapters_go_to_pods_that_carry_their_rank() -> None:
     world = World([FakePod(ONE, max_rank=16), FakePod(TWO, max_rank=64), FakePod(THREE)])
     world.declare(Declaration("r", "/r", rank=32, min_replicas=3), Declaration("s", "/s", rank=8))

@@ -351,6 +351,34 @@ async def test_without_runtime_loading_its_paths_do_not_exist() -> None:
         assert answer == (404, {"detail": "Not Found"})
 
 
+async def test_a_resolver_loads_what_requests_name_and_then_lists_it() -> None:
+    """Once, however many ask at once; by its folder's name."""
+    config = PodConfig(resolver_dir="/cache", ranks_by_path={"/cache/a": 8, "/cache/big": 64})
+    async with _pod(config) as (_, session):
+        assert [card["id"] for card in (await _get(session, "/v1/models"))["data"]] == ["base"]
+        answers = await asyncio.gather(
+            *(_post(session, "/v1/completions", _completion("a")) for _ in range(4))
+        )
+        cards = (await _get(session, "/v1/models"))["data"]
+
+        assert [status for status, _, _ in answers] == [200] * 4
+        assert [(card["id"], card["root"]) for card in cards[1:]] == [("a", "/cache/a")]
+        assert (await _get(session, "/debug/engine"))["num_disk_loads"] == 1
+        for model, expected, type_ in (
+            ("gone", 404, "NotFoundError"),
+            ("big", 400, "BadRequestError"),
+        ):
+            status, body, _ = await _post(session, "/v1/completions", _completion(model))
+            assert (status, body["error"]["type"]) == (expected, type_)
+
+
+async def test_a_resolver_needs_runtime_loading() -> None:
+    async with _pod(PodConfig(resolver_dir="/cache", loads_at_runtime=False)) as (_, session):
+        status, _, _ = await _post(session, "/v1/completions", _completion("x"))
+
+        assert status == 404
+
+
 async def test_loading_takes_a_slot_and_writes_no_series() -> None:
     async with _pod(PodConfig(max_loras=1)) as (_, session):
         await _load(session, lora_name="a", lora_path="/a")
