@@ -190,7 +190,7 @@ class Chaos:
     async def not_as_declared(self) -> list[str]:
         """Return what routers and pods have otherwise than declared."""
         try:
-            found = self._at_pods()
+            found = self._at_pods() + await self.keeper.unready()
             for number in range(NUM_ROUTERS):
                 found += [f"router {number}: {each}" for each in await self._at_router(number)]
             return found
