@@ -124,11 +124,14 @@ async def _happen(chaos: Chaos, result: Result) -> None:
 
 async def _converge(chaos: Chaos, within_s: float) -> list[str]:
     """Wait until all is as declared; return what is not after that time."""
-    deadline_s = time.monotonic() + within_s
+    began_s, said = time.monotonic(), ""
     while True:
-        found = await chaos.not_as_declared()
-        if not found or time.monotonic() > deadline_s:
+        found, after_s = await chaos.not_as_declared(), time.monotonic() - began_s
+        if not found or after_s > within_s:
             return found
+        if found[0] != said:
+            said = found[0]
+            _say(f"{after_s:5.1f} s  {len(found)} wrong, the first one: {said}")
         await asyncio.sleep(_LOOK_S)
 
 
