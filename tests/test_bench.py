@@ -8,6 +8,7 @@ import pytest
 
 from bench import (
     abuse,
+    adapterchaos,
     adapterload,
     adapters,
     decisions,
@@ -22,6 +23,7 @@ from bench import (
 
 BENCHMARKS = (
     abuse,
+    adapterchaos,
     adapterload,
     adapters,
     decisions,

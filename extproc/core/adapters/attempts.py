@@ -16,8 +16,8 @@ SHARED_PAUSE_S = 15.0
 pod's trouble, and none of them is to rest for long once that is over."""
 MINUTE_S = 60.0
 BURST_RATIO = 0.25
-"""Part of a minute's loads that may be made at once. Were it all of them, what is asked for next would
-wait for the rest of the minute. In the laboratory a fleet that begins cold misses least with this."""
+"""Part of a minute's loads that may be made at once. Were it all of them, what is asked for next
+would wait for the rest of the minute. A fleet of the laboratory that begins cold misses least so."""
 
 
 class Attempt(Struct):
