@@ -1,4 +1,4 @@
-"""What declared adapters cost: the plan alone, requests for more than fit, and changes by store.
+"""What declared adapters cost: the plan alone, and changes by store.
 
 Only `--quick`, the plan, measures CPU time and starts nothing. The rest starts eight fake pods in
 this process, a router and an Envoy; its clocks are the wall's, so other work on the machine shows.
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import gc
 import random
-import re
 import shutil
 import sys
 import time
 import tracemalloc
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,11 +24,13 @@ import aiohttp
 import yaml
 
 from bench.figures import percentile, render_table
+from extproc.app.app import GC_THRESHOLDS
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.planner import Planner
 from extproc.core.adapters.states import Action, Kind, PodState, Result
 from extproc.core.types import ModelCard
 from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.engine.profiles import INSTANT, EngineProfile
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess, free_port
@@ -87,6 +86,7 @@ def plan() -> str:
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
+    gc.set_threshold(*GC_THRESHOLDS)
     first = [_tick_ms(_declared(declarations), Fleet(), {}, (), 0.0) for _ in range(_ROUNDS)]
     quiet, busy = [], []
     for _ in range(_ROUNDS):
@@ -131,16 +131,23 @@ def _tick_ms(
 
 
 class RedisServer(ChildProcess):
-    """A Redis on a port of its own, without a disk."""
+    """A Redis on a port of its own, without a disk unless an option says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         super().__init__("redis")
         self.port = free_port()
+        self._options = options
+
+    @property
+    def url(self) -> str:
+        """As the store's configuration has it."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     async def start(self) -> None:
         """Start; the router asks again until it listens."""
         program = shutil.which("valkey-server") or shutil.which("redis-server") or "redis-server"
-        self.spawn([program, "--port", str(self.port), "--save", "", "--dir", str(self.dir)])
+        keep = ("--save", "", "--dir", str(self.dir), *self._options)
+        self.spawn([program, "--port", str(self.port), *keep])
         await asyncio.sleep(1)
 
 
@@ -194,8 +201,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def running(store: str, folder: Path, max_cpu_loras: int = SLOTS) -> AsyncIterator[Scene]:
-    """Eight pods, a router with this store, and an Envoy.
+async def running(
+    store: str, folder: Path, max_cpu_loras: int = SLOTS, profile: EngineProfile = INSTANT
+) -> AsyncIterator[Scene]:
+    """Eight pods with these costs, a router with this store, and an Envoy.
 
     Raises:
         StackError: Something did not start.
@@ -203,7 +212,9 @@ async def running(store: str, folder: Path, max_cpu_loras: int = SLOTS) -> Async
     async with AsyncExitStack() as exits:
         pods = []
         for number in range(NUM_PODS):
-            config = PodConfig(f"pod-{number}", max_loras=SLOTS, max_cpu_loras=max_cpu_loras)
+            config = PodConfig(
+                f"pod-{number}", max_loras=SLOTS, max_cpu_loras=max_cpu_loras, profile=profile
+            )
             pods.append(await start_pod(config, "127.0.0.1", 0))
             exits.push_async_callback(pods[-1].stop)
         adapters: dict[str, Any] = {}
@@ -238,60 +249,11 @@ async def _store(kind: str, folder: Path, exits: AsyncExitStack) -> dict[str, An
         server = RedisServer()
         exits.push_async_callback(server.close)
         await server.start()
-        return {"redis": {"url": f"redis://127.0.0.1:{server.port}/0"}}
+        return {"redis": {"url": server.url}}
     if kind == "sqlite":
         return {"sqlite": {"file": str(folder / "adapters.db")}}
     (folder / "adapters").mkdir(exist_ok=True)
     return {"directory": {"path": str(folder / "adapters")}}
-
-
-# --- more than fit ------------------------------------------------------------------------------
-
-
-async def serve(num_requests: int, at_once: int, max_cpu_loras: int) -> str:
-    """Return a table of requests for 2,000 adapters where 64 or 128 have a place."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "adapters").mkdir()
-        for number in range(NUM_DECLARED):
-            adapter = f"adapter-{number}"
-            document = json.dumps({"name": adapter, "source": f"/adapters/{adapter}"})
-            (folder / "adapters" / f"{adapter}.json").write_text(document)
-        async with running("directory", folder, max_cpu_loras) as scene:
-            weights = list(accumulate(1 / (1 + rank) for rank in range(NUM_DECLARED)))
-            names = random.Random(1).choices(
-                range(NUM_DECLARED), cum_weights=weights, k=num_requests
-            )
-            gate, statuses = asyncio.Semaphore(at_once), Counter[int]()
-            warm_s: list[float] = []
-            cold_s: list[float] = []
-
-            async def send(number: int) -> None:
-                async with gate:
-                    model = f"adapter-{number}"
-                    is_warm = any(model in pod.pod.registry.paths for pod in scene.pods)
-                    began_s = time.monotonic()
-                    status, _ = await scene.chat(model)
-                    (warm_s if is_warm else cold_s).append(time.monotonic() - began_s)
-                    statuses[status] += 1
-
-            began_s = time.monotonic()
-            await asyncio.gather(*map(send, names))
-            taken_s = time.monotonic() - began_s
-            num_loads = await _num_loads(scene)
-    row = [f"{max_cpu_loras}", f"{num_requests:,}", f"{len(set(names)):,}"]
-    row += [", ".join(f"{status}: {num}" for status, num in statuses.items())]
-    row += [f"{60 * num_loads / taken_s:.0f}"]
-    row += [_two(warm_s), _two(cold_s)]
-    header = ["max_cpu_loras", "requests", "adapters", "statuses", "loads/min"]
-    return render_table([*header, "warm p50 / p99 s", "cold p50 / p99 s"], [row])
-
-
-async def _num_loads(scene: Scene) -> float:
-    async with scene.http.get(f"{scene.router.admin_url}/metrics") as response:
-        page = await response.text()
-    found = re.findall(r'extproc_adapter_calls_total\{kind="load",result="done"\} (\S+)', page)
-    return sum(map(float, found))
 
 
 # --- changes, by store --------------------------------------------------------------------------
@@ -336,7 +298,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.adapters", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the plan only")
-    parser.add_argument("--requests", type=int, default=1_000, help="for 2,000 adapters")
     parser.add_argument("--changes", type=int, default=100, help="of each kind on each store")
     parser.add_argument("--at-once", type=int, default=4, help="adapters that change at a time")
     parser.add_argument("--stores", nargs="*", choices=STORES, default=STORES)
@@ -344,8 +305,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{plan()}\n", flush=True)
     if args.quick:
         return 0
-    if args.requests:
-        print(f"{asyncio.run(serve(args.requests, 16, SLOTS))}\n", flush=True)
     rows = [asyncio.run(changes(store, args.changes, args.at_once)) for store in args.stores]
     header = ["store", "of each", "declare", "edit", "roll back", "delete"]
     print(render_table([f"{each}" for each in header], rows))

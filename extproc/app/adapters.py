@@ -46,7 +46,7 @@ class Adapters:
         config: Checked configuration.
         pool: What pods have.
         router: Its catalog has the planner.
-        rewrites: Learns which adapters pods have under the name of a version.
+        rewrites: Learns which adapters are declared.
         poke: Has a pod's models listed soon.
 
     Attributes:
@@ -105,7 +105,6 @@ class Adapters:
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._calls.set_sources(each.source for each in declarations)
         self._show()
-        self._rename()
         self.look()
 
     def set_deleted(self, deleted: Sequence[Declaration]) -> None:
@@ -211,7 +210,6 @@ class Adapters:
         is_leading = self.is_leading()
         for action in self.planner.tick(pods, rates, held, now=now, is_leading=is_leading):
             tasks.create_task(self._carry_out(action))
-        self._rename()
         if is_new:
             queue.freed(now)
         for ticked in self._waiting:
@@ -246,15 +244,7 @@ class Adapters:
             return
         self._shown = (offers, bases)
         self._catalog.declare(offers, bases)
+        self._rewrites.declared = offers.keys()
         served = {each.served_name: each for each in declared}
         cards = {name: ModelCard(name, e.base or bases[e.pools]) for name, e in served.items()}
         self._pool.declare(cards, now=self._clock())
-
-    def _rename(self) -> None:
-        """Have bodies kept of requests that a pod may have to read under another name."""
-        serving = self.planner.serving
-        self._rewrites.versioned = frozenset(
-            name
-            for name, offer in self._offers.items()
-            if offer.declaration.version or offer.fallback or serving(name) not in (None, name)
-        )

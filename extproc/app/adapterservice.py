@@ -38,6 +38,7 @@ class AdapterService:
         poke: Has a pod's models listed soon.
         report: Told who lost what, and how each adapter is; None where nobody asks.
         router_id: Holder of the lease.
+        is_first: Whether this is the router that loads, where there is no store with a lease.
 
     Raises:
         ConfigError: A file or an extra that is needed is not there.
@@ -51,6 +52,7 @@ class AdapterService:
         poke: Callable[[str], None],
         report: Report | None,
         router_id: str,
+        is_first: Callable[[], bool],
         world: World,
     ) -> None:
         self._routing = routing
@@ -69,6 +71,7 @@ class AdapterService:
         self._keeping = Keeping(
             config.adapters,
             holder=router_id,
+            is_first=is_first,
             on_stored=self._on_stored,
             status=self._status,
             wait_until_ready=self._adapters.wait_until_ready,

@@ -125,6 +125,7 @@ class App:
             poke=lambda address: self._pods.poke(address),
             report=self._report if config.discovery.kubernetes is not None else None,
             router_id=self._router_id,
+            is_first=lambda: self._services.peering.is_first,
             world=world,
         )
         self._pods = Pods(

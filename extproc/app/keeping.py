@@ -27,13 +27,11 @@ class Keeping:
     Args:
         config: Checked configuration.
         holder: Of the lease: this router.
+        is_first: Whether this router loads where there is no store, and so no lease.
         on_stored: Called with what is declared, and with what was deleted and may still be loaded.
         status: Returns how a declared adapter is, for those who ask over HTTP.
         wait_until_ready: Returns whether enough pods have an adapter within so many seconds.
         clock: Monotonic seconds.
-
-    Attributes:
-        is_leading: This router loads; all do where there is no store.
 
     Raises:
         ConfigError: The store's extra is not installed, or a file cannot be used.
@@ -44,14 +42,16 @@ class Keeping:
         config: AdaptersConfig,
         *,
         holder: str,
+        is_first: Callable[[], bool],
         on_stored: Callable[[Sequence[Declaration], Sequence[Declaration]], None],
         status: Status,
         wait_until_ready: Wait,
         clock: Callable[[], float],
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, config.lease_s, on_stored
+        self._is_first, self._clock = is_first, clock
+        self._has_lease, self._until_s = False, 0.0
         self._store = self._registration = None
-        self.is_leading = config.store is None
         if config.store is None:
             return
         self._store = make_store(
@@ -70,6 +70,15 @@ class Keeping:
                 wait_until_ready=wait_until_ready,
                 on_failure=lambda message: log.warning("adapters.registration: %s", message),
             )
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this router loads. One that slept for longer than its lease does not: another
+        may have taken it.
+        """
+        if self._store is None:
+            return self._is_first()
+        return self._has_lease and self._clock() < self._until_s
 
     @property
     def add_registration(self) -> Callable[[web.Application], None] | None:
@@ -106,21 +115,22 @@ class Keeping:
         assert self._store is not None
         is_known = False
         while True:
+            asked_s = self._clock()
             try:
                 has_it = await self._store.lease(self._holder, ttl_s=self._lease_s)
                 is_known = True
             except ExtprocError as error:
                 log.warning("adapters.store: no lease: %s", error)
-                has_it = self.is_leading or not is_known
-            if has_it is not self.is_leading:
+                has_it, asked_s = self._has_lease or not is_known, self._clock()
+            if has_it is not self._has_lease:
                 log.info("adapters: %s", "this router loads" if has_it else "another router loads")
-            self.is_leading = has_it
+            self._has_lease, self._until_s = has_it, asked_s + self._lease_s
             await asyncio.sleep(self._lease_s / RENEWALS)
 
     async def _leave(self) -> None:
         assert self._store is not None
         try:
-            if self.is_leading:
+            if self._has_lease:
                 await self._store.release(self._holder)
         except ExtprocError as error:
             log.warning("adapters.store: the lease runs out by itself: %s", error)

@@ -134,6 +134,11 @@ class Peering:
         self._leadership.begin()
         return self._leadership.following
 
+    @property
+    def is_first(self) -> bool:
+        """Whether no router that there is a link with has a smaller id: one does what one does."""
+        return min(self._service.linked(), default=self._router_id) >= self._router_id
+
     def flush(self) -> None:
         """Send the queued entries."""
         self._observers.call("relay", self.relay.flush, now=self._clock())

@@ -219,7 +219,11 @@ class Pool:
 
     def model(self, name: str) -> ModelCard | None:
         """Return the model registered under `name` on any endpoint."""
-        return self._models.by_name.get(name)
+        found = self._models.by_name.get(name)
+        if found is None and name in self._declared:
+            cards = (each.card_of(name) for each in self._tracked.values())
+            found = next((card for card in cards if card is not None), None)
+        return found
 
     def base_of(self, pools: frozenset[str]) -> str:
         """Return the one base model of the endpoints of some pools; "" for none, or several."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from extproc.core.adapters.catalog import Catalog
 from extproc.core.address import is_in_subset
+from extproc.core.beginnings import renamed
 from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.following import Asking, Elsewhere
@@ -20,7 +21,16 @@ from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
 from extproc.core.rejections import model_not_found, no_endpoints
 from extproc.core.routes import ONE_PROMPT_PATHS
-from extproc.core.types import EndpointView, ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.core.types import (
+    EndpointView,
+    ModelCard,
+    Pick,
+    Reason,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
 
 OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
@@ -50,6 +60,7 @@ class Router:
         self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
         self.pool.on_output = self.queue.settle
+        self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
 
     def route(
         self,
@@ -127,6 +138,8 @@ class Router:
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""
+        if now >= ticket.give_up_s and self.queue.is_due(now):
+            self.offer(now=now)  # one whose adapter has not come may have something else
         self.queue.expire(ticket, now=now)
         if ticket.error is not None:
             raise ticket.error
@@ -177,12 +190,19 @@ class Router:
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self.picker.pick(snapshot, request, asking)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
+        if isinstance(found, Rejection) and found is not request.fixed:
+            return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
             return found
+        if found.model != request.model:
+            found = renamed(found, found.model)
+            found = replace(found, cached_bytes=self._cached(found))
         result = self.picker.pick(snapshot, found, asking)
-        if isinstance(result, Pick):
+        is_gone = _are_gone(result, request)
+        waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
+        if waiting is None and isinstance(result, Pick):
             catalog.picked(result, request.model)
-        return result
+        return waiting or result
 
     def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
         """Fill in adapter and claim: only the pool knows which names are adapters.
@@ -228,7 +248,7 @@ class Router:
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
         """Return the time to its first token that a request needs at least, by estimate."""
-        adapter = request.adapter
+        adapter = None if request.adapter is None else self.catalog.served(request.adapter)
         return min(
             (
                 request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
@@ -275,10 +295,15 @@ class Router:
         """Add what the pool knows of a request."""
         adapter = None if card.parent is None else request.model
         request = self._within_context(request, card)
-        cached = self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else None
+        served = self.catalog.served(request.model)
+        cached = self._cached(request if served == request.model else renamed(request, served))
         if cached:
             return replace(request, adapter=adapter, cached_bytes=cached)
         return request if adapter == request.adapter else replace(request, adapter=adapter)
+
+    def _cached(self, request: RequestInfo) -> Mapping[str, int]:
+        """Return what of a request's prompt is cached where, if the policy asks."""
+        return self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else {}
 
     def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add the size of the context, where the body is longer than that."""
@@ -289,6 +314,14 @@ class Router:
         if request.body_bytes <= context_bytes:
             return request
         return replace(request, context_bytes=context_bytes)
+
+
+def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
+    """Return whether the pods that have a request's adapter are gone, and others may load it."""
+    if isinstance(result, Pick):
+        return result.candidates[0].is_lost  # as all of them are, then
+    is_none = isinstance(result, Rejection) and result.reason is Reason.NO_ENDPOINTS
+    return is_none and request.subset is None  # a gateway's own subset stays what it is
 
 
 def load_s(view: EndpointView, adapter: str) -> float:

@@ -306,7 +306,7 @@ class Tracked:
         report, traits = self.report, self.traits
         return PodState(
             view.address,
-            is_up=view.is_ready and view.is_known and not view.is_unreachable,
+            is_up=view.is_ready and view.is_known and not view.is_lost,
             models=self.models,
             listed_at_s=self.listed_at_s,
             max_loras=view.max_loras,

@@ -15,6 +15,8 @@ SHARED_PAUSE_S = 15.0
 """The longest pause where several adapters in a row time out or do not show on a pod: it is the
 pod's trouble, and none of them is to rest for long once that is over."""
 MINUTE_S = 60.0
+PARTS = 6
+"""Of a minute, each of which may have the same number of loads."""
 
 
 class Attempt(Struct):
@@ -125,7 +127,11 @@ class Attempts:
 
 
 class Window:
-    """The starts of the last minute."""
+    """The last starts, of so many a minute at most.
+
+    They are spread over it: a sixth of them at once, then ten seconds until the next. Were all of
+    them used at once, what is asked for next would wait for the rest of the minute.
+    """
 
     def __init__(self) -> None:
         self._starts: deque[float] = deque()
@@ -136,8 +142,10 @@ class Window:
 
     def free_s(self, limit: int, *, now: float) -> float:
         """Return when there is room for one more; a time that has passed for at once."""
-        while self._starts and self._starts[0] <= now - MINUTE_S:
+        num = max(1, limit // PARTS)
+        span_s = MINUTE_S / (limit // num)
+        while self._starts and self._starts[0] <= now - span_s:
             self._starts.popleft()
-        if len(self._starts) < limit:
+        if len(self._starts) < num:
             return -inf
-        return self._starts[len(self._starts) - limit] + MINUTE_S
+        return self._starts[len(self._starts) - num] + span_s

@@ -168,8 +168,7 @@ class Book:
         else:
             listing = self.fleet.pods_of.get(kept.serving or "", ())
             found = {address for address in listing if self.fleet.pods[address].is_usable}
-        leaving = {a for a in found if self.fleet.pods[a].leaving == kept.serving}
-        return frozenset(found - leaving)
+        return frozenset(a for a in found if not self.fleet.pods[a].has_left(kept.serving))
 
     # --- what goes --------------------------------------------------------------------------
 
@@ -207,6 +206,12 @@ class Book:
         if served != kept.served:
             return True
         return bool(kept.path) and (kept.has(root) or kept.had(root))
+
+    def leaving(self) -> frozenset[str]:
+        """Return the served names of deleted adapters that pods have and are to unload."""
+        if not self.deleted:
+            return frozenset()
+        return frozenset(served for served in self.fleet.pods_of if self.is_leaving(served))
 
     def is_leaving(self, served: str) -> bool:
         """Return whether pods have a served name of a deleted adapter, and are to unload it."""

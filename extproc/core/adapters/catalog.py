@@ -15,6 +15,7 @@ from extproc.core.address import is_in_subset
 from extproc.core.placement import Demand
 from extproc.core.rejections import adapter_unavailable
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait
+from extproc.core.words import FOR_ADAPTER
 
 RESPONSE_WORK_S = 0.01
 """What a response costs the others in the batch: 128 tokens, each of which makes a step of the
@@ -54,7 +55,7 @@ class Catalog:
         self._of_tenants: Mapping[str, frozenset[str]] = {}
         self.names: tuple[frozenset[str], ...] = ()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
-        self._deleting: list[str] = []
+        self._leaving: frozenset[str] = frozenset()
 
     def configure(self, settings: CatalogSettings) -> None:
         """Apply other settings."""
@@ -87,6 +88,17 @@ class Catalog:
         """Return a declared adapter."""
         return self._cards.get(name)
 
+    def served(self, name: str) -> str:
+        """Return the name that pods know a model by; of an adapter that none has, the declared."""
+        offer = self._offers.get(name)
+        if offer is None:
+            return name
+        return self.planner.serving(name) or offer.declaration.served_name
+
+    def holders(self, name: str) -> frozenset[str] | None:
+        """Return the pods that may get requests for an adapter; None if it is not declared."""
+        return self.planner.holders(name) if name in self._offers else None
+
     def may_use(self, name: str, tenant: str) -> bool:
         """Return whether a tenant may ask for a model; for others there is no such model."""
         if not self._of_tenants:
@@ -103,12 +115,12 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
-        cards, deleting = self._cards, self.planner.deleting()
-        if not cards and not deleting and self._settings.admits_undeclared:
+        cards, leaving = self._cards, self.planner.leaving()
+        if not cards and not leaving and self._settings.admits_undeclared:
             return listed
-        if self._listed[0] is not listed or self._deleting != deleting:
+        if self._listed[0] is not listed or self._leaving != leaving:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            self._listed, self._deleting = (listed, {**shown, **cards}), deleting
+            self._listed, self._leaving = (listed, {**shown, **cards}), leaving
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
@@ -139,23 +151,41 @@ class Catalog:
         if found is not None:
             return found
         status = planner.status(name) if planner.state(name) is State.FAILED else None
-        until_s = request.arrived_at_s + self._settings.cold_wait_s
-        if status is None and now < until_s:
-            if not planner.is_awaited(name):
-                self.on_cold()
-            return Wait(until_s, "load")
+        waiting = None if status is not None else self.wait(request, now=now)
+        if waiting is not None:
+            return waiting
         found = self._by_fallback(request, listed)
         if found is not None:
             return found
         reason, message = ("", "") if status is None else (status.reason or "", status.message)
         return adapter_unavailable(request.client_model, reason, message)
 
-    def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
-        """Return a request for the pods that have a declared adapter; None where there are none."""
+    def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
+        """Have a request wait until a pod can take it; None once it has waited for long enough."""
+        wait_s, claim = self._settings.cold_wait_s, request.claim
+        if claim.max_wait_s is not None:
+            wait_s = min(wait_s, claim.max_wait_s)
+        if not (wait_s and claim.waits):
+            self.not_held(request.model, now=now)
+            return None
+        until_s = request.arrived_at_s + wait_s
+        if now >= until_s:
+            return None
+        if not self.planner.is_awaited(request.model):
+            self.on_cold()
+        return Wait(until_s, FOR_ADAPTER)
+
+    def _served(self, request: RequestInfo, name: str) -> RequestInfo | Rejection | None:
+        """Return a request for the pods that have a declared adapter; None where there are none.
+
+        A rejection if its body cannot go on with the name that they know.
+        """
         served = self.planner.serving(name)
         holders = frozenset[str]() if served is None else self.planner.holders(name)
         if served is None or not holders:
             return None
+        if served != request.model and request.fixed is not None:
+            return request.fixed
         own = request.subset
         response_model = self._offers[request.model].response_model
         return replace(
@@ -169,8 +199,10 @@ class Catalog:
 
     def _by_fallback(
         self, request: RequestInfo, listed: Mapping[str, ModelCard]
-    ) -> RequestInfo | None:
+    ) -> RequestInfo | Rejection | None:
         """Return a request for the model that serves where nothing else is left."""
+        if request.fixed is not None:
+            return None
         fallback = self._offers[request.model].fallback
         if fallback in self._cards:
             return self._served(request, fallback)

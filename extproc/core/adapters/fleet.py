@@ -162,10 +162,10 @@ class Fleet:
         """Count a call that starts now."""
         pod = self.pods[action.address]
         self._calls[action.address] = _Call(action, pod.epoch, now)
-        if action.kind is Kind.LOAD:
-            pod.starts.start(now)
-        else:
+        if action.kind is Kind.UNLOAD:
             pod.leaving = action.name
+        elif pod.state.num_pending:  # else it stalls nobody
+            pod.starts.start(now)
 
     def finished(
         self, action: Action, result: Result, *, settings: AdapterSettings, now: float

@@ -151,6 +151,10 @@ class Planner:
         """Return the names that are declared no longer, and that pods may have."""
         return list(self._book.deleted)
 
+    def leaving(self) -> frozenset[str]:
+        """Return the served names of which `is_leaving` is true."""
+        return self._book.leaving()
+
     def is_leaving(self, served: str) -> bool:
         """Return whether what pods list under a name is to go, since it is declared no longer."""
         return self._book.is_leaving(served)

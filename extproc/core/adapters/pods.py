@@ -52,7 +52,7 @@ class Pod:
         leaving: Being unloaded now.
         leftover: Unloaded, and in the engine's memory until others push them out, oldest first:
             vLLM's unloading frees nothing (vllm-project/vllm issue 54839).
-        starts: Of loads.
+        starts: Of loads that began while it had requests.
         refusal: Why it loads nothing, and until when that is believed.
         full_since_s: Since when a running adapter has every slot; inf while one is free or idle.
         epoch: Grows with each restart.
@@ -101,6 +101,10 @@ class Pod:
         places = self.state.max_cpu_loras
         coming = sum(name not in self.listed for name in self.verifying)
         return places is None or len(self.listed) + coming < ratio * places
+
+    def has_left(self, name: str | None) -> bool:
+        """Return whether an adapter is being unloaded, or was since the last listing."""
+        return name is not None and (name == self.leaving or name in self._unloaded)
 
     def unloaded(self, name: str, *, now: float) -> None:
         """It says that it has unloaded an adapter."""

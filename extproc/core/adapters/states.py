@@ -23,7 +23,8 @@ class AdapterSettings(Struct, frozen=True):
 
     Attributes:
         max_loads: At once, on all pods together. On one pod there is one call at once.
-        max_loads_per_minute: On a pod that has requests; one without may load one after the other.
+        max_loads_per_minute: On a pod while it has requests; one without may load one after the
+            other, and these do not count.
         load_s: A load takes no longer.
         unload_s: An unload takes no longer.
         verify_s: Time after a load within which the pod must list the adapter.
@@ -57,7 +58,7 @@ class PodState(Struct, frozen=True):
     """What is known of one pod.
 
     Attributes:
-        is_up: It answers its health check, and is not leaving.
+        is_up: It answers its health check, is not ejected, and is not leaving.
         models: As `/v1/models` lists them, by name; None before the first listing. The same object
             as long as nothing changes.
         listed_at_s: When that listing was asked for.

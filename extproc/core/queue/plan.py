@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
+from msgspec.structs import replace
+
 from extproc.core.claims import Share
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.queue.fairness import TokenCounters, cost
@@ -98,12 +100,21 @@ class Plan:
         levels, given_up = [], []
         for level in by_level(tickets, scene.now, self._settings.ageing_s):
             flows = self._flows(level)
-            part = Scene(scene.now, scene.service_s * len(flows), scene.running)
+            part = replace(scene, service_s=scene.service_s * len(flows))
             for name, flow in flows.items():
                 flows[name], late = self._ordered(flow, part)
                 given_up += late
             levels.append(flows)
         return levels, given_up
+
+    def by_arrival(self, tickets: Iterable[Ticket], now: float) -> list[_Flows]:
+        """Return the flows of each level, each in order of arrival.
+
+        Args:
+            tickets: In that order.
+        """
+        levels = by_level(tickets, now, self._settings.ageing_s)
+        return [self._flows(level) for level in levels]
 
     def in_order(self, levels: Iterable[_Flows]) -> Iterator[Ticket]:
         """Yield the tickets of all levels; what has been charged meanwhile counts at once."""

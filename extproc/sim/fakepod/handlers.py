@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -63,6 +64,7 @@ class Pod:
         self.is_draining = False
         self._wall = wall
         self._num_requests = 0
+        self._loads: set[asyncio.Future[str]] = set()
         engine = Engine(
             config.profile,
             max_loras=config.max_loras,
@@ -83,6 +85,11 @@ class Pod:
         self.runner = EngineRunner(
             engine, self.page, clock=clock, wall=wall, time_scale=config.time_scale
         )
+
+    def end(self) -> None:
+        """Give up the loads: the process is about to end."""
+        for load in self._loads:
+            load.cancel()
 
     def routes(self) -> list[web.RouteDef]:
         """Return every endpoint."""
@@ -159,9 +166,12 @@ class Pod:
         )
 
     async def load_adapter(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/load_lora_adapter`."""
-        body = await _json_body(request)
-        return web.Response(text=await self.registry.load(body, self.runner))
+        """`POST /v1/load_lora_adapter`: goes on when its client leaves."""
+        body, who = await _json_body(request), request.headers.get("authorization", "")
+        load = asyncio.ensure_future(self.registry.load(body, self.runner, authorization=who))
+        self._loads.add(load)
+        load.add_done_callback(self._loads.discard)
+        return web.Response(text=await asyncio.shield(load))
 
     async def unload_adapter(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/unload_lora_adapter`."""

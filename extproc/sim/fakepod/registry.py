@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from extproc.sim.engine.engine import Engine
 from extproc.sim.fakepod.apierrors import ApiError, missing_field
 from extproc.sim.fakepod.runner import EngineRunner
+from extproc.sim.fakepod.trouble import Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,9 @@ class AdapterRegistry:
         ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
         errors_by_path: The worker's error about the adapter at each path that it cannot serve.
         resolver_dir: Folder in which a resolver looks for unknown adapters; "" without one.
+
+    Attributes:
+        trouble: None by default.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class AdapterRegistry:
         resolver_dir: str = "",
     ) -> None:
         self.names_by_key: dict[str, str] = {}
+        self.trouble = Trouble()
         self._base_model = base_model
         self._ranks_by_path = ranks_by_path
         self._ranks_by_name = ranks_by_name or {}
@@ -94,7 +99,9 @@ class AdapterRegistry:
         engine.load_adapter(adapter.key)
         self._adapters[name] = adapter
 
-    async def load(self, body: Mapping[str, object], runner: EngineRunner) -> str:
+    async def load(
+        self, body: Mapping[str, object], runner: EngineRunner, *, authorization: str = ""
+    ) -> str:
         """Handle `POST /v1/load_lora_adapter` and return the text of the response.
 
         Raises:
@@ -104,8 +111,11 @@ class AdapterRegistry:
         async with self._locks[name]:
             self._check_load(name, path)
             adapter = self._prepare(name, path, runner.engine)
-            await runner.load_adapter(adapter.key)
-            self._adapters[name] = adapter
+            if not self.trouble.lies:
+                with self.trouble.loading(authorization):
+                    await asyncio.sleep(self.trouble.load_s)
+                    await runner.load_adapter(adapter.key)
+                self._adapters[name] = adapter
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, body: Mapping[str, object]) -> str:
@@ -120,7 +130,8 @@ class AdapterRegistry:
         if name not in self._adapters:
             message = f"The lora adapter '{name}' cannot be found."
             raise ApiError(404, message, "NotFoundError")
-        del self._adapters[name]
+        if not self.trouble.lies:
+            del self._adapters[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
 
     def _check_load(self, name: str, path: str) -> None:

@@ -42,6 +42,7 @@ class FakePod:
         broken: What loads of these paths come to.
         lies: It says yes, and does nothing.
         pending: Requests by served name.
+        loads: When they began, of those that did while it had requests.
     """
 
     address: str
@@ -213,7 +214,7 @@ class World:
         self._in_flight[number].add(action.address)
         is_load = action.kind is Kind.LOAD
         self._loading[number] += is_load
-        if is_load:
+        if is_load and pod.num_base + pod.pending.total():
             pod.loads.append(self.now)
         generation, takes_s = pod.generation, pod.load_s if is_load else 0.01
         takes_s = takes_s if pod.is_up else 0.1

@@ -292,6 +292,16 @@ def test_the_adapters_that_are_waited_for_are_known_in_order() -> None:
     assert scene.queue.adapters(0.0) == ["y", "x"]
 
 
+def test_adapters_are_loaded_first_come_first_served_whatever_the_order_of_requests() -> None:
+    """Those that nobody loads in time would otherwise give up while newer ones get theirs."""
+    scene = Scene(QueueSettings("newest"))
+    for number in range(3):
+        scene.now = float(number)
+        scene.hold(f"{number}", adapter=f"a{number}", goal_s=0.4)
+
+    assert scene.queue.adapters(2.1) == ["a0", "a1", "a2"]
+
+
 # --- refusals --------------------------------------------------------------------------------
 
 
