@@ -82,6 +82,23 @@ def cluster(addresses: tuple[str, ...]) -> dict[str, Any]:
                 "explicit_http_config": {"http_protocol_options": {}},
             }
         },
+        # A router that hangs takes connections. Which status it answers does not matter: one that
+        # is not ready registers, too.
+        "health_checks": [
+            {
+                "timeout": "2s",
+                "interval": "1s",
+                "no_traffic_interval": "1s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "http_health_check": {
+                    "path": "/healthz",
+                    "host": "localhost",
+                    "expected_statuses": [{"start": 200, "end": 600}],
+                },
+            }
+        ],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "load_assignment": endpoints(CLUSTER, addresses),
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -12,7 +14,14 @@ import aiohttp
 from extproc.envoyconfig import Mode, RequestBody
 from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, free_port, raw_request
+from tests.e2e.harness import (
+    Client,
+    EnvoyProcess,
+    RouterProcess,
+    eventually,
+    free_port,
+    raw_request,
+)
 from tests.e2e.test_adapters import TOKEN, Scene, registering, store_in
 
 LOAD = "/v1/load_lora_adapter"
@@ -155,3 +164,35 @@ async def test_registration_goes_to_a_router_that_is_up_and_is_503_without_one(
         assert await is_registered(scene, dead, address) == (503, "router_unavailable")
 
         assert came_through_envoy(scene.pods) == []
+
+
+async def test_registration_is_503_while_the_only_router_hangs(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with registering(http, tmp_path, store_in(tmp_path, "directory")) as scene:
+        options: dict[str, Any] = {"registration": (admin_address(scene.router),)}
+        async with running_envoy(Mode.ORIGINAL_DST, scene.router, **options) as envoy:
+            client = Client(envoy.url, http)
+
+            async def status() -> int:
+                """The status of a list; 0 if it does not come."""
+                try:
+                    async with asyncio.timeout(1):
+                        answer = await client.request("GET", "/v1/adapters", headers=TOKEN)
+                except TimeoutError:
+                    return 0
+                return answer.status
+
+            async def is_refused() -> bool:
+                return await status() == 503
+
+            async def is_served() -> bool:
+                return await status() == 200
+
+            await eventually(is_served)
+            scene.router.send(signal.SIGSTOP)
+            try:
+                await eventually(is_refused)
+            finally:
+                scene.router.send(signal.SIGCONT)
+            await eventually(is_served)
