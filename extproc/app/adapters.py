@@ -54,7 +54,8 @@ class Adapters:
     Attributes:
         planner: Knows what is to be done.
         peers: The other routers.
-        is_leading: Whether this router makes all calls; else it loads what its own requests need.
+        is_leading: Whether this router may make all calls; else what its own requests need.
+        loads: Whether it makes them all, as no other router does.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:
@@ -75,6 +76,7 @@ class Adapters:
         self._pool, self._router, self._catalog = pool, router, router.catalog
         self.planner = router.catalog.planner
         self.is_leading: Callable[[], bool] = lambda: True
+        self.loads = False
         self.on_ticked: OnTicked = _nothing
         self._deleted: Sequence[Declaration] = ()
         self._waiting: set[asyncio.Event] = set()
@@ -226,7 +228,7 @@ class Adapters:
         rates = self._catalog.demand.rates(now)
         is_leading = self.is_leading()
         is_led = self.peers.is_led(may_load=is_leading, now=now)
-        loads = is_leading and not is_led
+        self.loads = loads = is_leading and not is_led
         needed = [*held, *self.peers.wanted(now)] if loads else held
         actions = self.planner.tick(
             pods, rates, needed, now=now, is_leading=is_leading, is_led=is_led

@@ -126,7 +126,6 @@ class App:
             report=self._report if config.discovery.kubernetes is not None else None,
             peering=self._services.peering,
             router_id=self._router_id,
-            is_first=lambda: self._services.peering.is_first,
             world=world,
         )
         self._pods = Pods(

@@ -17,7 +17,7 @@ pod's trouble, and none of them is to rest for long once that is over."""
 MINUTE_S = 60.0
 BURST_RATIO = 0.25
 """Part of a minute's loads that may be made at once. Were it all of them, what is asked for next
-would wait for the rest of the minute. A fleet of the laboratory that begins cold misses least so."""
+would wait for the rest of the minute. A fleet that begins cold misses least so (docs/lab.md)."""
 
 
 class Attempt(Struct):
