@@ -6,6 +6,7 @@ Part of `app`. Every router may do so at once: what a pod has already is no fail
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 """Between two looks at what is to be done, where nothing new makes one at once."""
@@ -194,9 +197,12 @@ class Adapters:
             while True:
                 is_new, began_s = self._wake.is_set(), self._clock()
                 self._wake.clear()
-                if self._catalog.num_declared or self.planner.deleting():
-                    forgotten = self._tick(tasks, is_new=is_new)
-                    await self.on_ticked(forgotten)
+                try:
+                    if self._catalog.num_declared or self.planner.deleting():
+                        forgotten = self._tick(tasks, is_new=is_new)
+                        await self.on_ticked(forgotten)
+                except Exception:  # ours: requests go on with what pods have
+                    log.exception("adapters: a look at what is to be done broke")
                 await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
                 await self._rest()
 
@@ -228,7 +234,9 @@ class Adapters:
         rates = self._catalog.demand.rates(now)
         is_leading = self.is_leading()
         is_led = self.peers.is_led(may_load=is_leading, now=now)
-        self.loads = loads = is_leading and not is_led
+        # Who reaches no pod leaves it to those who do.
+        reaches = any(pod.is_up for pod in pods)
+        self.loads = loads = is_leading and not is_led and reaches
         needed = [*held, *self.peers.wanted(now)] if loads else held
         actions = self.planner.tick(
             pods, rates, needed, now=now, is_leading=is_leading, is_led=is_led

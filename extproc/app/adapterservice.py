@@ -27,6 +27,9 @@ from extproc.core.kubernetes.status import AdapterReport, VersionReport
 from extproc.core.types import Endpoint
 from extproc.shell.telemetry import Telemetry
 
+READINESS_LIMIT_S = 5.0
+"""The longest time for which declarations that cannot be read delay readiness."""
+
 Report = Callable[[Mapping[str, Loss], Mapping[str, AdapterReport] | None], None]
 
 
@@ -40,6 +43,7 @@ class AdapterService:
         report: Told who lost what, and how each adapter is; None where nobody asks.
         peering: The other routers.
         router_id: Holder of the lease.
+        is_known: Whether a cluster's declarations have been handed on.
 
     Raises:
         ConfigError: A file or an extra that is needed is not there.
@@ -54,6 +58,7 @@ class AdapterService:
         report: Report | None,
         peering: Peering,
         router_id: str,
+        is_known: Callable[[], bool],
         world: World,
     ) -> None:
         self._routing = routing
@@ -80,6 +85,8 @@ class AdapterService:
         )
         peers = self._adapters.peers
         peers.say = peering.discuss(peers.hear, peers.forget)
+        self._is_known, self._clock, self._began_s = is_known, world.clock, world.clock()
+        routing.router.catalog.is_known = self._knows_all
         self._adapters.is_leading = lambda: self._keeping.is_leading
         self._adapters.on_ticked = self._on_ticked
 
@@ -104,6 +111,17 @@ class AdapterService:
     def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
         """Replace the LLMRoutes of a cluster."""
         self._declaring.set_offers(readings)
+
+    def _knows_all(self) -> bool:
+        return self._keeping.is_read and self._is_known()
+
+    def why_not_ready(self) -> list[str]:
+        """Return why requests for what is declared cannot be served, for people.
+
+        Only for a while: what pods list can be served without a store.
+        """
+        is_late = self._clock() >= self._began_s + READINESS_LIMIT_S
+        return [] if is_late or self._knows_all() else ["declared adapters have not been read"]
 
     def look(self) -> None:
         """Have a look at what is to be done soon: something is new."""

@@ -70,6 +70,11 @@ class Keeping:
             )
 
     @property
+    def is_read(self) -> bool:
+        """Whether the store has been read, if there is one."""
+        return self._store is None or self._store.is_known
+
+    @property
     def is_leading(self) -> bool:
         """Whether this router may load, as all do where there is no store. One that slept for
         longer than its lease may not: another may have taken it.

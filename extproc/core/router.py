@@ -212,7 +212,7 @@ class Router:
         if request.model:
             card = self._card(request.model, request.hints.fairness_id)
             if card is None:
-                return _unknown(request.client_model, snapshot, request.subset)
+                return self._unknown(request.client_model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
         is_known = claim is NO_CLAIM or claim == request.claim
@@ -286,11 +286,17 @@ class Router:
         """Return the model registered under `name` on an endpoint that a request may get."""
         snapshot, card = self.pool.snapshot(now=now), self._card(name, tenant)
         if card is None:
-            return _unknown(name, snapshot, subset)
+            return self._unknown(name, snapshot, subset)
         if self.catalog.card(name) is not None:
             return card
         has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
         return card if has_it else no_endpoints(name)
+
+    def _unknown(self, model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
+        """Reject a model that nobody has: 404 if that is sure and any endpoint is allowed."""
+        is_sure = _knows_all_models(snapshot) and self.catalog.is_known()
+        is_sure = is_sure and any(_allowed(snapshot, subset))
+        return model_not_found(model) if is_sure else no_endpoints(model)
 
     def _known(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add what the pool knows of a request."""
@@ -330,12 +336,6 @@ def load_s(view: EndpointView, adapter: str) -> float:
     if adapter in view.pending_by_adapter:
         return 0.0
     return view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
-
-
-def _unknown(model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
-    """Reject a model that no endpoint lists: 404 if that is sure and any endpoint is allowed."""
-    is_sure = _knows_all_models(snapshot) and any(_allowed(snapshot, subset))
-    return model_not_found(model) if is_sure else no_endpoints(model)
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:

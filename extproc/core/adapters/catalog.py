@@ -42,6 +42,7 @@ class Catalog:
         demand: Work that is asked of each declared adapter, by its name.
         on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
             knows of others that do.
+        is_known: Returns whether all that is declared has been read, wherever that is.
         names: Of all that are declared, as one list of names, if any.
         failed: Reason and message of those that another router cannot load for this one, by name.
     """
@@ -50,6 +51,7 @@ class Catalog:
         self.planner = Planner()
         self.demand = Demand()
         self.on_cold: Callable[[], None] = lambda: None
+        self.is_known: Callable[[], bool] = lambda: True
         self.failed: Mapping[str, tuple[str, str]] = {}
         self._settings = settings or CatalogSettings()
         self._offers: Mapping[str, Offer] = {}
@@ -211,10 +213,12 @@ class Catalog:
         if request.fixed is not None:
             return None
         fallback = self._offers[request.model].fallback
+        if not self.may_use(fallback, request.hints.fairness_id):
+            return None
         if fallback in self._cards:
             return self._served(request, fallback)
         card = listed.get(fallback)
-        if card is None:
+        if card is None or not self.admits(fallback, card):
             return None
         adapter = None if card.parent is None else fallback
         written = request.written or request.model

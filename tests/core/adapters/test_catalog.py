@@ -558,6 +558,41 @@ def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> No
     assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
+def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() -> None:
+    scene = Scene(SQL)
+    is_known = False
+    scene.catalog.is_known = lambda: is_known
+    assert refusal(scene.ask("later")) == (503, Reason.NO_ENDPOINTS)
+    assert refusal(scene.router.model("later", None, now=scene.now))[0] == 503
+
+    is_known = True
+    assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
+
+
+def test_a_fallback_is_for_those_alone_who_may_ask_for_it() -> None:
+    private = Offer(Declaration("b", "/adapters/b"), tenants=frozenset({"acme"}))
+    scene = Scene(Offer(SQL, fallback="b"), private, cold_wait_s=0.0)
+    scene.lists(1, ("b", "/adapters/b"))
+    scene.tick()
+
+    assert refusal(scene.ask("sql"))[0] == 503
+    result = scene.ask("sql", hints=Hints(fairness_id="acme"))
+    assert isinstance(result, Pick)
+    assert result.request.model == "b"
+
+
+def test_a_fallback_that_was_deleted_is_none_though_pods_still_list_it() -> None:
+    sql = Offer(SQL, fallback="b")
+    scene = Scene(sql, Declaration("b", "/adapters/b"), cold_wait_s=0.0)
+    scene.lists(1, ("b", "/adapters/b"))
+    scene.tick()
+    assert isinstance(scene.ask("sql"), Pick)
+
+    scene.declare(sql)
+
+    assert refusal(scene.ask("sql"))[0] == 503
+
+
 @pytest.mark.parametrize("fallback", ["nobody", "cold"])
 def test_a_fallback_that_no_pod_has_is_none(fallback: str) -> None:
     cold = Declaration("cold", "/adapters/cold")
