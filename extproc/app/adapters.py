@@ -6,7 +6,7 @@ Part of `app`. Every router may do so at once: what a pod has already is no fail
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -222,9 +222,9 @@ class Adapters:
         self._poke(action.address)
         self.look()
 
-    def _on_files(self, path: str) -> None:
+    def _on_files(self, sources: Collection[str]) -> None:
         for declaration in self._declarations():
-            if declaration.source == path:
+            if declaration.source in sources:
                 self.planner.files_changed(declaration.name, now=self._clock())
         self.look()
 

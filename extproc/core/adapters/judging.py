@@ -15,8 +15,8 @@ from extproc.core.adapters.wanted import is_of
 NUM_SPARES = 3
 """Pods beside those that should have an adapter that it is tried on where it fails. More would
 only show the same of most adapters that fail."""
-MAX_JUDGED = 1000
-"""Adapters in one go that nobody waits for: some 10 ms."""
+MAX_JUDGED = 500
+"""Adapters in one go that nobody waits for: some 5 ms."""
 
 
 def judge(book: Book, *, now: float) -> None:

@@ -473,14 +473,14 @@ def test_with_nothing_to_do_there_is_no_next_time() -> None:
 def test_thousands_are_placed_and_judged_in_several_goes() -> None:
     planner, pod = Planner(), FakePod(ONE, max_cpu_loras=None)
     state = PodState(ONE, models=pod.listing(), listed_at_s=0.0)
-    planner.declare(adapters(2500), now=0.0)
+    planner.declare(adapters(1200), now=0.0)
     planner.tick([state], {}, now=0.0)
     assert planner.next_s == 0.0
     planner.tick([state], {}, now=0.1)
     planner.tick([state], {}, now=0.2)
 
     assert planner.next_s > 0.2
-    assert planner.counts().by_state == {State.LOADING: 2500}
+    assert planner.counts().by_state == {State.LOADING: 1200}
 
 
 def test_a_listing_that_was_overtaken_is_not_looked_at() -> None:
