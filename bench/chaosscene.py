@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -26,6 +27,8 @@ from extproc.stack.router import Router
 
 _REQUESTS_PER_S, _TOKENS = 8.0, 40
 _REQUEST_S = 60.0
+_KNOWS_S = 3.0
+"""After the start of a router, which then knows all that is declared: lists may fail at first."""
 _ERROR = re.compile(rb'"code": ?"([a-z_]+)"')
 
 
@@ -55,7 +58,7 @@ class Chaos:
         self._locks = {name: asyncio.Lock() for name in NAMES}
         self._highest = dict.fromkeys(NAMES, 0)
         self._num_started = 0
-        self._started_s = [0.0] * NUM_ROUTERS
+        self._knows_s = [inf] * NUM_ROUTERS
         self._deleted_s: dict[str, float] = {}
         self._in_trouble: set[tuple[str, int]] = set()
         self._rng = Random(seed)
@@ -99,8 +102,9 @@ class Chaos:
         """Start a router; its key says to pods which process it is."""
         self._num_started += 1
         self.key_file(number).write_text(f"process-{self._num_started}")
-        self._started_s[number] = time.monotonic()
+        self._knows_s[number] = inf
         await self.routers[number].start()
+        self._knows_s[number] = time.monotonic() + _KNOWS_S
 
     async def _trouble_pod(self, pod: ChaosPod, fault: Fault) -> None:
         before = pod.trouble.load_s
@@ -218,7 +222,7 @@ class Chaos:
         deleted_s = self._deleted_s.get(served.partition("@")[0])
         if not self.keeper.forgets or deleted_s is None:
             return False
-        return all(started_s > deleted_s for started_s in self._started_s)
+        return all(knows_s > deleted_s for knows_s in self._knows_s)
 
     async def _at_router(self, number: int) -> list[str]:
         declared = await self.keeper.declared(number)

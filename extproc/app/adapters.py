@@ -13,6 +13,7 @@ from msgspec import to_builtins
 
 from extproc.app import settings
 from extproc.app.adaptercalls import AdapterCalls
+from extproc.app.adapterpeers import AdapterPeers
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.adapters.declared import Declaration
@@ -47,10 +48,12 @@ class Adapters:
         pool: What pods have.
         router: Its catalog has the planner.
         rewrites: Learns which adapters are declared.
+        router_id: Among the other routers.
         poke: Has a pod's models listed soon.
 
     Attributes:
         planner: Knows what is to be done.
+        peers: The other routers.
         is_leading: Whether this router makes all calls; else it loads what its own requests need.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
@@ -65,6 +68,7 @@ class Adapters:
         pool: Pool,
         router: Router,
         rewrites: Rewrites,
+        router_id: str,
         poke: Callable[[str], None],
         world: World,
     ) -> None:
@@ -78,6 +82,9 @@ class Adapters:
         self._poke = poke
         self._clock = world.clock
         self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files)
+        self.peers = AdapterPeers(
+            router_id, router.catalog, poke=poke, look=self.look, clock=world.clock
+        )
         self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
         self._shown: tuple[Mapping[str, Offer], Mapping[frozenset[str], str]] = ({}, {})
@@ -104,6 +111,7 @@ class Adapters:
         declarations = self._declarations()
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._calls.set_sources(each.source for each in declarations)
+        self.peers.declare(declarations)
         self._show()
         self.look()
 
@@ -204,11 +212,7 @@ class Adapters:
         """
         now, queue = self._clock(), self._router.queue
         self._show()
-        held = queue.adapters(now) if queue else ()
-        pods = self._pool.pod_states(now=now)
-        rates = self._catalog.demand.rates(now)
-        is_leading = self.is_leading()
-        for action in self.planner.tick(pods, rates, held, now=now, is_leading=is_leading):
+        for action in self._plan(queue.adapters(now) if queue else [], now):
             tasks.create_task(self._carry_out(action))
         if is_new:
             queue.freed(now)
@@ -216,10 +220,25 @@ class Adapters:
             ticked.set()
         return self.planner.forgotten(now=now)
 
+    def _plan(self, held: list[str], now: float) -> list[Action]:
+        """Return the calls to make now, and tell the other routers how things are."""
+        pods = self._pool.pod_states(now=now)
+        rates = self._catalog.demand.rates(now)
+        is_leading = self.is_leading()
+        is_led = self.peers.is_led(may_load=is_leading, now=now)
+        loads = is_leading and not is_led
+        needed = [*held, *self.peers.wanted(now)] if loads else held
+        actions = self.planner.tick(
+            pods, rates, needed, now=now, is_leading=is_leading, is_led=is_led
+        )
+        self.peers.tell(held, rates, loads=loads, now=now)
+        return actions
+
     async def _carry_out(self, action: Action) -> None:
         result = await self._calls.make(action)
         self.planner.finished(action, result, now=self._clock())
         self._poke(action.address)
+        self.peers.ended(action.address)
         self.look()
 
     def _on_files(self, sources: Collection[str]) -> None:

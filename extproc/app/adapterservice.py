@@ -15,6 +15,7 @@ from msgspec import to_builtins
 from extproc.app.adapters import Adapters
 from extproc.app.declaring import Declaring
 from extproc.app.keeping import Keeping
+from extproc.app.peering import Peering
 from extproc.app.routing import Routing
 from extproc.app.world import World
 from extproc.config import Config
@@ -37,6 +38,7 @@ class AdapterService:
         routing: Learns of routes, rules and adapters.
         poke: Has a pod's models listed soon.
         report: Told who lost what, and how each adapter is; None where nobody asks.
+        peering: The other routers.
         router_id: Holder of the lease.
         is_first: Whether this is the router that loads, where there is no store with a lease.
 
@@ -51,6 +53,7 @@ class AdapterService:
         *,
         poke: Callable[[str], None],
         report: Report | None,
+        peering: Peering,
         router_id: str,
         is_first: Callable[[], bool],
         world: World,
@@ -64,6 +67,7 @@ class AdapterService:
             pool=routing.pool,
             router=routing.router,
             rewrites=routing.rewrites,
+            router_id=router_id,
             poke=poke,
             world=world,
         )
@@ -77,6 +81,8 @@ class AdapterService:
             wait_until_ready=self._adapters.wait_until_ready,
             clock=world.clock,
         )
+        peers = self._adapters.peers
+        peers.say = peering.discuss(peers.hear, peers.forget)
         self._adapters.is_leading = lambda: self._keeping.is_leading
         self._adapters.on_ticked = self._on_ticked
 

@@ -124,6 +124,7 @@ class App:
             self._routing,
             poke=lambda address: self._pods.poke(address),
             report=self._report if config.discovery.kubernetes is not None else None,
+            peering=self._services.peering,
             router_id=self._router_id,
             is_first=lambda: self._services.peering.is_first,
             world=world,

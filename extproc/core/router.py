@@ -59,6 +59,7 @@ class Router:
     def __post_init__(self) -> None:
         self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
+        self.pool.told.on_work = self.catalog.told
         self.pool.on_output = self.queue.settle
         self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
 
@@ -84,6 +85,7 @@ class Router:
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
+            self.catalog.picked(result, known.model)
         elif isinstance(result, Wait) and not isinstance(result, Elsewhere):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
@@ -200,8 +202,6 @@ class Router:
         result = self.picker.pick(snapshot, found, asking)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
-        if waiting is None and isinstance(result, Pick):
-            catalog.picked(result, request.model)
         return waiting or result
 
     def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
@@ -234,7 +234,7 @@ class Router:
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
         try:
-            _, result = self.choose(ticket.request, now=now)
+            known, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.error = error
             return no_endpoints(ticket.request.client_model)
@@ -244,6 +244,7 @@ class Router:
         if ticket.count is not None:
             return ticket.count(result, now)
         self.pool.flights.start(result, now=now)
+        self.catalog.picked(result, known.model)
         return result
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:

@@ -35,6 +35,7 @@ class Scene:
             pool=pool,
             router=self.routing.router,
             rewrites=self.routing.rewrites,
+            router_id="r",
             poke=lambda _address: None,
             world=world,
         )

@@ -22,6 +22,7 @@ from extproc.core.pool import Pool, PoolSettings
 from extproc.core.queue import Ticket
 from extproc.core.rejections import NOT_REWRITABLE, RENAMED
 from extproc.core.router import Router
+from extproc.core.told import ToldPick
 from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request
 
@@ -339,6 +340,28 @@ def test_work_is_counted_for_the_adapter_whatever_its_version() -> None:
     scene.tick()
     scene.picked("sql")
     assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
+
+
+def test_work_that_another_router_tells_of_is_counted_for_the_adapter() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"))
+    told = scene.router.pool.told
+    told.begin("x", now=scene.now)
+    for number, adapter in enumerate(("sql@2", "own", None)):
+        told.start(ToldPick(f"x-{number}", address(1), adapter, 9, 0.0), now=scene.now)
+    assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
+
+
+def test_what_another_router_cannot_load_for_this_one_is_refused_with_its_reason() -> None:
+    scene = Scene(SQL, Offer(Declaration("b", "/adapters/b"), fallback=BASE))
+    scene.catalog.failed = {"sql": ("files", "nothing there"), "b": ("files", "")}
+
+    result = scene.ask("sql")
+
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(result, Rejection)
+    assert "(files)" in result.message
+    assert result.why == "nothing there"
+    assert scene.picked("b").request.model == BASE
 
 
 def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:

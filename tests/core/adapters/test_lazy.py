@@ -277,7 +277,7 @@ def test_requests_of_an_adapter_that_too_few_pods_have_get_more_of_it() -> None:
 
 
 def test_a_router_that_does_not_lead_loads_only_what_its_own_requests_wait_for() -> None:
-    """The one that leads knows nothing of those."""
+    """The one that leads knows nothing of those, or hears of them and makes the calls."""
     world = crowded()
     world.leading.clear()
     world.demand = {"a1": 1.0}
@@ -285,6 +285,11 @@ def test_a_router_that_does_not_lead_loads_only_what_its_own_requests_wait_for()
     assert not world.log
 
     world.held = ["a0"]
+    world.led = {0}
+    world.run(10)
+    assert not world.log
+
+    world.led.clear()
     world.run(10)
 
     assert {action.name for _, action in world.log if action.kind is Kind.LOAD} == {"a0"}

@@ -588,3 +588,29 @@ def test_a_version_that_pods_have_again_is_not_gone() -> None:
     assert not any(each.removable for each in world.status("a").versions)
     world.run(10)
     assert not world.having("a@1")
+
+
+def test_what_the_router_that_leads_never_knew_is_unloaded_by_one_that_does() -> None:
+    """It has started since the adapter was deleted, and takes it for one that nobody declared."""
+    world = World(pods(1), num_planners=2)
+    world.leading = {1}
+    world.planners[1].declare([Declaration("a", "/a")], now=world.now)
+    world.until(lambda: bool(world.having("a")), 5)
+    world.leading = {0}
+    world.planners[1].declare([], now=world.now)
+
+    world.until(lambda: not world.having("a"), 30)
+
+
+def test_old_versions_are_left_to_the_router_that_leads() -> None:
+    world = World(pods(1))
+    world.declare(Declaration("a", "/1", version="1"))
+    world.run(5)
+    world.declare(Declaration("a", "/2", version="2"))
+    world.until(lambda: bool(world.having("a@2")), 5)
+    world.leading.clear()
+    world.run(60)
+    assert world.having("a@1")
+
+    world.leading.add(0)
+    world.until(lambda: not world.having("a@1"), 5)
