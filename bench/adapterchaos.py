@@ -67,8 +67,17 @@ class Result:
     wrong: list[str] = field(default_factory=list)
 
 
-async def run(keeper: Keeper, store: str, seed: int, seconds: float) -> Result:
+async def run(
+    keeper: Keeper, store: str, seed: int, seconds: float, *, within_s: float = CONVERGED_S
+) -> Result:
     """Let it happen, and see what comes of it.
+
+    Args:
+        keeper: Where adapters are declared.
+        store: What that is called.
+        seed: Of the faults and changes.
+        seconds: For which they happen.
+        within_s: Longest time from the end of the last one until all is as declared.
 
     Raises:
         StackError: Something did not start.
@@ -77,12 +86,12 @@ async def run(keeper: Keeper, store: str, seed: int, seconds: float) -> Result:
     ledger = Ledger()
     async with running(keeper, ledger, seed) as chaos:
         await chaos.declare_all()
-        await _converge(chaos, CONVERGED_S)
+        await _converge(chaos, within_s)
         asking = asyncio.ensure_future(chaos.ask())
         try:
-            await _happen(chaos, result)
+            await _happen(chaos, result, within_s)
             began_s = time.monotonic()
-            found = await _converge(chaos, CONVERGED_S)
+            found = await _converge(chaos, within_s)
             result.converged_s = None if found else time.monotonic() - began_s
         finally:
             asking.cancel()
@@ -97,7 +106,7 @@ async def run(keeper: Keeper, store: str, seed: int, seconds: float) -> Result:
     return result
 
 
-async def _happen(chaos: Chaos, result: Result) -> None:
+async def _happen(chaos: Chaos, result: Result, within_s: float) -> None:
     """Let faults and changes happen at their times; return once all are over."""
     kinds = (*chaosplan.KINDS, *chaos.keeper.kinds)
     pace = pace_of(result.seconds)
@@ -114,7 +123,7 @@ async def _happen(chaos: Chaos, result: Result) -> None:
         await asyncio.sleep(each.at_s)
         await chaos.change(each)
 
-    async with asyncio.timeout(result.seconds + CONVERGED_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(result.seconds + within_s), asyncio.TaskGroup() as tasks:
         for each in planned:
             tasks.create_task(fault(each))
         for one in changes:
@@ -152,7 +161,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-async def run_on(store: str, seed: int, seconds: float) -> Result:
+async def run_on(store: str, seed: int, seconds: float, *, within_s: float = CONVERGED_S) -> Result:
     """Run on a store of its own, of this kind.
 
     Raises:
@@ -161,17 +170,19 @@ async def run_on(store: str, seed: int, seconds: float) -> Result:
     pace = pace_of(seconds)
     with TemporaryDirectory() as name:
         async with over_http(store, Path(name), pace.lease_s) as keeper:
-            return await run(keeper, store, seed, seconds)
+            return await run(keeper, store, seed, seconds, within_s=within_s)
 
 
-async def run_in_cluster(server: ApiServer, seed: int, seconds: float) -> Result:
+async def run_in_cluster(
+    server: ApiServer, seed: int, seconds: float, *, within_s: float = CONVERGED_S
+) -> Result:
     """The same with LLMRoutes.
 
     Raises:
         StackError: Something did not start.
     """
     async with in_cluster(server) as keeper:
-        return await run(keeper, "kubernetes", seed, seconds)
+        return await run(keeper, "kubernetes", seed, seconds, within_s=within_s)
 
 
 def _run(store: str, seed: int, seconds: float) -> Result:
