@@ -16,7 +16,7 @@ from tests.kubernetes.declared import DEFINITION, ROUTES, install, route_path
 from tests.kubernetes.faultyproxy import HARSH, NONE, Faults, FaultyProxy
 
 _POOL = "pool"
-_PAUSE_S = 0.2
+_SERVED = {("Accepted", "True"), ("Ready", "True"), ("Degraded", "False")}
 _numbers = count()
 
 
@@ -61,10 +61,26 @@ class InCluster:
         """See `Keeper`."""
         await self._cluster.request("DELETE", route_path(name))
 
+    async def unready(self) -> list[str]:
+        """See `Keeper`: by their conditions."""
+        found = []
+        for route in await self._routes():
+            generation, said = route["metadata"]["generation"], route.get("status", {})
+            conditions = said.get("conditions", ())
+            held = {(each["type"], each["status"]) for each in conditions}
+            seen = {each["observedGeneration"] for each in conditions}
+            if not held >= _SERVED or seen != {generation}:
+                found.append(f"{route['metadata']['name']} at {generation}: {conditions}")
+        return found
+
+    async def _routes(self) -> list[dict[str, Any]]:
+        found = await self._cluster.request("GET", f"{ROUTES}//llmroutes")
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
     async def declared(self, router: int) -> dict[str, str]:
         """See `Keeper`."""
-        found = await self._cluster.request("GET", f"{ROUTES}//llmroutes")
-        adapters = [each["spec"]["adapter"] for each in found["items"]]
+        adapters = [each["spec"]["adapter"] for each in await self._routes()]
         return {each["name"]: each.get("version", "") for each in adapters}
 
     async def disturb(self, kind: str, for_s: float) -> None:

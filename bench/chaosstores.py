@@ -75,6 +75,9 @@ class Keeper(Protocol):
     async def declared(self, router: int) -> dict[str, str]:
         """Return the version of each adapter that a router says is declared."""
 
+    async def unready(self) -> list[str]:
+        """Return what the store itself says of adapters that are not ready."""
+
     async def disturb(self, kind: str, for_s: float) -> None:
         """Let something go wrong for a while."""
 
@@ -165,6 +168,10 @@ class OverHttp:
         async with self._http.get(self._urls[router], headers=_HEADERS) as response:
             found = (await response.json())["data"]
         return {each["name"]: each["version"] for each in found if not each["deleted"]}
+
+    async def unready(self) -> list[str]:
+        """See `Keeper`: it says nothing."""
+        return []
 
     async def disturb(self, kind: str, for_s: float) -> None:
         """See `Keeper`."""

@@ -8,6 +8,8 @@ import pytest
 
 from bench import (
     abuse,
+    adapterchaos,
+    adapterload,
     adapters,
     decisions,
     fuzz_service,
@@ -21,6 +23,8 @@ from bench import (
 
 BENCHMARKS = (
     abuse,
+    adapterchaos,
+    adapterload,
     adapters,
     decisions,
     fuzz_service,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -32,7 +32,7 @@ class AdapterCalls:
     Args:
         config: Checked configuration.
         pool: What pods have.
-        on_change: Told the source of an adapter whose files have changed.
+        on_change: Told the sources of adapters whose files have changed, or are elsewhere now.
 
     Attributes:
         counts: Calls by kind and what came of them.
@@ -41,7 +41,9 @@ class AdapterCalls:
         ConfigError: A file for the requests to pods cannot be used.
     """
 
-    def __init__(self, config: Config, *, pool: Pool, on_change: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, *, pool: Pool, on_change: Callable[[Collection[str]], None]
+    ) -> None:
         self._pool, self._on_change = pool, on_change
         self._access = settings.pod_access(config)
         self._profile = PROFILES[config.pods.engine]
@@ -50,7 +52,7 @@ class AdapterCalls:
         self._tasks: asyncio.TaskGroup | None = None
         self._following: asyncio.Task[None] | None = None
         self.counts = Counter({(str(kind), "done"): 0 for kind in Kind})
-        self._sources: Iterable[str] = ()
+        self._sources: Collection[str] = ()
         self._roots = config.adapters.roots
         self._files = self._open_files()
 
@@ -60,6 +62,7 @@ class AdapterCalls:
             self._roots = config.adapters.roots
             self._files = self._open_files()
             self._follow()
+            self._on_change(self._sources)
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the pods."""
@@ -67,7 +70,7 @@ class AdapterCalls:
 
     def set_sources(self, sources: Iterable[str]) -> None:
         """Replace the sources whose files are looked at for changes."""
-        self._sources = tuple(sources)
+        self._sources = frozenset(sources)
         self._files.follow(self._sources)
 
     @asynccontextmanager
@@ -112,7 +115,7 @@ class AdapterCalls:
 
     def _open_files(self) -> AdapterFiles:
         roots = [Root(str(each.pod), each.router) for each in self._roots]
-        files = AdapterFiles(roots, on_change=self._on_change)
+        files = AdapterFiles(roots, on_change=lambda path: self._on_change((path,)))
         files.follow(self._sources)
         return files
 

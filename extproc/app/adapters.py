@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -57,7 +57,8 @@ class Adapters:
     Attributes:
         planner: Knows what is to be done.
         peers: The other routers.
-        is_leading: Whether this router makes all calls; else it loads what its own requests need.
+        is_leading: Whether this router may make all calls; else what its own requests need.
+        loads: Whether it makes them all, as no other router does.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:
@@ -78,6 +79,7 @@ class Adapters:
         self._pool, self._router, self._catalog = pool, router, router.catalog
         self.planner = router.catalog.planner
         self.is_leading: Callable[[], bool] = lambda: True
+        self.loads = False
         self.on_ticked: OnTicked = _nothing
         self._deleted: Sequence[Declaration] = ()
         self._waiting: set[asyncio.Event] = set()
@@ -233,7 +235,8 @@ class Adapters:
         is_leading = self.is_leading()
         is_led = self.peers.is_led(may_load=is_leading, now=now)
         # Who reaches no pod leaves it to those who do.
-        loads = is_leading and not is_led and any(pod.is_up for pod in pods)
+        reaches = any(pod.is_up for pod in pods)
+        self.loads = loads = is_leading and not is_led and reaches
         needed = [*held, *self.peers.wanted(now)] if loads else held
         actions = self.planner.tick(
             pods, rates, needed, now=now, is_leading=is_leading, is_led=is_led
@@ -249,9 +252,9 @@ class Adapters:
         self.peers.ended(action.address)
         self.look()
 
-    def _on_files(self, path: str) -> None:
+    def _on_files(self, sources: Collection[str]) -> None:
         for declaration in self._declarations():
-            if declaration.source == path:
+            if declaration.source in sources:
                 self.planner.files_changed(declaration.name, now=self._clock())
         self.look()
 

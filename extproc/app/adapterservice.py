@@ -44,7 +44,6 @@ class AdapterService:
         peering: The other routers.
         router_id: Holder of the lease.
         is_known: Whether a cluster's declarations have been handed on.
-        is_first: Whether this is the router that loads, where there is no store with a lease.
 
     Raises:
         ConfigError: A file or an extra that is needed is not there.
@@ -60,7 +59,6 @@ class AdapterService:
         peering: Peering,
         router_id: str,
         is_known: Callable[[], bool],
-        is_first: Callable[[], bool],
         world: World,
     ) -> None:
         self._routing = routing
@@ -80,7 +78,6 @@ class AdapterService:
         self._keeping = Keeping(
             config.adapters,
             holder=router_id,
-            is_first=is_first,
             on_stored=self._on_stored,
             status=self._status,
             wait_until_ready=self._adapters.wait_until_ready,
@@ -167,7 +164,7 @@ class AdapterService:
         if self._report is None:
             return
         states = None
-        if self._keeping.is_leading:
+        if self._adapters.loads:
             found = self._adapters.planner.statuses()
             states = {status.name: _report_of(status) for status in found}
         if (self._lost, states) != self._reported:

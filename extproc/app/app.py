@@ -127,7 +127,6 @@ class App:
             peering=self._services.peering,
             router_id=self._router_id,
             is_known=lambda: self._discovery.knows_declarations,
-            is_first=lambda: self._services.peering.is_first,
             world=world,
         )
         self._pods = Pods(

@@ -159,11 +159,6 @@ class Peering:
         service.on_word = lambda router_id, word: call("telling", hear, router_id, word)
         return lambda word: call("telling", service.say, word)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether no router that there is a link with has a smaller id: one does what one does."""
-        return min(self._service.linked(), default=self._router_id) >= self._router_id
-
     def flush(self) -> None:
         """Send the queued entries."""
         self._observers.call("relay", self.relay.flush, now=self._clock())

@@ -112,10 +112,6 @@ class PeersService:
         """Whether a link is to begin."""
         return not all(session.has_begun for session in self._telling.values())
 
-    def linked(self) -> Collection[str]:
-        """Return the routers that there is a link with."""
-        return self._telling.keys()
-
     def answerers(self) -> list[str]:
         """Return the routers that answer questions and know our picks, or will before those."""
         links = self._telling.items()

@@ -45,7 +45,6 @@ class Scene:
             peering=peering,
             router_id="r",
             is_known=lambda: self.is_known,
-            is_first=lambda: True,
             world=world,
         )
 

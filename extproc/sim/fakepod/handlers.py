@@ -170,8 +170,13 @@ class Pod:
         body, who = await _json_body(request), request.headers.get("authorization", "")
         load = asyncio.ensure_future(self.registry.load(body, self.runner, authorization=who))
         self._loads.add(load)
-        load.add_done_callback(self._loads.discard)
+        load.add_done_callback(self._on_loaded)
         return web.Response(text=await asyncio.shield(load))
+
+    def _on_loaded(self, load: asyncio.Future[str]) -> None:
+        self._loads.discard(load)
+        if not load.cancelled():
+            load.exception()  # or asyncio complains where nobody waits any more
 
     async def unload_adapter(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/unload_lora_adapter`."""

@@ -21,6 +21,8 @@ from extproc.sim.fleet.settings import Loading
 LOOK_S, IDLE_LOOK_S = 0.05, 1.0
 """Between two looks of a planner while requests are held, and else: production's `INTERVAL_S`,
 which it need not wait for where something is new."""
+_NEW = "new"
+"""Stands for an adapter that no pod has."""
 
 
 class Declaring:
@@ -76,7 +78,7 @@ class Declaring:
         """Return whether what requests wait for is loaded already now."""
         if self._loading is not Loading.IN_TURN:
             return True
-        asked = RequestInfo(self._base, path="/v1/completions", arrived_at_s=self._agenda.now)
+        asked = RequestInfo(self._base, adapter=_NEW, arrived_at_s=self._agenda.now)
         snapshot = router.pool.snapshot(now=self._agenda.now)
         return isinstance(router.router.picker.pick(snapshot, asked), Pick)
 
