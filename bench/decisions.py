@@ -4,6 +4,9 @@ A router's core decides on a fleet under load: eight adapter slots and eight req
 every pod, all adapters registered on each, some much more popular than others. Between two
 decisions a request ends, and as many pods are scraped as in production: 20 times a second each, at
 500 decisions a second. So a decision's time contains the views of pods that have changed meanwhile.
+
+Then the same with 2,000 adapters declared, in turns with nothing declared: the others, and those
+that requests are for.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ from time import process_time
 
 from msgspec.structs import replace
 
+from bench.figures import percentile
 from extproc.app.app import GC_THRESHOLDS
+from extproc.core.adapters.catalog import Catalog
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Offer
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import BUILT_IN
@@ -39,6 +46,8 @@ _NUM_DECISIONS = 1_000  # the first fifth does not count
 _FILL_S = 4.0  # until the first prompts are computed, and adapters loaded
 _POLICY_S = 60.0  # from the start of one policy to the next's
 _BODY_BYTES = 2_000
+_NUM_DECLARED = 2_000
+_ROUNDS = 5
 
 
 class Fleet:
@@ -76,19 +85,29 @@ class Fleet:
 
 def decision_times_s(policy: str, fleet: Fleet, start_s: float) -> tuple[list[float], list[float]]:
     """Return the seconds of each decision, and of each report recorded between them, sorted."""
+    [decisions_s], reports_s = _times_s(policy, fleet, [Catalog()], start_s)
+    return sorted(decisions_s[_NUM_DECISIONS // 5 :]), sorted(reports_s)
+
+
+def _times_s(
+    policy: str, fleet: Fleet, catalogs: Sequence[Catalog], start_s: float
+) -> tuple[list[list[float]], list[float]]:
+    """Return the seconds of decisions with each catalog, in turns, and of each report recorded."""
     pool, rng = fleet.pool, random.Random(1)
     picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=pick_ids(policy))
     router = Router(pool, picker)
     in_flight = deque(_fill(fleet, start_s))
-    decisions_s: list[float] = []
+    decisions_s: list[list[float]] = [[] for _ in catalogs]
     reports_s: list[float] = []
     scraped, to_scrape = cycle(fleet.addresses), 0.0
-    for number in range(_NUM_DECISIONS):
+    for number in range(_NUM_DECISIONS * len(catalogs)):
         now = start_s + number / _DECISIONS_PER_S
         request = fleet.request(f"r{number}", now)
+        turn = number % len(catalogs)
+        router.catalog = catalogs[turn]
         began_s = process_time()
         pick = router.route(request, now=now)
-        decisions_s.append(process_time() - began_s)
+        decisions_s[turn].append(process_time() - began_s)
         assert isinstance(pick, Pick), pick
         in_flight.append(pick)
         fleet.active[pick.address][request.model] += 1
@@ -102,7 +121,35 @@ def decision_times_s(policy: str, fleet: Fleet, start_s: float) -> tuple[list[fl
             reports_s.append(process_time() - began_s)
     while in_flight:
         _end(fleet, in_flight.popleft(), now)
-    return sorted(decisions_s[_NUM_DECISIONS // 5 :]), sorted(reports_s)
+    return decisions_s, reports_s
+
+
+def _declared(fleet: Fleet, names: Sequence[str], now: float) -> Catalog:
+    """Return a catalog of adapters that pods may have by themselves, once the planner knows all."""
+    catalog, declarations = Catalog(), [Declaration(name) for name in names]
+    catalog.planner.declare(declarations, now=now)
+    catalog.declare({each.name: Offer(each) for each in declarations}, {frozenset(): "base"})
+    while catalog.planner.next_s <= now:
+        catalog.planner.tick(fleet.pool.pod_states(now=now), {}, now=now)
+    return catalog
+
+
+def declared_rows(policies: Sequence[str], fleet: Fleet, start_s: float) -> Iterator[str]:
+    """Yield a row for each policy: the median over rounds of the microseconds of a decision."""
+    for address in fleet.addresses:
+        fleet.pool.record_report(address, fleet.report(address, start_s), taken_at_s=start_s)
+    others = [f"other-{number}" for number in range(_NUM_DECLARED)]
+    asked = [*fleet.adapters, *others][:_NUM_DECLARED]
+    declared = [_declared(fleet, names, start_s) for names in (others, asked)]
+    for policy in policies:
+        rounds: list[list[float]] = []
+        for _ in range(_ROUNDS):
+            start_s += _POLICY_S
+            times_s, _ = _times_s(policy, fleet, [Catalog(), *declared], start_s)
+            rounds.append([1e6 * percentile(each[len(each) // 5 :], 50) for each in times_s])
+        nothing, of_others, of_it = (percentile(each, 50) for each in zip(*rounds, strict=True))
+        ratios = [f"{each:.0f} ({each / nothing:.2f})" for each in (of_others, of_it)]
+        yield f"| `{policy}` | {nothing:.0f} | {' | '.join(ratios)} |"
 
 
 def _fill(fleet: Fleet, start_s: float) -> Iterator[Pick]:
@@ -147,6 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             size = f"{num_pods:,} x {num_adapters:,}"
             print(f"| {size} | `{policy}` | {middle_us:.0f} | {most_us:.0f} | {report_us:.1f} |")
             sys.stdout.flush()
+    print(f"\n| {_NUM_DECLARED:,} declared; us | nothing declared | others are | it is |")
+    print("|---|--:|--:|--:|")
+    for row in declared_rows(args.policies, Fleet(*SIZES[0]), _POLICY_S):
+        print(row, flush=True)
     return 0
 
 

@@ -9,6 +9,7 @@ import pytest
 from bench import (
     abuse,
     adapterchaos,
+    adapterload,
     adapters,
     decisions,
     fuzz_service,
@@ -23,6 +24,7 @@ from bench import (
 BENCHMARKS = (
     abuse,
     adapterchaos,
+    adapterload,
     adapters,
     decisions,
     fuzz_service,

@@ -6,6 +6,7 @@ Part of `app`. Every router may do so at once: what a pod has already is no fail
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from msgspec import to_builtins
 
 from extproc.app import settings
 from extproc.app.adaptercalls import AdapterCalls
+from extproc.app.adapterpeers import AdapterPeers
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.adapters.declared import Declaration
@@ -23,6 +25,8 @@ from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 """Between two looks at what is to be done, where nothing new makes one at once."""
@@ -47,11 +51,14 @@ class Adapters:
         pool: What pods have.
         router: Its catalog has the planner.
         rewrites: Learns which adapters are declared.
+        router_id: Among the other routers.
         poke: Has a pod's models listed soon.
 
     Attributes:
         planner: Knows what is to be done.
-        is_leading: Whether this router makes all calls; else it loads what its own requests need.
+        peers: The other routers.
+        is_leading: Whether this router may make all calls; else what its own requests need.
+        loads: Whether it makes them all, as no other router does.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:
@@ -65,12 +72,14 @@ class Adapters:
         pool: Pool,
         router: Router,
         rewrites: Rewrites,
+        router_id: str,
         poke: Callable[[str], None],
         world: World,
     ) -> None:
         self._pool, self._router, self._catalog = pool, router, router.catalog
         self.planner = router.catalog.planner
         self.is_leading: Callable[[], bool] = lambda: True
+        self.loads = False
         self.on_ticked: OnTicked = _nothing
         self._deleted: Sequence[Declaration] = ()
         self._waiting: set[asyncio.Event] = set()
@@ -78,6 +87,9 @@ class Adapters:
         self._poke = poke
         self._clock = world.clock
         self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files)
+        self.peers = AdapterPeers(
+            router_id, router.catalog, poke=poke, look=self.look, clock=world.clock
+        )
         self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
         self._shown: tuple[Mapping[str, Offer], Mapping[frozenset[str], str]] = ({}, {})
@@ -104,6 +116,7 @@ class Adapters:
         declarations = self._declarations()
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._calls.set_sources(each.source for each in declarations)
+        self.peers.declare(declarations)
         self._show()
         self.look()
 
@@ -184,9 +197,12 @@ class Adapters:
             while True:
                 is_new, began_s = self._wake.is_set(), self._clock()
                 self._wake.clear()
-                if self._catalog.num_declared or self.planner.deleting():
-                    forgotten = self._tick(tasks, is_new=is_new)
-                    await self.on_ticked(forgotten)
+                try:
+                    if self._catalog.num_declared or self.planner.deleting():
+                        forgotten = self._tick(tasks, is_new=is_new)
+                        await self.on_ticked(forgotten)
+                except Exception:  # ours: requests go on with what pods have
+                    log.exception("adapters: a look at what is to be done broke")
                 await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
                 await self._rest()
 
@@ -204,11 +220,7 @@ class Adapters:
         """
         now, queue = self._clock(), self._router.queue
         self._show()
-        held = queue.adapters(now) if queue else ()
-        pods = self._pool.pod_states(now=now)
-        rates = self._catalog.demand.rates(now)
-        is_leading = self.is_leading()
-        for action in self.planner.tick(pods, rates, held, now=now, is_leading=is_leading):
+        for action in self._plan(queue.adapters(now) if queue else [], now):
             tasks.create_task(self._carry_out(action))
         if is_new:
             queue.freed(now)
@@ -216,10 +228,27 @@ class Adapters:
             ticked.set()
         return self.planner.forgotten(now=now)
 
+    def _plan(self, held: list[str], now: float) -> list[Action]:
+        """Return the calls to make now, and tell the other routers how things are."""
+        pods = self._pool.pod_states(now=now)
+        rates = self._catalog.demand.rates(now)
+        is_leading = self.is_leading()
+        is_led = self.peers.is_led(may_load=is_leading, now=now)
+        # Who reaches no pod leaves it to those who do.
+        reaches = any(pod.is_up for pod in pods)
+        self.loads = loads = is_leading and not is_led and reaches
+        needed = [*held, *self.peers.wanted(now)] if loads else held
+        actions = self.planner.tick(
+            pods, rates, needed, now=now, is_leading=is_leading, is_led=is_led
+        )
+        self.peers.tell(held, rates, loads=loads, now=now)
+        return actions
+
     async def _carry_out(self, action: Action) -> None:
         result = await self._calls.make(action)
         self.planner.finished(action, result, now=self._clock())
         self._poke(action.address)
+        self.peers.ended(action.address)
         self.look()
 
     def _on_files(self, sources: Collection[str]) -> None:

@@ -124,8 +124,9 @@ class App:
             self._routing,
             poke=lambda address: self._pods.poke(address),
             report=self._report if config.discovery.kubernetes is not None else None,
+            peering=self._services.peering,
             router_id=self._router_id,
-            is_first=lambda: self._services.peering.is_first,
+            is_known=lambda: self._discovery.knows_declarations,
             world=world,
         )
         self._pods = Pods(
@@ -265,7 +266,7 @@ class App:
     def _why_not_ready(self) -> list[str]:
         """Return the reasons, for people; empty when ready."""
         reasons = self._readiness.problems(now=time.monotonic())
-        reasons += self._discovery.why_not_ready()
+        reasons += self._discovery.why_not_ready() + self._adapters.why_not_ready()
         return ["draining", *reasons] if self._stop.is_set() else reasons
 
     def _update_health(self) -> None:

@@ -27,7 +27,6 @@ class Keeping:
     Args:
         config: Checked configuration.
         holder: Of the lease: this router.
-        is_first: Whether this router loads where there is no store, and so no lease.
         on_stored: Called with what is declared, and with what was deleted and may still be loaded.
         status: Returns how a declared adapter is, for those who ask over HTTP.
         wait_until_ready: Returns whether enough pods have an adapter within so many seconds.
@@ -42,14 +41,13 @@ class Keeping:
         config: AdaptersConfig,
         *,
         holder: str,
-        is_first: Callable[[], bool],
         on_stored: Callable[[Sequence[Declaration], Sequence[Declaration]], None],
         status: Status,
         wait_until_ready: Wait,
         clock: Callable[[], float],
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, config.lease_s, on_stored
-        self._is_first, self._clock = is_first, clock
+        self._clock = clock
         self._has_lease, self._until_s = False, 0.0
         self._store = self._registration = None
         if config.store is None:
@@ -72,13 +70,16 @@ class Keeping:
             )
 
     @property
+    def is_read(self) -> bool:
+        """Whether the store has been read, if there is one."""
+        return self._store is None or self._store.is_known
+
+    @property
     def is_leading(self) -> bool:
-        """Whether this router loads. One that slept for longer than its lease does not: another
-        may have taken it.
+        """Whether this router may load, as all do where there is no store. One that slept for
+        longer than its lease may not: another may have taken it.
         """
-        if self._store is None:
-            return self._is_first()
-        return self._has_lease and self._clock() < self._until_s
+        return self._store is None or (self._has_lease and self._clock() < self._until_s)
 
     @property
     def add_registration(self) -> Callable[[web.Application], None] | None:

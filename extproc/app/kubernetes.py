@@ -69,6 +69,11 @@ class KubernetesDiscovery:
         """Return reasons, for people, why no endpoints have been handed on."""
         return [why for each in self._presences for why in each.why_not_ready()]
 
+    @property
+    def knows_declarations(self) -> bool:
+        """Whether what a cluster declares has been handed on, if one does."""
+        return self._declarations is None or self._declarations.is_known
+
     def report(
         self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
     ) -> None:

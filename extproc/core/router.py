@@ -59,6 +59,7 @@ class Router:
     def __post_init__(self) -> None:
         self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
+        self.pool.told.on_work = self.catalog.told
         self.pool.on_output = self.queue.settle
         self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
 
@@ -84,6 +85,7 @@ class Router:
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
+            self.catalog.picked(result, known.model)
         elif isinstance(result, Wait) and not isinstance(result, Elsewhere):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
@@ -200,8 +202,6 @@ class Router:
         result = self.picker.pick(snapshot, found, asking)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
-        if waiting is None and isinstance(result, Pick):
-            catalog.picked(result, request.model)
         return waiting or result
 
     def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
@@ -212,7 +212,7 @@ class Router:
         if request.model:
             card = self._card(request.model, request.hints.fairness_id)
             if card is None:
-                return _unknown(request.client_model, snapshot, request.subset)
+                return self._unknown(request.client_model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
         is_known = claim is NO_CLAIM or claim == request.claim
@@ -234,7 +234,7 @@ class Router:
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
         try:
-            _, result = self.choose(ticket.request, now=now)
+            known, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.error = error
             return no_endpoints(ticket.request.client_model)
@@ -244,6 +244,7 @@ class Router:
         if ticket.count is not None:
             return ticket.count(result, now)
         self.pool.flights.start(result, now=now)
+        self.catalog.picked(result, known.model)
         return result
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
@@ -285,11 +286,17 @@ class Router:
         """Return the model registered under `name` on an endpoint that a request may get."""
         snapshot, card = self.pool.snapshot(now=now), self._card(name, tenant)
         if card is None:
-            return _unknown(name, snapshot, subset)
+            return self._unknown(name, snapshot, subset)
         if self.catalog.card(name) is not None:
             return card
         has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
         return card if has_it else no_endpoints(name)
+
+    def _unknown(self, model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
+        """Reject a model that nobody has: 404 if that is sure and any endpoint is allowed."""
+        is_sure = _knows_all_models(snapshot) and self.catalog.is_known()
+        is_sure = is_sure and any(_allowed(snapshot, subset))
+        return model_not_found(model) if is_sure else no_endpoints(model)
 
     def _known(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add what the pool knows of a request."""
@@ -329,12 +336,6 @@ def load_s(view: EndpointView, adapter: str) -> float:
     if adapter in view.pending_by_adapter:
         return 0.0
     return view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
-
-
-def _unknown(model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
-    """Reject a model that no endpoint lists: 404 if that is sure and any endpoint is allowed."""
-    is_sure = _knows_all_models(snapshot) and any(_allowed(snapshot, subset))
-    return model_not_found(model) if is_sure else no_endpoints(model)
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:

@@ -57,15 +57,6 @@ async def linked(
             assert not any(each.observers.num_errors.values())
 
 
-async def test_of_routers_that_are_linked_one_is_first_and_each_that_is_alone() -> None:
-    alone = Teller("bb")
-    assert alone.peering.is_first
-    async with linked() as (near, far):
-        assert (near.peering.is_first, far.peering.is_first) == (True, False)
-        await near.close()
-        await eventually(lambda: far.peering.is_first)
-
-
 async def test_each_router_counts_the_others_picks_until_they_end() -> None:
     async with linked() as (near, far):
         first, second = near.pick(1, 1), near.pick(2, 2)

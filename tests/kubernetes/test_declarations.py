@@ -502,6 +502,7 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
         on_rules=lambda _: None,
         on_offers=on_offers,
     )
+    assert not discovery.knows_declarations
     task = asyncio.ensure_future(discovery.run())
     try:
         expected = {"Accepted": ACCEPTED, "Ready": ("True", "Serving")}
@@ -512,3 +513,4 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
         await asyncio.gather(task, return_exceptions=True)
 
     assert seen == [f"llmroute {cluster.namespace}/r"]
+    assert discovery.knows_declarations

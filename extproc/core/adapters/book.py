@@ -86,14 +86,14 @@ class Book:
         kept, deleted = before.get(name), self.deleted.pop(name, None)
         if kept is None and deleted is not None:
             kept = deleted.kept
-            self.dirty.add(name)
+            self.later[name] = None
         if kept is None:
             kept = Kept(declaration)
         if kept.declaration != declaration:
             self.fleet.attempts.forget_name(kept.served)
             kept.edit(declaration)
             self.fleet.attempts.forget_name(kept.served)
-            self.dirty.add(name)
+            self.later[name] = None
         owner = self.by_served.setdefault(kept.served, name)
         kept.taken_by = "" if owner == name else owner
         self.old.pop(kept.served, None)

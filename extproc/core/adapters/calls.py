@@ -43,16 +43,17 @@ class _Load(Struct, frozen=True):
     num_pending: int
 
 
-def calls(book: Book, *, now: float, is_leading: bool = True) -> list[Action]:
+def calls(book: Book, *, now: float, is_leading: bool = True, is_led: bool = False) -> list[Action]:
     """Return the calls that start now.
 
-    A router that does not lead makes those alone of which nobody else may know: what its own
-    requests wait for, and unloads of what was deleted and stays for long.
+    A router that does not lead makes those alone of which nobody else may know: unloads of what was
+    deleted and stays for long, and, unless it hears the one that leads, loads that its own requests
+    wait for.
     """
     free = {a: pod for a, pod in book.fleet.pods.items() if _is_free(book, pod)}
     unloads = list(_unloads(book, free, is_leading=is_leading, now=now))
     num_loads = book.settings.max_loads - book.fleet.num_loading
-    if num_loads <= 0 or not book.open:
+    if num_loads <= 0 or not book.open or is_led:
         return unloads
     free = {a: pod for a, pod in free.items() if _may_load_s(book, pod, now=now) <= now}
     found = [load for load in _loads(book, free, now=now) if is_leading or load.is_urgent]

@@ -42,13 +42,17 @@ class Catalog:
         demand: Work that is asked of each declared adapter, by its name.
         on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
             knows of others that do.
+        is_known: Returns whether all that is declared has been read, wherever that is.
         names: Of all that are declared, as one list of names, if any.
+        failed: Reason and message of those that another router cannot load for this one, by name.
     """
 
     def __init__(self, settings: CatalogSettings | None = None) -> None:
         self.planner = Planner()
         self.demand = Demand()
         self.on_cold: Callable[[], None] = lambda: None
+        self.is_known: Callable[[], bool] = lambda: True
+        self.failed: Mapping[str, tuple[str, str]] = {}
         self._settings = settings or CatalogSettings()
         self._offers: Mapping[str, Offer] = {}
         self._cards: Mapping[str, ModelCard] = {}
@@ -146,19 +150,24 @@ class Catalog:
         Args:
             listed: What pods list.
         """
-        name, planner = request.model, self.planner
+        name = request.model
         found = self._served(request, name)
         if found is not None:
             return found
-        status = planner.status(name) if planner.state(name) is State.FAILED else None
-        waiting = None if status is not None else self.wait(request, now=now)
+        trouble = self._trouble(name)
+        waiting = None if trouble is not None else self.wait(request, now=now)
         if waiting is not None:
             return waiting
         found = self._by_fallback(request, listed)
         if found is not None:
             return found
-        reason, message = ("", "") if status is None else (status.reason or "", status.message)
-        return adapter_unavailable(request.client_model, reason, message)
+        return adapter_unavailable(request.client_model, *(trouble or ()))
+
+    def _trouble(self, name: str) -> tuple[str, str] | None:
+        """Return why no pod can have an adapter now; None where it may come."""
+        planner = self.planner
+        status = planner.status(name) if planner.state(name) is State.FAILED else None
+        return self.failed.get(name) if status is None else (status.reason or "", status.message)
 
     def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
         """Have a request wait until a pod can take it; None once it has waited for long enough."""
@@ -204,10 +213,12 @@ class Catalog:
         if request.fixed is not None:
             return None
         fallback = self._offers[request.model].fallback
+        if not self.may_use(fallback, request.hints.fairness_id):
+            return None
         if fallback in self._cards:
             return self._served(request, fallback)
         card = listed.get(fallback)
-        if card is None:
+        if card is None or not self.admits(fallback, card):
             return None
         adapter = None if card.parent is None else fallback
         written = request.written or request.model
@@ -219,10 +230,18 @@ class Catalog:
             self.demand.add(name, RESPONSE_WORK_S, at_s=now)
 
     def picked(self, pick: Pick, name: str) -> None:
-        """Count the work of a request for a declared adapter."""
+        """Count the work of a request, if it is for a declared adapter."""
+        if name not in self._cards:
+            return
         view = next(view for view in pick.candidates if view.address == pick.address)
         work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
         self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
+
+    def told(self, served: str, work_s: float, at_s: float) -> None:
+        """Count the work of another router's request, by the name that pods know its adapter by."""
+        name = owner_of(served, self._cards)
+        if name is not None:
+            self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=at_s)
 
 
 def _of_both(holders: frozenset[str], subset: frozenset[str]) -> frozenset[str]:

@@ -75,6 +75,7 @@ class Planner:
         *,
         now: float,
         is_leading: bool = True,
+        is_led: bool = False,
     ) -> list[Action]:
         """Take what is known now, and return the calls to make at once.
 
@@ -87,12 +88,13 @@ class Planner:
             held: Names or served names that requests wait for, the next in order first.
             now: Monotonic seconds.
             is_leading: Calls are to be made by this router; else only those that `held` needs.
+            is_led: Another router makes those, too, and all that it knows of.
         """
         book, self._now = self._book, now
         book.fleet.see(pods, settings=book.settings, now=now)
         book.hear(demand, held)
         judge(book, now=now)
-        found = calls(book, now=now, is_leading=is_leading)
+        found = calls(book, now=now, is_leading=is_leading and not is_led, is_led=is_led)
         for action in found:
             book.fleet.begin(action, now=now)
         self.next_s = next_s(book, now=now)

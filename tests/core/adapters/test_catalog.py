@@ -22,6 +22,7 @@ from extproc.core.pool import Pool, PoolSettings
 from extproc.core.queue import Ticket
 from extproc.core.rejections import NOT_REWRITABLE, RENAMED
 from extproc.core.router import Router
+from extproc.core.told import ToldPick
 from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request
 
@@ -341,6 +342,28 @@ def test_work_is_counted_for_the_adapter_whatever_its_version() -> None:
     assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
 
 
+def test_work_that_another_router_tells_of_is_counted_for_the_adapter() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"))
+    told = scene.router.pool.told
+    told.begin("x", now=scene.now)
+    for number, adapter in enumerate(("sql@2", "own", None)):
+        told.start(ToldPick(f"x-{number}", address(1), adapter, 9, 0.0), now=scene.now)
+    assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
+
+
+def test_what_another_router_cannot_load_for_this_one_is_refused_with_its_reason() -> None:
+    scene = Scene(SQL, Offer(Declaration("b", "/adapters/b"), fallback=BASE))
+    scene.catalog.failed = {"sql": ("files", "nothing there"), "b": ("files", "")}
+
+    result = scene.ask("sql")
+
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(result, Rejection)
+    assert "(files)" in result.message
+    assert result.why == "nothing there"
+    assert scene.picked("b").request.model == BASE
+
+
 def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/c", "1"))
     scene.lists(1, ("sql@1", "/adapters/sql-1"), ("own", "/own"))
@@ -533,6 +556,41 @@ def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> No
     assert isinstance(scene.ask("sql"), Pick)
     result = scene.ask("sql", fixed=NOT_REWRITABLE)
     assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+
+
+def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() -> None:
+    scene = Scene(SQL)
+    is_known = False
+    scene.catalog.is_known = lambda: is_known
+    assert refusal(scene.ask("later")) == (503, Reason.NO_ENDPOINTS)
+    assert refusal(scene.router.model("later", None, now=scene.now))[0] == 503
+
+    is_known = True
+    assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
+
+
+def test_a_fallback_is_for_those_alone_who_may_ask_for_it() -> None:
+    private = Offer(Declaration("b", "/adapters/b"), tenants=frozenset({"acme"}))
+    scene = Scene(Offer(SQL, fallback="b"), private, cold_wait_s=0.0)
+    scene.lists(1, ("b", "/adapters/b"))
+    scene.tick()
+
+    assert refusal(scene.ask("sql"))[0] == 503
+    result = scene.ask("sql", hints=Hints(fairness_id="acme"))
+    assert isinstance(result, Pick)
+    assert result.request.model == "b"
+
+
+def test_a_fallback_that_was_deleted_is_none_though_pods_still_list_it() -> None:
+    sql = Offer(SQL, fallback="b")
+    scene = Scene(sql, Declaration("b", "/adapters/b"), cold_wait_s=0.0)
+    scene.lists(1, ("b", "/adapters/b"))
+    scene.tick()
+    assert isinstance(scene.ask("sql"), Pick)
+
+    scene.declare(sql)
+
+    assert refusal(scene.ask("sql"))[0] == 503
 
 
 @pytest.mark.parametrize("fallback", ["nobody", "cold"])

@@ -473,14 +473,14 @@ def test_with_nothing_to_do_there_is_no_next_time() -> None:
 def test_thousands_are_placed_and_judged_in_several_goes() -> None:
     planner, pod = Planner(), FakePod(ONE, max_cpu_loras=None)
     state = PodState(ONE, models=pod.listing(), listed_at_s=0.0)
-    planner.declare(adapters(2500), now=0.0)
+    planner.declare(adapters(1200), now=0.0)
     planner.tick([state], {}, now=0.0)
     assert planner.next_s == 0.0
     planner.tick([state], {}, now=0.1)
     planner.tick([state], {}, now=0.2)
 
     assert planner.next_s > 0.2
-    assert planner.counts().by_state == {State.LOADING: 2500}
+    assert planner.counts().by_state == {State.LOADING: 1200}
 
 
 def test_a_listing_that_was_overtaken_is_not_looked_at() -> None:
@@ -590,13 +590,15 @@ def test_a_version_that_pods_have_again_is_not_gone() -> None:
     assert not world.having("a@1")
 
 
-def test_what_the_router_that_leads_never_knew_is_unloaded_by_one_that_does() -> None:
+@pytest.mark.parametrize("is_led", [False, True])
+def test_what_the_router_that_leads_never_knew_is_unloaded_by_one_that_does(is_led: bool) -> None:
     """It has started since the adapter was deleted, and takes it for one that nobody declared."""
     world = World(pods(1), num_planners=2)
     world.leading = {1}
     world.planners[1].declare([Declaration("a", "/a")], now=world.now)
     world.until(lambda: bool(world.having("a")), 5)
     world.leading = {0}
+    world.led = {1} if is_led else set()
     world.planners[1].declare([], now=world.now)
 
     world.until(lambda: not world.having("a"), 30)

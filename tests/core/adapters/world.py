@@ -110,6 +110,7 @@ class World:
             {} for _ in self.planners
         ]
         self.leading = set(range(num_planners))
+        self.led = set[int]()
         self.log: list[tuple[float, Action]] = []
         self.demand: dict[str, float] = {}
         self.names: list[str] = []
@@ -198,6 +199,7 @@ class World:
             self.held,
             now=self.now,
             is_leading=number in self.leading,
+            is_led=number in self.led,
         )
         for name in self.names:
             self.served_at[planner.serving(name) or ""] = self.now
