@@ -508,9 +508,10 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
         expected = {"Accepted": ACCEPTED, "Ready": ("True", "Serving")}
         expected["Degraded"] = ("False", "AsDesired")
         await conditions_become(cluster, route_path("r"), **expected)
+        # Of rewrites, too: those are read beside.
+        await eventually(lambda: discovery.knows_declarations, within_s=PATIENCE_S)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     assert seen == [f"llmroute {cluster.namespace}/r"]
-    assert discovery.knows_declarations
