@@ -123,13 +123,13 @@ class Dispatcher:
         self, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> bytes | Rejection:
         """Return the body of `GET /v1/models`."""
-        return self.router.models_body(subset, tenant, now=now)
+        return self.router.models.body(subset, tenant, now=now)
 
     def model(
         self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         """Return the model `name` as an endpoint in the subset has registered it."""
-        return self.router.model(name, subset, tenant, now=now)
+        return self.router.models.find(name, subset, tenant, now=now)
 
 
 def new_stream_of(

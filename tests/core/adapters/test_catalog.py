@@ -88,7 +88,7 @@ class Scene:
         return result
 
     def listed(self, tenant: str = "") -> list[str]:
-        body = self.router.models_body(None, tenant, now=self.now)
+        body = self.router.models.body(None, tenant, now=self.now)
         assert isinstance(body, bytes)
         return [model["id"] for model in json.loads(body)["data"]]
 
@@ -460,7 +460,7 @@ def test_models_lists_what_is_declared_and_no_versions() -> None:
     scene.lists(1, ("sql@2", "/adapters/sql-2"), ("sql@1", "/adapters/sql-1"), ("own", "/own"))
     assert scene.listed() == [BASE, "cold", "own", "sql"]
     assert scene.listed() == [BASE, "cold", "own", "sql"]  # from the cache as well
-    card = scene.router.model("cold", None, now=scene.now)
+    card = scene.router.models.find("cold", None, now=scene.now)
     assert isinstance(card, ModelCard)
     assert card.parent == BASE
 
@@ -529,7 +529,7 @@ def test_other_tenants_find_no_such_model_in_no_version() -> None:
         assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
     assert isinstance(scene.ask("own"), Pick)
     assert (scene.listed(), scene.listed("acme")) == ([BASE, "own"], [BASE, "own", "sql"])
-    assert refusal(scene.router.model("sql", None, now=scene.now))[0] == 404
+    assert refusal(scene.router.models.find("sql", None, now=scene.now))[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() ->
     is_known = False
     scene.catalog.is_known = lambda: is_known
     assert refusal(scene.ask("later")) == (503, Reason.NO_ENDPOINTS)
-    assert refusal(scene.router.model("later", None, now=scene.now))[0] == 503
+    assert refusal(scene.router.models.find("later", None, now=scene.now))[0] == 503
 
     is_known = True
     assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
