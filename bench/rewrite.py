@@ -49,6 +49,9 @@ class _Fixed:
     def concerns(self, model: str) -> bool:
         return self._rewrites.concerns(model)
 
+    def is_declared(self, model: str) -> bool:
+        return model in self._rewrites.declared
+
     def target_of(self, model: str, hinted: str) -> str:
         return self._rewrites.target(model, hinted)
 

@@ -17,9 +17,11 @@ from bench import (
     hold,
     livepage,
     placement,
+    rewrite,
     run,
     soak,
 )
+from extproc.core.messages import BodyMode
 
 BENCHMARKS = (
     abuse,
@@ -32,6 +34,7 @@ BENCHMARKS = (
     hold,
     livepage,
     placement,
+    rewrite,
     run,
     soak,
 )
@@ -47,3 +50,8 @@ def test_a_benchmark_tells_its_options(
 
     assert caught.value.code == 0
     assert "usage: " in capsys.readouterr().out
+
+
+def test_the_bench_of_rewriting_handles_requests() -> None:
+    """Its dispatcher is one of its own, so that only a request shows what it lacks."""
+    rewrite.request_us((), rewrite.BODY_BYTES[0], BodyMode.BUFFERED)()

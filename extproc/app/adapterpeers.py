@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from extproc.core.adapters.catalog import Catalog
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.peers import SAY_S, Peers, Trouble, Word, digest
-from extproc.core.adapters.states import State
+from extproc.core.adapters.states import Action, Kind, State
+
+HEARD_S = 0.1
+"""By then others have heard a word, and their last requests before it have reached their pods."""
 
 
 class AdapterPeers:
@@ -59,14 +63,22 @@ class AdapterPeers:
         self._peers.forget(router_id)
         self._look()
 
+    async def wait(self, action: Action) -> None:
+        """Give the others time to send no more requests for what is to be unloaded."""
+        if self.say is not None and action.kind is Kind.UNLOAD:
+            await asyncio.sleep(HEARD_S)
+
     def ended(self, address: str) -> None:
         """A call to a pod has ended: others are to list its models."""
         self._changed[address] = None
 
     def is_led(self, *, may_load: bool, now: float) -> bool:
-        """Return whether another router makes this one's calls, and note what it cannot load."""
+        """Return whether another router makes this one's calls; note what others unload, and what
+        that one cannot load.
+        """
         leader = self._peers.leader(self._declared, may_load=may_load, now=now)
         failed = () if leader is None else leader.failed
+        self._catalog.planner.set_leaving(self._peers.leaving(now))
         self._catalog.failed = {each.name: (each.reason, each.message) for each in failed}
         return leader is not None
 
@@ -89,7 +101,8 @@ class AdapterPeers:
         wanted = dict.fromkeys([*held, *(name for name in rates if not planner.holders(name))])
         failed = self._failed(now) if loads else ()
         changed, self._changed = tuple(self._changed), {}
-        word = Word(loads, self._declared, tuple(wanted), failed, changed)
+        leaving = tuple(planner.unloading())
+        word = Word(loads, self._declared, tuple(wanted), failed, changed, leaving)
         if word != self._said or now - self._said_at_s >= SAY_S:
             self._said, self._said_at_s = word, now
             self.say(word)

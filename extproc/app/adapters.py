@@ -245,6 +245,7 @@ class Adapters:
         return actions
 
     async def _carry_out(self, action: Action) -> None:
+        await self.peers.wait(action)
         result = await self._calls.make(action)
         self.planner.finished(action, result, now=self._clock())
         self._poke(action.address)

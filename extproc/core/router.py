@@ -198,7 +198,7 @@ class Router:
             return found
         if found.model != request.model:
             found = renamed(found, found.model)
-            found = replace(found, cached_bytes=self._cached(found))
+            found = replace(found, cached_bytes=self.pool.beginnings.find(found))
         result = self.picker.pick(snapshot, found, asking)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
@@ -302,15 +302,16 @@ class Router:
         """Add what the pool knows of a request."""
         adapter = None if card.parent is None else request.model
         request = self._within_context(request, card)
-        served = self.catalog.served(request.model)
-        cached = self._cached(request if served == request.model else renamed(request, served))
+        cached = self._cached(request) if self.picker.uses_cached_bytes else None
         if cached:
             return replace(request, adapter=adapter, cached_bytes=cached)
         return request if adapter == request.adapter else replace(request, adapter=adapter)
 
     def _cached(self, request: RequestInfo) -> Mapping[str, int]:
-        """Return what of a request's prompt is cached where, if the policy asks."""
-        return self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else {}
+        """Return what of a request's prompt is cached where, under the name that pods know."""
+        served = self.catalog.served(request.model)
+        named = request if served == request.model else renamed(request, served)
+        return self.pool.beginnings.find(named)
 
     def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add the size of the context, where the body is longer than that."""

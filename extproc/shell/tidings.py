@@ -112,6 +112,8 @@ def encode_word(word: Word) -> bytes:
     for each in islice(word.failed, MAX_TOLD):
         reason, text = (plain(text, MAX_REASON_CHARS) for text in (each.reason, each.message))
         told.failed.add(name=each.name, reason=reason, message=text)
+    for address, name in islice(word.leaving, MAX_TOLD):
+        told.leaving.add(address=address, name=name)
     return message.SerializeToString()
 
 
@@ -121,7 +123,15 @@ def decode_word(told: peers_pb2.Adapters) -> Word:
         Trouble(each.name, each.reason[:MAX_REASON_CHARS], each.message[:MAX_REASON_CHARS])
         for each in islice(told.failed, MAX_TOLD)
     )
-    return Word(told.loads, told.declared, _names(told.wanted), tuple(failed), _names(told.changed))
+    leaving = ((each.address, each.name) for each in islice(told.leaving, MAX_TOLD))
+    return Word(
+        told.loads,
+        told.declared,
+        _names(told.wanted),
+        tuple(failed),
+        _names(told.changed),
+        tuple(each for each in leaving if max(map(len, each)) <= MAX_ADAPTER_CHARS),
+    )
 
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from extproc.app.adapterpeers import AdapterPeers
+import asyncio
+
+from extproc.app.adapterpeers import HEARD_S, AdapterPeers
 from extproc.core.adapters.catalog import Catalog
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.peers import SAY_S, Trouble, Word, digest
-from extproc.core.adapters.states import Failure, PodState, Result
+from extproc.core.adapters.states import (
+    Action,
+    AdapterSettings,
+    Failure,
+    Kind,
+    PodState,
+    Result,
+)
 from extproc.core.types import ModelCard
 from tests.builders import BASE, address, base_card
+from tests.virtualtime import in_virtual_time
 
 SQL, COLD = Declaration("sql", "/adapters/sql"), Declaration("cold", "/adapters/cold")
 DECLARED = digest([SQL, COLD])
+SETTINGS = AdapterSettings()
 
 
 class Scene:
@@ -109,6 +120,39 @@ def test_what_the_one_that_loads_cannot_is_refused_here_as_long_as_it_says_so() 
 
     scene.peers.is_led(may_load=True, now=0.0)  # nobody loads for it any more
     assert scene.catalog.failed == {}
+
+
+def test_an_unload_is_told_and_others_have_time_to_hear_it() -> None:
+    scene = Scene()
+    unload = Action(Kind.UNLOAD, address(1), "sql")
+    scene.catalog.planner.declare([COLD], now=0.0)
+    settled_s = 2 * SETTINGS.grace_s
+    scene.catalog.planner.finished(scene.begun[0], Result(), now=0.0)
+    begun = scene.catalog.planner.tick([scene.pod], {}, now=0.0)
+    begun += scene.catalog.planner.tick([scene.pod], {}, now=settled_s)
+    assert [each.name for each in begun if each.kind is Kind.UNLOAD] == ["sql"]
+    scene.tell(loads=True)
+    assert scene.said[0].leaving == ((address(1), "sql"),)
+
+    waited_s = []
+
+    @in_virtual_time
+    async def wait(has_peers: bool, action: Action) -> None:
+        scene.peers.say = scene.said.append if has_peers else None
+        await scene.peers.wait(action)
+        waited_s.append(asyncio.get_running_loop().time())
+
+    for has_peers, action in ((True, unload), (True, scene.begun[0]), (False, unload)):
+        wait(has_peers, action)
+    assert waited_s == [HEARD_S, 0.0, 0.0]
+
+
+def test_no_request_goes_where_another_router_says_that_it_unloads() -> None:
+    scene = Scene()
+    assert scene.catalog.planner.holders("sql") == {address(1)}
+    scene.peers.hear("z", Word(True, DECLARED, leaving=((address(1), "sql"),)))
+    scene.peers.is_led(may_load=False, now=0.0)
+    assert not scene.catalog.planner.holders("sql")
 
 
 def test_without_other_routers_nothing_is_said() -> None:

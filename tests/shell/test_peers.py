@@ -169,11 +169,13 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
     failed = (Trouble("x", "files", "m" * 1000),)
     names = ("x" * (MAX_ADAPTER_CHARS + 1), "\ud800", "sql")
 
-    far.service.say(Word(True, 2**64 - 1, names, failed, many))
+    leaving = (("10.0.0.1:8000", "sql@1"), ("10.0.0.1:8000", names[0]))
+    far.service.say(Word(True, 2**64 - 1, names, failed, many, leaving))
     wire.pump()
 
     cut = (Trouble("x", "files", "m" * MAX_REASON_CHARS),)
-    assert heard == [("b", Word(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD]))]
+    said = Word(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
+    assert heard == [("b", said)]
 
 
 def test_a_router_that_dials_itself_recognises_itself() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -37,6 +37,7 @@ class Book:
         families: Served names that pods list, by the adapter that they are versions of.
         dirty: Names of adapters to be judged anew, at once; `later` in turn.
         is_regrouped: Other adapters are to be placed, or other pods.
+        leaving_elsewhere: Where other routers have adapters unloaded: address and served name.
     """
 
     def __init__(self, settings: AdapterSettings, placement: PlacementSettings | None) -> None:
@@ -58,6 +59,7 @@ class Book:
         self.is_regrouped = False
         self._demand: Mapping[str, float] = {}
         self._place_at_s = -inf
+        self.leaving_elsewhere: Collection[tuple[str, str]] = ()
 
     # --- what is told -----------------------------------------------------------------------
 
@@ -168,7 +170,9 @@ class Book:
         else:
             listing = self.fleet.pods_of.get(kept.serving or "", ())
             found = {address for address in listing if self.fleet.pods[address].is_usable}
-        return frozenset(a for a in found if not self.fleet.pods[a].has_left(kept.serving))
+        served, pods, elsewhere = kept.serving or "", self.fleet.pods, self.leaving_elsewhere
+        gone = {a for a in found if pods[a].has_left(served) or (a, served) in elsewhere}
+        return frozenset(found - gone)
 
     # --- what goes --------------------------------------------------------------------------
 

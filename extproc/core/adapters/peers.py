@@ -21,6 +21,12 @@ from extproc.core.adapters.declared import Declaration
 WORD_S = 5.0
 SAY_S = 1.0
 """From one word to the next where nothing is new."""
+LEAVING_S = 2.0
+"""Time for which no request goes to an adapter that is being unloaded, after the last word of
+that: by then the pod's list of models says whether it still has it."""
+
+MAX_LEAVING = 4096
+"""Of these, and as many again as a word has."""
 
 
 class Trouble(NamedTuple):
@@ -40,6 +46,7 @@ class Word(NamedTuple):
         wanted: Names that its requests wait for, the next first.
         failed: Of those that others want, what it cannot load.
         changed: Addresses of pods, on which its calls have ended since its last word.
+        leaving: Addresses of pods that it has unload an adapter now, each with the served name.
     """
 
     loads: bool
@@ -47,6 +54,7 @@ class Word(NamedTuple):
     wanted: tuple[str, ...] = ()
     failed: tuple[Trouble, ...] = ()
     changed: tuple[str, ...] = ()
+    leaving: tuple[tuple[str, str], ...] = ()
 
 
 class Peers:
@@ -59,11 +67,14 @@ class Peers:
     def __init__(self, router_id: str) -> None:
         self._router_id = router_id
         self._words: dict[str, tuple[float, Word]] = {}
+        self._leaving: dict[tuple[str, str], float] = {}
 
     def hear(self, router_id: str, word: Word, *, now: float) -> bool:
         """Take a router's word; return whether it says something new."""
         before = self._words.get(router_id)
         self._words[router_id] = now, word
+        if len(self._leaving) < MAX_LEAVING:
+            self._leaving.update(dict.fromkeys(word.leaving, now + LEAVING_S))
         return before is None or before[1] != word
 
     def forget(self, router_id: str) -> None:
@@ -81,6 +92,11 @@ class Peers:
     def wanted(self, now: float) -> list[str]:
         """Return the names that the others' requests wait for, each once."""
         return list(dict.fromkeys(name for _, word in self._heard(now) for name in word.wanted))
+
+    def leaving(self, now: float) -> frozenset[tuple[str, str]]:
+        """Return where another router has an adapter unloaded: address and served name."""
+        self._leaving = {each: until_s for each, until_s in self._leaving.items() if now < until_s}
+        return frozenset(self._leaving)
 
     def _heard(self, now: float) -> Iterator[tuple[str, Word]]:
         for router_id, (said_s, word) in self._words.items():

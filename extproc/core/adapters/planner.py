@@ -7,7 +7,7 @@ it. So several of these may work on the same pods, and one that starts anew know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from extproc.core.adapters.book import Book
@@ -112,6 +112,10 @@ class Planner:
         self._book.files_changed(name)
         self.next_s = now
 
+    def set_leaving(self, places: Collection[tuple[str, str]]) -> None:
+        """Replace where others have adapters unloaded now: address and served name."""
+        self._book.leaving_elsewhere = places
+
     # --- answers ----------------------------------------------------------------------------
 
     def serving(self, name: str) -> str | None:
@@ -152,6 +156,11 @@ class Planner:
     def deleting(self) -> list[str]:
         """Return the names that are declared no longer, and that pods may have."""
         return list(self._book.deleted)
+
+    def unloading(self) -> list[tuple[str, str]]:
+        """Return what is being unloaded now: address and served name."""
+        pods = self._book.fleet.pods.items()
+        return [(address, pod.leaving) for address, pod in pods if pod.leaving]
 
     def leaving(self) -> frozenset[str]:
         """Return the served names of which `is_leaving` is true."""

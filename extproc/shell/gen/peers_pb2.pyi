@@ -139,18 +139,28 @@ class Withdrawal(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Adapters(_message.Message):
-    __slots__ = ("loads", "declared", "wanted", "failed", "changed")
+    __slots__ = ("loads", "declared", "wanted", "failed", "changed", "leaving")
     LOADS_FIELD_NUMBER: _ClassVar[int]
     DECLARED_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     loads: bool
     declared: int
     wanted: _containers.RepeatedScalarFieldContainer[str]
     failed: _containers.RepeatedCompositeFieldContainer[FailedAdapter]
     changed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, loads: _Optional[bool] = ..., declared: _Optional[int] = ..., wanted: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[FailedAdapter, _Mapping]]] = ..., changed: _Optional[_Iterable[str]] = ...) -> None: ...
+    leaving: _containers.RepeatedCompositeFieldContainer[AdapterPlace]
+    def __init__(self, loads: _Optional[bool] = ..., declared: _Optional[int] = ..., wanted: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[FailedAdapter, _Mapping]]] = ..., changed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ...) -> None: ...
+
+class AdapterPlace(_message.Message):
+    __slots__ = ("address", "name")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    name: str
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class FailedAdapter(_message.Message):
     __slots__ = ("name", "reason", "message")

@@ -12,7 +12,7 @@ import pytest
 from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.adapters.states import Action, Failure, Kind, Result, State
+from extproc.core.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.core.beginnings import prefix_hashes
 from extproc.core.costs import Costs
 from extproc.core.modelroutes import ModelRoute
@@ -362,6 +362,33 @@ def test_what_another_router_cannot_load_for_this_one_is_refused_with_its_reason
     assert "(files)" in result.message
     assert result.why == "nothing there"
     assert scene.picked("b").request.model == BASE
+
+
+def test_what_is_being_unloaded_is_known_until_the_call_has_ended() -> None:
+    scene = Scene(num_pods=1)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.declare(SQL)
+    scene.declare()
+    scene.now += AdapterSettings().grace_s
+    scene.lists(1, ("sql", "/adapters/sql"))
+    [action] = scene.tick()
+    planner = scene.catalog.planner
+    assert (action.kind, planner.unloading()) == (Kind.UNLOAD, [(address(1), "sql")])
+
+    planner.finished(action, Result(), now=scene.now)
+
+    assert planner.unloading() == []
+
+
+def test_no_request_goes_where_another_router_unloads_its_adapter() -> None:
+    scene = Scene(SQL)
+    for number in (1, 2):
+        scene.lists(number, ("sql", "/adapters/sql"))
+    scene.tick()
+
+    scene.catalog.planner.set_leaving({(address(1), "sql"), (address(2), "other")})
+
+    assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
 
 
 def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.peers import WORD_S, Peers, Word, digest
+from extproc.core.adapters.peers import LEAVING_S, WORD_S, Peers, Word, digest
 
 LOADS, IS_LED = Word(True, 7), Word(False, 7)
 
@@ -51,6 +51,19 @@ def test_a_router_that_is_silent_or_gone_loads_for_nobody_and_wants_nothing(has_
 def test_what_others_want_is_listed_once() -> None:
     peers = heard({"a": Word(False, 7, ("x", "y")), "b": Word(False, 8, ("z", "x"))})
     assert peers.wanted(0.0) == ["x", "y", "z"]
+
+
+def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers, places = Peers("m"), [("pod", "a"), ("pod", "b"), ("pod", "c")]
+    peers.hear("x", Word(True, 7, leaving=tuple(places[:2])), now=0.0)
+    peers.hear("x", Word(True, 7, leaving=(places[1],)), now=1.0)
+    monkeypatch.setattr("extproc.core.adapters.peers.MAX_LEAVING", 2)
+    peers.hear("y", Word(True, 7, leaving=(places[2],)), now=1.0)
+
+    left = [peers.leaving(now) for now in (0.0, LEAVING_S, 1.0 + LEAVING_S)]
+    assert left == [{*places[:2]}, {places[1]}, frozenset()]
 
 
 def test_the_same_word_again_says_nothing_new() -> None:
