@@ -116,6 +116,7 @@ class OverHttp:
         return {
             "discovery": {"static": [{"address": pod} for pod in pods]},
             "adapters": adapters,
+            "peers": {"static": list(routers)},
         }
 
     def know(self, admin_urls: Sequence[str]) -> None:

@@ -252,8 +252,6 @@ def test_models_are_those_of_endpoints_that_are_ready() -> None:
     for model in ("a", "nope"):
         found = made.models.find(model, None, now=1.0)
         assert found == made.route(request(None, model=model), now=1.0)
-            request(None, model=model), now=1.0
-        )
 
 
 def test_models_are_not_listed_before_an_endpoint_has_told_them() -> None:
