@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import gc
 import random
-import shutil
 import sys
 import time
 import tracemalloc
@@ -23,7 +22,9 @@ from typing import Any
 import aiohttp
 import yaml
 
+from bench.chaoskube import InCluster, api_server, in_cluster
 from bench.figures import percentile, render_table
+from bench.processes import RedisServer
 from extproc.app.app import GC_THRESHOLDS
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.planner import Planner
@@ -33,11 +34,11 @@ from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.engine.profiles import INSTANT, EngineProfile
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.stack.envoy import Envoy
-from extproc.stack.processes import ChildProcess, free_port
+from extproc.stack.processes import free_port
 from extproc.stack.router import Router
 
 NUM_DECLARED, NUM_PODS, SLOTS = 2_000, 8, 8
-STORES = ("directory", "sqlite", "redis", "file")
+STORES = ("directory", "sqlite", "redis", "file", "kubernetes")
 NUM_HELD = 20
 _ROUNDS = 21
 _TOKEN = "bench"
@@ -130,27 +131,6 @@ def _tick_ms(
 # --- a real router and Envoy -------------------------------------------------------------------
 
 
-class RedisServer(ChildProcess):
-    """A Redis on a port of its own, without a disk unless an option says so."""
-
-    def __init__(self, *options: str) -> None:
-        super().__init__("redis")
-        self.port = free_port()
-        self._options = options
-
-    @property
-    def url(self) -> str:
-        """As the store's configuration has it."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    async def start(self) -> None:
-        """Start; the router asks again until it listens."""
-        program = shutil.which("valkey-server") or shutil.which("redis-server") or "redis-server"
-        keep = ("--save", "", "--dir", str(self.dir), *self._options)
-        self.spawn([program, "--port", str(self.port), *keep])
-        await asyncio.sleep(1)
-
-
 class Scene:
     """A gateway, the store behind its router, and a client."""
 
@@ -159,6 +139,7 @@ class Scene:
         self.pods: list[RunningPod] = []
         self.routes: dict[str, dict[str, Any]] = {}
         self.tags: dict[str, str] = {}
+        self.cluster: InCluster | None = None
 
     async def chat(self, model: str) -> tuple[int, str]:
         """Send a request; return its status and the name that the pod read."""
@@ -169,6 +150,8 @@ class Scene:
 
     async def declare(self, name: str, version: str) -> None:
         """Declare an adapter, or another version of it."""
+        if self.cluster is not None:
+            return await self.cluster.put(name, int(version), 0)
         body = {"name": name, "source": f"/adapters/{name}-{version}", "version": version}
         if self.store == "file":
             adapter = {"source": body["source"], "version": version}
@@ -184,6 +167,8 @@ class Scene:
 
     async def delete(self, name: str) -> None:
         """Declare it no longer."""
+        if self.cluster is not None:
+            return await self.cluster.delete(name, 0)
         if self.store == "file":
             del self.routes[name]
             return self._write()
@@ -210,26 +195,37 @@ async def running(
         StackError: Something did not start.
     """
     async with AsyncExitStack() as exits:
-        pods = []
+        pods, port = [], free_port()
         for number in range(NUM_PODS):
             config = PodConfig(
                 f"pod-{number}", max_loras=SLOTS, max_cpu_loras=max_cpu_loras, profile=profile
             )
-            pods.append(await start_pod(config, "127.0.0.1", 0))
+            # An InferencePool has one port.
+            pods.append(await start_pod(config, f"127.0.0.{number + 10}", port))
             exits.push_async_callback(pods[-1].stop)
-        adapters: dict[str, Any] = {}
-        if store != "file":
+        addresses, cluster = [pod.address for pod in pods], None
+        if store == "kubernetes":
+            server = exits.enter_context(api_server())
+            cluster = await exits.enter_async_context(in_cluster(server))
+            sections = await cluster.sections(addresses, [])
+            del sections["peers"]
+        else:
+            sections = {"discovery": {"static": [{"address": each} for each in addresses]}}
+        if store not in ("file", "kubernetes"):
             (folder / "tokens").write_text(f"{_TOKEN}\n")
             token = {"token_file": str(folder / "tokens"), "max_per_s": 1000}
-            adapters = {"store": await _store(store, folder, exits), "registration": token}
-        config_of = {
-            "discovery": {"static": [{"address": pod.address} for pod in pods]},
-            "pods": {"max_cpu_loras": max_cpu_loras},
-            "scrape": {"expiry_s": 30.0},
-            "adapters": adapters,
-            "log": {"level": "warning", "json_lines": False},
-        }
-        router = Router(config_of)
+            sections["adapters"] = {
+                "store": await _store(store, folder, exits),
+                "registration": token,
+            }
+        router = Router(
+            {
+                **sections,
+                "pods": {"max_cpu_loras": max_cpu_loras},
+                "scrape": {"expiry_s": 30.0},
+                "log": {"level": "warning", "json_lines": False},
+            }
+        )
         exits.push_async_callback(router.close)
         await router.start()
         envoy = Envoy(render(BootstrapOptions(mode=Mode.ORIGINAL_DST, routers=(router.address,))))
@@ -240,7 +236,7 @@ async def running(
         http = aiohttp.ClientSession(timeout=timeout, connector=connector)
         await exits.enter_async_context(http)
         scene = Scene(envoy.url, router, store, http)
-        scene.pods = pods
+        scene.pods, scene.cluster = pods, cluster
         yield scene
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from bench.adapters import RedisServer
+from bench.processes import RedisServer
 
 TOKEN = "chaos"
 _HEADERS = {"authorization": f"Bearer {TOKEN}"}
