@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
+.PHONY: help up demo test test-all test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak chaos fuzz-service loadtest loadtest-ci
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -28,6 +28,7 @@ help:
 	@echo 'make loadtest-ci checks the ratios between them: two minutes'
 	@echo 'make bench-generator the load that the generators sustain on one core (docs/locust.md)'
 	@echo 'make soak       30 minutes of load with clients that disconnect'
+	@echo 'make chaos      two routers on each store of adapters in two minutes of trouble: ten minutes'
 	@echo 'make fuzz-service  hostile clients, pods and watchers among honest clients: 21 minutes'
 	@echo 'make clean      removes everything that was installed or built here'
 
@@ -104,6 +105,11 @@ bench-generator: $(DEV)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
+
+# Exits with 1 if not all was as declared afterwards, or a limit was exceeded. Needs redis-server, and
+# for Kubernetes what tests/kubernetes need.
+chaos: $(DEV)
+	$(BIN)/python -m bench.adapterchaos $(BENCH)
 
 # Exits with 1 if an honest request failed, or p99 under attack was twice that without.
 fuzz-service: $(DEV)

@@ -131,16 +131,23 @@ def _tick_ms(
 
 
 class RedisServer(ChildProcess):
-    """A Redis on a port of its own, without a disk."""
+    """A Redis on a port of its own, without a disk unless an option says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         super().__init__("redis")
         self.port = free_port()
+        self._options = options
+
+    @property
+    def url(self) -> str:
+        """As the store's configuration has it."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     async def start(self) -> None:
         """Start; the router asks again until it listens."""
         program = shutil.which("valkey-server") or shutil.which("redis-server") or "redis-server"
-        self.spawn([program, "--port", str(self.port), "--save", "", "--dir", str(self.dir)])
+        keep = ("--save", "", "--dir", str(self.dir), *self._options)
+        self.spawn([program, "--port", str(self.port), *keep])
         await asyncio.sleep(1)
 
 
@@ -242,7 +249,7 @@ async def _store(kind: str, folder: Path, exits: AsyncExitStack) -> dict[str, An
         server = RedisServer()
         exits.push_async_callback(server.close)
         await server.start()
-        return {"redis": {"url": f"redis://127.0.0.1:{server.port}/0"}}
+        return {"redis": {"url": server.url}}
     if kind == "sqlite":
         return {"sqlite": {"file": str(folder / "adapters.db")}}
     (folder / "adapters").mkdir(exist_ok=True)

@@ -128,7 +128,7 @@ def _declared(fleet: Fleet, names: Sequence[str], now: float) -> Catalog:
     """Return a catalog of adapters that pods may have by themselves, once the planner knows all."""
     catalog, declarations = Catalog(), [Declaration(name) for name in names]
     catalog.planner.declare(declarations, now=now)
-    catalog.declare({each.name: Offer(each) for each in declarations}, "base")
+    catalog.declare({each.name: Offer(each) for each in declarations}, {frozenset(): "base"})
     while catalog.planner.next_s <= now:
         catalog.planner.tick(fleet.pool.pod_states(now=now), {}, now=now)
     return catalog

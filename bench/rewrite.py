@@ -49,8 +49,8 @@ class _Fixed:
     def concerns(self, model: str) -> bool:
         return self._rewrites.concerns(model)
 
-    def is_versioned(self, model: str) -> bool:
-        return model in self._rewrites.versioned
+    def is_declared(self, model: str) -> bool:
+        return model in self._rewrites.declared
 
     def target_of(self, model: str, hinted: str) -> str:
         return self._rewrites.target(model, hinted)

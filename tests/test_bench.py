@@ -8,6 +8,7 @@ import pytest
 
 from bench import (
     abuse,
+    adapterchaos,
     adapterload,
     adapters,
     decisions,
@@ -24,6 +25,7 @@ from extproc.core.messages import BodyMode
 
 BENCHMARKS = (
     abuse,
+    adapterchaos,
     adapterload,
     adapters,
     decisions,

@@ -51,7 +51,7 @@ def test_the_scheduler_s_arguments_are_taken_and_say_what_the_page_says() -> Non
     assert container["command"] == ["extproc", "epp"]
     assert made.warnings() == []
     assert made.config.discovery.kubernetes is not None
-    assert made.config.discovery.kubernetes.inference_pool == f"{name}-inference-pool"
+    assert made.config.discovery.kubernetes.inference_pool == (f"{name}-inference-pool",)
     assert f"/{namespace}/{name}/v1/chat/completions" in made.config.request.paths
     assert (made.config.pods.tls, made.config.pods.tls_verify) == (True, False)
     assert made.config.pods.max_cpu_loras == lora["maxCpuAdapters"]

@@ -14,6 +14,7 @@ from extproc.commands.envoy import MAX_MESSAGE_TIMEOUT_S, MAX_S, MIN_S
 from extproc.core.address import MAX_UNIX_PATH_BYTES
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS
 from extproc.stack.envoy import find_envoy
 from tests.shell.pki import Pki
 
@@ -185,6 +186,24 @@ def test_limits_times_and_failure_mode_are_set() -> None:
     assert config["allow_mode_override"] is True
 
 
+def test_registration_goes_to_the_named_admin_ports_before_any_route_to_pods() -> None:
+    document = rendered(registration=("10.0.0.1:9090", "router:9090"), inference_paths=("/v1/x",))
+    routes = manager(document)["route_config"]["virtual_hosts"][0]["routes"]
+
+    assert [each["route"]["cluster"] for each in routes[:4]] == [*["registration"] * 3, "pods"]
+    assert cluster(document, "registration")["type"] == "STRICT_DNS"
+    assert not any("registration" in render(BootstrapOptions(mode=mode)) for mode in Mode), (
+        "it is off by default"
+    )
+
+
+def test_registration_leaves_half_of_the_admin_port_s_connections_to_others() -> None:
+    thresholds = cluster(rendered(registration=("a:1",)), "registration")["circuit_breakers"]
+
+    [limits] = thresholds["thresholds"]
+    assert max(limits.values()) <= DEFAULT_HTTP_LIMITS.max_connections / 2
+
+
 def test_other_paths_replace_the_listed_ones_and_keep_the_rest() -> None:
     routes = manager(rendered(inference_paths=("/generate",)))["route_config"]["virtual_hosts"][0][
         "routes"
@@ -347,6 +366,7 @@ def combinations() -> list[BootstrapOptions]:
             listen="[::]:8080",
             routers=("10.0.0.1:2", "router.llm.svc:2", "unix:/run/router"),
             inference_paths=("/generate",),
+            registration=("10.0.0.1:9090", "router.llm.svc:9090"),
             access_log=is_first,
             failure_mode_allow=is_first,
             allow_mode_override=not is_first,

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import aiohttp
 from msgspec import to_builtins
 
 from extproc.app import settings
+from extproc.app.adaptercalls import AdapterCalls
+from extproc.app.adapterpeers import AdapterPeers
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.precedence import Offer
-from extproc.core.adapters.states import Action, Failure, Kind, Result, State
-from extproc.core.engines import PROFILES
+from extproc.core.adapters.states import Action, State
 from extproc.core.pool import Pool
 from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell import engineapi
-from extproc.shell.adapterfiles import AdapterFiles, Root
-from extproc.shell.podhttp import base_url, open_session
 from extproc.shell.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -54,12 +50,15 @@ class Adapters:
         config: Checked configuration.
         pool: What pods have.
         router: Its catalog has the planner.
-        rewrites: Learns which adapters pods have under the name of a version.
+        rewrites: Learns which adapters are declared.
+        router_id: Among the other routers.
         poke: Has a pod's models listed soon.
 
     Attributes:
         planner: Knows what is to be done.
-        is_leading: Whether this router makes all calls; else it loads what its own requests need.
+        peers: The other routers.
+        is_leading: Whether this router may make all calls; else what its own requests need.
+        loads: Whether it makes them all, as no other router does.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:
@@ -73,41 +72,36 @@ class Adapters:
         pool: Pool,
         router: Router,
         rewrites: Rewrites,
+        router_id: str,
         poke: Callable[[str], None],
         world: World,
     ) -> None:
-        self._config = config
         self._pool, self._router, self._catalog = pool, router, router.catalog
         self.planner = router.catalog.planner
         self.is_leading: Callable[[], bool] = lambda: True
+        self.loads = False
         self.on_ticked: OnTicked = _nothing
         self._deleted: Sequence[Declaration] = ()
         self._waiting: set[asyncio.Event] = set()
         self._rewrites = rewrites
         self._poke = poke
         self._clock = world.clock
-        self._access = settings.pod_access(config)
-        self._profile = PROFILES[config.pods.engine]
-        self._urls: Mapping[str, str] = {}
+        self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files)
+        self.peers = AdapterPeers(
+            router_id, router.catalog, poke=poke, look=self.look, clock=world.clock
+        )
         self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
-        self._shown: tuple[Mapping[str, Offer], str] = ({}, "")
-        self._num_calls = Counter({(str(kind), "done"): 0 for kind in Kind})
+        self._shown: tuple[Mapping[str, Offer], Mapping[frozenset[str], str]] = ({}, {})
         self._wake = asyncio.Event()
-        self._session: aiohttp.ClientSession | None = None
-        self._tasks: asyncio.TaskGroup | None = None
-        self._following: asyncio.Task[None] | None = None
         router.catalog.on_cold = self.look
-        self._follow(config)
         self._apply(config)
 
     # --- what is told -----------------------------------------------------------------------
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration."""
-        before, self._config = self._config, config
-        if config.adapters.roots != before.adapters.roots:
-            self._follow(config)
+        self._calls.configure(config)
         self._apply(config)
 
     def _apply(self, config: Config) -> None:
@@ -121,9 +115,9 @@ class Adapters:
         self._offers, self._shown_for = offers, None
         declarations = self._declarations()
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
-        self._files.follow(each.source for each in declarations)
+        self._calls.set_sources(each.source for each in declarations)
+        self.peers.declare(declarations)
         self._show()
-        self._rename()
         self.look()
 
     def set_deleted(self, deleted: Sequence[Declaration]) -> None:
@@ -158,7 +152,8 @@ class Adapters:
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the pods."""
-        self._urls = {each.address: base_url(each) for each in endpoints}
+        self._shown_for = None  # their pools may be others
+        self._calls.set_endpoints(endpoints)
         self.look()
 
     def look(self) -> None:
@@ -191,23 +186,23 @@ class Adapters:
             "adapter_calls",
             "Loads and unloads of adapters, by what came of them",
             ("kind", "result"),
-            lambda: self._num_calls,
+            lambda: self._calls.counts,
         )
 
     # --- what is done -----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Work until cancelled."""
-        headers, context = self._access
-        async with open_session(headers, context) as self._session, asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            self._follow(self._config)
+        async with self._calls.opened(), asyncio.TaskGroup() as tasks:
             while True:
                 is_new, began_s = self._wake.is_set(), self._clock()
                 self._wake.clear()
-                if self._catalog.num_declared or self.planner.deleting():
-                    forgotten = self._tick(tasks, is_new=is_new)
-                    await self.on_ticked(forgotten)
+                try:
+                    if self._catalog.num_declared or self.planner.deleting():
+                        forgotten = self._tick(tasks, is_new=is_new)
+                        await self.on_ticked(forgotten)
+                except Exception:  # ours: requests go on with what pods have
+                    log.exception("adapters: a look at what is to be done broke")
                 await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
                 await self._rest()
 
@@ -225,66 +220,41 @@ class Adapters:
         """
         now, queue = self._clock(), self._router.queue
         self._show()
-        held = queue.adapters(now) if queue else ()
-        pods = self._pool.pod_states(now=now)
-        rates = self._catalog.demand.rates(now)
-        is_leading = self.is_leading()
-        for action in self.planner.tick(pods, rates, held, now=now, is_leading=is_leading):
+        for action in self._plan(queue.adapters(now) if queue else [], now):
             tasks.create_task(self._carry_out(action))
-        self._rename()
         if is_new:
             queue.freed(now)
         for ticked in self._waiting:
             ticked.set()
         return self.planner.forgotten(now=now)
 
+    def _plan(self, held: list[str], now: float) -> list[Action]:
+        """Return the calls to make now, and tell the other routers how things are."""
+        pods = self._pool.pod_states(now=now)
+        rates = self._catalog.demand.rates(now)
+        is_leading = self.is_leading()
+        is_led = self.peers.is_led(may_load=is_leading, now=now)
+        # Who reaches no pod leaves it to those who do.
+        reaches = any(pod.is_up for pod in pods)
+        self.loads = loads = is_leading and not is_led and reaches
+        needed = [*held, *self.peers.wanted(now)] if loads else held
+        actions = self.planner.tick(
+            pods, rates, needed, now=now, is_leading=is_leading, is_led=is_led
+        )
+        self.peers.tell(held, rates, loads=loads, now=now)
+        return actions
+
     async def _carry_out(self, action: Action) -> None:
-        try:
-            result = await self._call(action)
-        except Exception as error:  # ours: the others go on, and this one is tried again
-            log.exception("%s of %s on %s broke", action.kind, action.name, action.address)
-            result = Result(Failure.ENGINE, repr(error))
-        if result.failure is None:
-            log.info("%s: %s of %s", action.address, action.kind, action.name)
-        else:
-            what = f"{action.kind} of {action.name}: {result.failure}: {result.message}"
-            log.warning("%s: %s", action.address, what)
-        self._num_calls[str(action.kind), str(result.failure or "done")] += 1
+        await self.peers.wait(action)
+        result = await self._calls.make(action)
         self.planner.finished(action, result, now=self._clock())
         self._poke(action.address)
+        self.peers.ended(action.address)
         self.look()
 
-    async def _call(self, action: Action) -> Result:
-        """Make a call, or return why it need not be made."""
-        url, session = self._urls.get(action.address), self._session
-        if url is None or session is None:
-            return Result(Failure.UNREACHABLE, "the pod has gone")
-        name, timeout_s = action.name, action.timeout_s
-        if action.kind is Kind.UNLOAD:
-            return await engineapi.unload(
-                session, url, self._profile, name=name, timeout_s=timeout_s
-            )
-        traits = self._pool.traits(action.address)
-        checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
-        return checked.problem or await engineapi.load(
-            session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
-        )
-
-    # --- files ------------------------------------------------------------------------------
-
-    def _follow(self, config: Config) -> None:
-        """Follow the files in other folders."""
-        roots = [Root(str(each.pod), each.router) for each in config.adapters.roots]
-        self._files = AdapterFiles(roots, on_change=self._on_files)
-        self._files.follow(each.source for each in self._declarations())
-        if self._tasks is not None:
-            if self._following is not None:
-                self._following.cancel()
-            self._following = self._tasks.create_task(self._files.run())
-
-    def _on_files(self, path: str) -> None:
+    def _on_files(self, sources: Collection[str]) -> None:
         for declaration in self._declarations():
-            if declaration.source == path:
+            if declaration.source in sources:
                 self.planner.files_changed(declaration.name, now=self._clock())
         self.look()
 
@@ -295,24 +265,16 @@ class Adapters:
         registry = self._pool.registry
         if registry is self._shown_for:
             return
-        self._shown_for = registry
-        bases = [name for name, card in registry.items() if card.parent is None]
-        base = bases[0] if len(bases) == 1 else ""
+        self._shown_for, declared = registry, self._declarations()
         # Whoever declares a base model's name takes no requests from it.
-        offers = {name: each for name, each in self._offers.items() if name not in bases}
-        if (offers, base) == self._shown:
+        own = {name for name, card in registry.items() if card.parent is None}
+        offers = {name: each for name, each in self._offers.items() if name not in own}
+        bases = {pools: self._pool.base_of(pools) for pools in {e.pools for e in declared}}
+        if (offers, bases) == self._shown:
             return
-        self._shown = (offers, base)
-        self._catalog.declare(offers, base)
-        served = {each.served_name: each for each in self._declarations()}
-        cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
+        self._shown = (offers, bases)
+        self._catalog.declare(offers, bases)
+        self._rewrites.declared = offers.keys()
+        served = {each.served_name: each for each in declared}
+        cards = {name: ModelCard(name, e.base or bases[e.pools]) for name, e in served.items()}
         self._pool.declare(cards, now=self._clock())
-
-    def _rename(self) -> None:
-        """Have bodies kept of requests that a pod may have to read under another name."""
-        serving = self.planner.serving
-        self._rewrites.versioned = frozenset(
-            name
-            for name, offer in self._offers.items()
-            if offer.declaration.version or offer.fallback or serving(name) not in (None, name)
-        )

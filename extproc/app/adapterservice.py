@@ -15,6 +15,7 @@ from msgspec import to_builtins
 from extproc.app.adapters import Adapters
 from extproc.app.declaring import Declaring
 from extproc.app.keeping import Keeping
+from extproc.app.peering import Peering
 from extproc.app.routing import Routing
 from extproc.app.world import World
 from extproc.config import Config
@@ -25,6 +26,9 @@ from extproc.core.kubernetes.declaring import Reading
 from extproc.core.kubernetes.status import AdapterReport, VersionReport
 from extproc.core.types import Endpoint
 from extproc.shell.telemetry import Telemetry
+
+READINESS_LIMIT_S = 5.0
+"""The longest time for which declarations that cannot be read delay readiness."""
 
 Report = Callable[[Mapping[str, Loss], Mapping[str, AdapterReport] | None], None]
 
@@ -37,7 +41,9 @@ class AdapterService:
         routing: Learns of routes, rules and adapters.
         poke: Has a pod's models listed soon.
         report: Told who lost what, and how each adapter is; None where nobody asks.
+        peering: The other routers.
         router_id: Holder of the lease.
+        is_known: Whether a cluster's declarations have been handed on.
 
     Raises:
         ConfigError: A file or an extra that is needed is not there.
@@ -50,7 +56,9 @@ class AdapterService:
         *,
         poke: Callable[[str], None],
         report: Report | None,
+        peering: Peering,
         router_id: str,
+        is_known: Callable[[], bool],
         world: World,
     ) -> None:
         self._routing = routing
@@ -62,6 +70,7 @@ class AdapterService:
             pool=routing.pool,
             router=routing.router,
             rewrites=routing.rewrites,
+            router_id=router_id,
             poke=poke,
             world=world,
         )
@@ -74,6 +83,10 @@ class AdapterService:
             wait_until_ready=self._adapters.wait_until_ready,
             clock=world.clock,
         )
+        peers = self._adapters.peers
+        peers.say = peering.discuss(peers.hear, peers.forget)
+        self._is_known, self._clock, self._began_s = is_known, world.clock, world.clock()
+        routing.router.catalog.is_known = self._knows_all
         self._adapters.is_leading = lambda: self._keeping.is_leading
         self._adapters.on_ticked = self._on_ticked
 
@@ -98,6 +111,17 @@ class AdapterService:
     def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
         """Replace the LLMRoutes of a cluster."""
         self._declaring.set_offers(readings)
+
+    def _knows_all(self) -> bool:
+        return self._keeping.is_read and self._is_known()
+
+    def why_not_ready(self) -> list[str]:
+        """Return why requests for what is declared cannot be served, for people.
+
+        Only for a while: what pods list can be served without a store.
+        """
+        is_late = self._clock() >= self._began_s + READINESS_LIMIT_S
+        return [] if is_late or self._knows_all() else ["declared adapters have not been read"]
 
     def look(self) -> None:
         """Have a look at what is to be done soon: something is new."""
@@ -140,7 +164,7 @@ class AdapterService:
         if self._report is None:
             return
         states = None
-        if self._keeping.is_leading:
+        if self._adapters.loads:
             found = self._adapters.planner.statuses()
             states = {status.name: _report_of(status) for status in found}
         if (self._lost, states) != self._reported:

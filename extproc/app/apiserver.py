@@ -6,7 +6,7 @@ These permissions are needed, by a Role in the namespace of the pods (`get` is n
 |---|---|---|---|---|
 | `pod_selector` | "" | pods | list, watch | |
 | `service` | discovery.k8s.io | endpointslices | list, watch | |
-| `inference_pool` | inference.networking.k8s.io | inferencepools | list, watch | the pool's name |
+| `inference_pool` | inference.networking.k8s.io | inferencepools | list, watch | the pools' names |
 | | "" | pods | list, watch | |
 
 An InferencePool is listed by its name, so that a Role can name it. In llm-d.ai and
@@ -26,7 +26,7 @@ from random import Random
 from typing import TypeVar
 
 from extproc.app.declarations import Cluster, Declarations, OnOffers, OnRules
-from extproc.app.inferencepool import PoolPresence
+from extproc.app.inferencepool import OnEndpoints, PoolPresence
 from extproc.app.optionalkind import OptionalKind
 from extproc.app.publisher import Publisher
 from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
@@ -49,7 +49,6 @@ from extproc.shell.discovery.kubewatch import ListWatch, WatchStats, WatchTimes
 
 log = logging.getLogger(__name__)
 
-OnEndpoints = Callable[[Sequence[Endpoint]], None]
 OnPriorities = Callable[[Mapping[str, int]], None]
 
 _Endpoints = tuple[Endpoint, ...]
@@ -151,17 +150,17 @@ class Kubernetes:
                 query = pool_query(presence.name, namespace=self._namespace)
                 await self._watch(query, on_pools).run()
 
-    async def follow_objectives(self, pool: str, on_priorities: OnPriorities) -> None:
-        """Follow the priorities that the InferenceObjectives of a pool give, by their names."""
+    async def follow_objectives(self, pools: Sequence[str], on_priorities: OnPriorities) -> None:
+        """Follow the priorities that the InferenceObjectives of pools give, by their names."""
 
         def on_objectives(
             _: Query[InferenceObjective] | None, found: Collection[InferenceObjective]
         ) -> None:
-            on_priorities(priorities(found, pool))
+            on_priorities(priorities(found, pools))
 
         await OptionalKind(
             self._client,
-            f"InferencePool {pool}: InferenceObjectives",
+            f"InferencePool {', '.join(pools)}: InferenceObjectives",
             objective_queries(self._namespace),
             new_watch=self._watch_beside,
             on_objects=on_objectives,

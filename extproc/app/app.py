@@ -124,7 +124,9 @@ class App:
             self._routing,
             poke=lambda address: self._pods.poke(address),
             report=self._report if config.discovery.kubernetes is not None else None,
+            peering=self._services.peering,
             router_id=self._router_id,
+            is_known=lambda: self._discovery.knows_declarations,
             world=world,
         )
         self._pods = Pods(
@@ -170,7 +172,8 @@ class App:
         )
         kubernetes = config.discovery.kubernetes
         if kubernetes is not None and kubernetes.inference_pool is not None:
-            self._registry.register(PoolMetrics(kubernetes.inference_pool, snapshot))
+            in_pool = self._routing.pool.in_pool
+            self._registry.register(PoolMetrics(kubernetes.inference_pool, snapshot, in_pool))
         return telemetry
 
     def _make_admin(self) -> AdminServer:
@@ -263,7 +266,7 @@ class App:
     def _why_not_ready(self) -> list[str]:
         """Return the reasons, for people; empty when ready."""
         reasons = self._readiness.problems(now=time.monotonic())
-        reasons += self._discovery.why_not_ready()
+        reasons += self._discovery.why_not_ready() + self._adapters.why_not_ready()
         return ["draining", *reasons] if self._stop.is_set() else reasons
 
     def _update_health(self) -> None:

@@ -88,6 +88,11 @@ class Declarations:
             tasks.create_task(self._rewrites.run())
             tasks.create_task(self._routes.run())
 
+    @property
+    def is_known(self) -> bool:
+        """Whether all that there is has been handed on."""
+        return self._rewrites.is_known and self._routes.is_known
+
     def report(
         self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
     ) -> None:
@@ -123,6 +128,7 @@ class _Kind(Generic[D, T]):
     ) -> None:
         self._reader = Reader(read)
         self._readings: Sequence[Reading[T]] = ()
+        self._is_read = False
         self._said: dict[str, tuple[Reading[T], Finding, tuple[Part, ...]]] = {}
         self._on_readings = on_readings
         self._publisher = Publisher(self._on_change)
@@ -136,6 +142,10 @@ class _Kind(Generic[D, T]):
             on_objects=self._on_objects,
             relist_s=relist_s,
         )
+
+    @property
+    def is_known(self) -> bool:
+        return self._is_read or self._kind.is_absent
 
     async def run(self) -> None:
         with self._publisher:
@@ -159,5 +169,5 @@ class _Kind(Generic[D, T]):
         self._publisher.publish(lambda: self._reader.read(objects))
 
     def _on_change(self, readings: Sequence[Reading[T]]) -> None:
-        self._readings = readings
+        self._readings, self._is_read = readings, True
         self._on_readings(readings)

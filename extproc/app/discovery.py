@@ -87,6 +87,11 @@ class Discovery:
             self._dns_failures,
         )
 
+    @property
+    def knows_declarations(self) -> bool:
+        """Whether what the cluster declares has been handed on, if one does."""
+        return self._kubernetes.knows_declarations
+
     def report(
         self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
     ) -> None:

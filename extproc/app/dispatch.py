@@ -52,16 +52,16 @@ class Dispatcher:
 
     @property
     def may_rewrite(self) -> bool:
-        """Whether there are rules, or versions of adapters."""
+        """Whether there are rules, or declared adapters."""
         return self.rewrites.is_active
 
     def concerns(self, model: str) -> bool:
-        """Return whether a model has a rule or another name on pods."""
+        """Return whether a model has a rule, or may have another name on pods."""
         return self.rewrites.concerns(model)
 
-    def is_versioned(self, model: str) -> bool:
-        """Return whether pods have a model under another name."""
-        return model in self.rewrites.versioned
+    def is_declared(self, model: str) -> bool:
+        """Return whether pods may have a model under another name."""
+        return model in self.rewrites.declared
 
     def target_of(self, model: str, hinted: str) -> str:
         """Return the model that the pod shall read."""
@@ -123,13 +123,13 @@ class Dispatcher:
         self, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> bytes | Rejection:
         """Return the body of `GET /v1/models`."""
-        return self.router.models_body(subset, tenant, now=now)
+        return self.router.models.body(subset, tenant, now=now)
 
     def model(
         self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         """Return the model `name` as an endpoint in the subset has registered it."""
-        return self.router.model(name, subset, tenant, now=now)
+        return self.router.models.find(name, subset, tenant, now=now)
 
 
 def new_stream_of(

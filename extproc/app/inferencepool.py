@@ -1,11 +1,16 @@
-"""Whether an InferencePool exists. Part of `app`."""
+"""Whether InferencePools exist, and the endpoints of several as one list. Part of `app`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
+from extproc.core.kubernetes.endpoints import pools_endpoints
 from extproc.core.kubernetes.objects import InferencePool
+from extproc.core.types import Endpoint
+
+OnEndpoints = Callable[[Sequence[Endpoint]], None]
 
 log = logging.getLogger(__name__)
 
@@ -52,3 +57,24 @@ class PoolPresence:
     @property
     def _title(self) -> str:
         return f"InferencePool {self._namespace}/{self.name}"
+
+
+class PoolsTogether:
+    """Hands on the endpoints of all pools at once, as soon as those of each are known.
+
+    Of one pool alone they are handed on as they are.
+    """
+
+    def __init__(self, names: Collection[str], on_endpoints: OnEndpoints) -> None:
+        self._names = names
+        self._on_endpoints = on_endpoints
+        self._by_pool: dict[str, Sequence[Endpoint]] = {}
+
+    def taker(self, name: str) -> OnEndpoints:
+        """Return what takes the endpoints of one pool."""
+        return self._on_endpoints if len(self._names) == 1 else partial(self._take, name)
+
+    def _take(self, name: str, endpoints: Sequence[Endpoint]) -> None:
+        self._by_pool[name] = endpoints
+        if len(self._by_pool) == len(self._names):
+            self._on_endpoints(pools_endpoints(self._by_pool))

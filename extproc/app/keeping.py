@@ -32,9 +32,6 @@ class Keeping:
         wait_until_ready: Returns whether enough pods have an adapter within so many seconds.
         clock: Monotonic seconds.
 
-    Attributes:
-        is_leading: This router loads; all do where there is no store.
-
     Raises:
         ConfigError: The store's extra is not installed, or a file cannot be used.
     """
@@ -50,8 +47,9 @@ class Keeping:
         clock: Callable[[], float],
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, config.lease_s, on_stored
+        self._clock = clock
+        self._has_lease, self._until_s = False, 0.0
         self._store = self._registration = None
-        self.is_leading = config.store is None
         if config.store is None:
             return
         self._store = make_store(
@@ -70,6 +68,18 @@ class Keeping:
                 wait_until_ready=wait_until_ready,
                 on_failure=lambda message: log.warning("adapters.registration: %s", message),
             )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the store has been read, if there is one."""
+        return self._store is None or self._store.is_known
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this router may load, as all do where there is no store. One that slept for
+        longer than its lease may not: another may have taken it.
+        """
+        return self._store is None or (self._has_lease and self._clock() < self._until_s)
 
     @property
     def add_registration(self) -> Callable[[web.Application], None] | None:
@@ -106,21 +116,22 @@ class Keeping:
         assert self._store is not None
         is_known = False
         while True:
+            asked_s = self._clock()
             try:
                 has_it = await self._store.lease(self._holder, ttl_s=self._lease_s)
                 is_known = True
             except ExtprocError as error:
                 log.warning("adapters.store: no lease: %s", error)
-                has_it = self.is_leading or not is_known
-            if has_it is not self.is_leading:
+                has_it, asked_s = self._has_lease or not is_known, self._clock()
+            if has_it is not self._has_lease:
                 log.info("adapters: %s", "this router loads" if has_it else "another router loads")
-            self.is_leading = has_it
+            self._has_lease, self._until_s = has_it, asked_s + self._lease_s
             await asyncio.sleep(self._lease_s / RENEWALS)
 
     async def _leave(self) -> None:
         assert self._store is not None
         try:
-            if self.is_leading:
+            if self._has_lease:
                 await self._store.release(self._holder)
         except ExtprocError as error:
             log.warning("adapters.store: the lease runs out by itself: %s", error)

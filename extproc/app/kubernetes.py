@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from extproc.app.apiserver import Kubernetes, OnEndpoints, OnPriorities
+from extproc.app.apiserver import Kubernetes, OnPriorities
 from extproc.app.declarations import Declarations, OnOffers, OnRules
-from extproc.app.inferencepool import PoolPresence
+from extproc.app.inferencepool import OnEndpoints, PoolPresence, PoolsTogether
 from extproc.app.world import World
 from extproc.config.discovery import KubernetesConfig
 from extproc.core.adapters.precedence import Loss
@@ -20,7 +20,7 @@ from extproc.shell.telemetry import Telemetry
 class KubernetesDiscovery:
     """The source of endpoints that `discovery.kubernetes` configures; without it, nothing.
 
-    With an InferencePool it is that of the objectives' priorities too; with that or a Service, of
+    With InferencePools it is that of the objectives' priorities too; with those or a Service, of
     what is declared for it, if that is asked for by `on_rules` and `on_offers`.
 
     Raises:
@@ -43,7 +43,7 @@ class KubernetesDiscovery:
         self._on_endpoints = on_endpoints
         self._on_priorities = on_priorities
         self._kubernetes: Kubernetes | None = None
-        self._pool: PoolPresence | None = None
+        self._presences: list[PoolPresence] = []
         self._declarations: Declarations | None = None
         if config is not None:
             self._kubernetes = Kubernetes(
@@ -54,8 +54,7 @@ class KubernetesDiscovery:
                 namespace=config.namespace,
                 scheme=scheme,
             )
-            if config.inference_pool is not None:
-                self._pool = PoolPresence(config.inference_pool)
+            self._presences = [PoolPresence(name) for name in config.inference_pool or ()]
             pools = _pools(config)
             if pools and on_rules is not None and on_offers is not None:
                 self._declarations = self._kubernetes.declarations(
@@ -68,7 +67,12 @@ class KubernetesDiscovery:
 
     def why_not_ready(self) -> list[str]:
         """Return reasons, for people, why no endpoints have been handed on."""
-        return self._pool.why_not_ready() if self._pool is not None else []
+        return [why for each in self._presences for why in each.why_not_ready()]
+
+    @property
+    def knows_declarations(self) -> bool:
+        """Whether what a cluster declares has been handed on, if one does."""
+        return self._declarations is None or self._declarations.is_known
 
     def report(
         self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
@@ -91,11 +95,13 @@ class KubernetesDiscovery:
 
     async def _follow(self, config: KubernetesConfig, kubernetes: Kubernetes) -> None:
         port, on_endpoints = config.port, self._on_endpoints
-        if self._pool is not None:
+        if config.inference_pool is not None:
+            names = config.inference_pool
+            together = PoolsTogether(names, on_endpoints)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(kubernetes.follow_pool(self._pool, on_endpoints))
-                name, on_priorities = self._pool.name, self._on_priorities
-                tasks.create_task(kubernetes.follow_objectives(name, on_priorities))
+                for each in self._presences:
+                    tasks.create_task(kubernetes.follow_pool(each, together.taker(each.name)))
+                tasks.create_task(kubernetes.follow_objectives(names, self._on_priorities))
         elif config.service is not None and not isinstance(port, tuple):
             await kubernetes.follow_service(config.service, on_endpoints, port=port)
         elif config.pod_selector is not None and port is not None and not isinstance(port, str):
@@ -104,12 +110,16 @@ class KubernetesDiscovery:
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register the metrics."""
-        found, pool = self._kubernetes, self._pool
+        found = self._kubernetes
         telemetry.add_gauges(
             "inference_pool_found",
             "Whether the InferencePool exists",
             "pool",
-            lambda: pool.found() if pool is not None else {},
+            lambda: {
+                name: is_there
+                for each in self._presences
+                for name, is_there in each.found().items()
+            },
         )
         telemetry.add_counters(
             "kubernetes_lists",
@@ -133,5 +143,5 @@ class KubernetesDiscovery:
 def _pools(config: KubernetesConfig) -> tuple[PoolRef, ...]:
     """Return what an object that is for these pods refers to; pods by their labels have no name."""
     if config.inference_pool is not None:
-        return (PoolRef(config.inference_pool),)
+        return tuple(map(PoolRef, config.inference_pool))
     return (PoolRef(config.service, "", "Service"),) if config.service is not None else ()

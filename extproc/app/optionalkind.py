@@ -48,6 +48,9 @@ class OptionalKind(Generic[T]):
         new_watch: Makes the watch of a query.
         on_objects: Gets the query that is followed with all its objects, once known and at each
             change; None and nothing where the kind is not defined.
+
+    Attributes:
+        is_absent: It is not defined, or a Role does not allow listing.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class OptionalKind(Generic[T]):
         self._on_objects = on_objects
         self._relist_s = relist_s
         self._warned = ""
+        self.is_absent = False
         self._followed: Query[T] | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -76,9 +80,12 @@ class OptionalKind(Generic[T]):
             while True:
                 rest_s = self._relist_s
                 try:
-                    self._follow(await self._find(), tasks)
+                    query = await self._find()
+                    self.is_absent = query is None
+                    self._follow(query, tasks)
                 except ApiError as error:
                     if error.reason == FORBIDDEN:
+                        self.is_absent = True
                         self._warn(f"not read: {error}")
                     else:
                         log.debug("%s: %s", self._title, error)

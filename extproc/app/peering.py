@@ -17,6 +17,7 @@ from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.config.peers import PeersConfig
 from extproc.core.accounting import Completion
+from extproc.core.adapters.peers import Word
 from extproc.core.address import Address
 from extproc.core.following import Following, FollowingSettings
 from extproc.core.pool import Pool
@@ -133,6 +134,30 @@ class Peering:
         )
         self._leadership.begin()
         return self._leadership.following
+
+    def discuss(
+        self, hear: Callable[[str, Word], None], forget: Callable[[str], None]
+    ) -> Callable[[Word], None] | None:
+        """Have others' words on adapters heard, after `tell` and `lead`.
+
+        Args:
+            hear: Called with a router's id and its word.
+            forget: Called with the id of a router that is gone.
+
+        Returns:
+            Says a word to the others; None without peers.
+        """
+        if self._peers is None:
+            return None
+        service, call, on_gone = self._service, self._observers.call, self._service.on_gone
+
+        def gone(router_id: str) -> None:
+            on_gone(router_id)
+            call("telling", forget, router_id)
+
+        service.on_gone = gone
+        service.on_word = lambda router_id, word: call("telling", hear, router_id, word)
+        return lambda word: call("telling", service.say, word)
 
     def flush(self) -> None:
         """Send the queued entries."""

@@ -42,6 +42,8 @@ _Settings = TypeVar("_Settings", bound=Struct)
 BODY_SHARE_OF_MEMORY = 0.25
 """Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
 copies of the body that is being read, and what the allocator keeps."""
+HEARD_S = 2.0
+"""From a router's list of models to the end of the requests that it sends by the one before."""
 MAX_SCRAPE_REST_S, MAX_MODELS_REST_S = 1.0, 5.0
 """The longest pauses between two requests to a pod that fails."""
 
@@ -132,6 +134,7 @@ def adapter_settings(config: Config) -> AdapterSettings:
         load_s=adapters.load_timeout_s,
         unload_s=adapters.unload_timeout_s,
         drain_s=adapters.drain_s,
+        grace_s=HEARD_S + config.scrape.models_interval_s,
     )
 
 

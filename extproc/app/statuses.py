@@ -1,7 +1,8 @@
 """What was found of a cluster's objects, written to their status. Part of `app`.
 
 1. A status is written when what is to be said of it changes, and after a list that shows another.
-   What someone else writes is no reason: two routers that disagree write once each.
+   What someone else writes is no reason: two routers that disagree write once each. A part that was
+   left to others for a while is written in any case: what they said of it is not known.
 2. One write at a time, by server-side apply: what others say of an object stays.
 3. A Role that does not grant it costs one warning, and the next attempt is `relist_s` later.
 """
@@ -16,6 +17,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
 
 from extproc.core.kubernetes.declaring import origin_of
 from extproc.core.kubernetes.objects import DeclaringObject, Query
@@ -28,6 +31,7 @@ MIN_REST_S, MAX_REST_S = 1.0, 60.0
 """After a write that failed."""
 NUM_AT_ONCE = 100
 """Objects that are looked at before other work has its turn; so many take 2 ms."""
+_UNKNOWN = Raw(b"null")
 _PERMANENT = ("status_400", "status_404", "status_409", "status_422")
 """The object, or the status' schema, is another by now: nothing to try again."""
 
@@ -58,6 +62,7 @@ class Statuses:
         self._objects: dict[str, DeclaringObject] = {}
         self._wanted: Mapping[str, Collection[Part]] = {}
         self._settled: dict[tuple[str, str], Part] = {}
+        self._left: set[tuple[str, str]] = set()  # to others
         self._woken = asyncio.Event()
         self._warned = False
 
@@ -74,6 +79,10 @@ class Statuses:
 
     def want(self, parts: Mapping[str, Collection[Part]]) -> None:
         """Have this said of the objects, by their origin; of others nothing is written."""
+        keys = _keys(parts)
+        left = self._left | (_keys(self._wanted) - keys)
+        self._left = {key for key in left if key[0] in parts}
+        self._settled = {key: part for key, part in self._settled.items() if key in keys}
         self._wanted = parts
         self._woken.set()
 
@@ -108,8 +117,10 @@ class Statuses:
         source, query = self._objects.get(origin), self._query
         if source is None or query is None:
             return
+        key = origin, part.manager
+        known = replace(source, status=_UNKNOWN) if key in self._left else source
         wall_time = datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        status = patch(source, part, wall_time=wall_time)
+        status = patch(known, part, wall_time=wall_time)
         if status is not None:
             try:
                 await self._apply(query, source, part.manager, status)
@@ -117,7 +128,8 @@ class Statuses:
                 if error.reason not in _PERMANENT:
                     raise
                 log.debug("%s: status not written: %s", origin, error)
-        self._settled[origin, part.manager] = part
+        self._settled[key] = part
+        self._left.discard(key)
 
     async def _apply(
         self, query: Query[Any], source: DeclaringObject, manager: str, status: Mapping[str, Any]
@@ -134,3 +146,7 @@ class Statuses:
         if self._objects.get(origin) is source:
             with suppress(ValueError):
                 self._objects[origin] = msgspec.json.decode(written, type=query.kind)
+
+
+def _keys(parts: Mapping[str, Collection[Part]]) -> set[tuple[str, str]]:
+    return {(origin, part.manager) for origin, said in parts.items() for part in said}

@@ -61,6 +61,13 @@ def envoy(
         list[str] | None,
         typer.Option(help="Inference path to accept; may be repeated."),
     ] = None,
+    registration: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host:port of a router's admin port, to which the paths go by which adapters are "
+            "registered; by default Envoy serves none of them. May be repeated."
+        ),
+    ] = None,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Bytes of the largest request body.")
     ] = 16 * 1024 * 1024,
@@ -148,7 +155,7 @@ def envoy(
     ] = "",
 ) -> None:
     """Print a complete Envoy configuration."""
-    from extproc.config.base import check_ip_port
+    from extproc.config.base import check_host_port, check_ip_port
     from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 
     if preset not in ("", "founding"):
@@ -160,6 +167,7 @@ def envoy(
         _check_addresses("--listen", (listen,), check_ip_port)
         _check_addresses("--admin", (admin,), check_ip_port)
         _check_addresses("--router", routers, _check_router)
+        _check_addresses("--registration", registration or (), check_host_port)
         _check_pods(mode, pod or ())
         _check_paths(path)
         _check_pair("--tls-ca", tls_ca, "--tls-cert", tls_cert)
@@ -178,6 +186,7 @@ def envoy(
             pod_tls=TlsFiles(pod_tls_ca, server_name=pod_tls_name) if pod_tls_ca else None,
             static_pods=tuple(pod or ()),
             inference_paths=tuple(path) if path else None,
+            registration=tuple(registration or ()),
             max_body_bytes=max_body_bytes,
             max_heap_bytes=max_heap_bytes,
             max_connections=max_connections,

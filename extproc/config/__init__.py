@@ -114,10 +114,20 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _models_can_be_rewritten(self) -> Config:
-        mode, named = self.request.assumed_body_mode, [r.name for r in self.routes if r.targets]
-        if named and mode in ("none", "streamed") and not self.request.allow_mode_override:
+        mode = self.request.assumed_body_mode
+        if mode not in ("none", "streamed") or self.request.allow_mode_override:
+            return self
+        needs = [f"routes: {each.name} has targets" for each in self.routes if each.targets]
+        needs += [
+            f"routes: {each.name} has an adapter with a version"
+            for each in self.routes
+            if each.adapter is not None and each.adapter.version
+        ]
+        if "model_rewrite" in self.request.trusted_headers:
+            needs.append("request.trusted_headers: has model_rewrite")
+        if needs:
             raise ValueError(
-                f"routes: {named[0]} has targets, but `model` cannot be rewritten in a body that "
+                f"{needs[0]}, but `model` cannot be rewritten in a body that "
                 f"comes {mode} (request.assumed_body_mode), unless request.allow_mode_override"
             )
         return self

@@ -12,6 +12,7 @@ from extproc.config.base import IpPort, Section
 from extproc.core.address import MAX_PORT, check_endpoint_address
 
 _KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+_KubernetesName = Annotated[str, Field(pattern=_KUBERNETES_NAME)]
 _PORT_NAME = r"^[a-z0-9-]{1,63}$"
 _Port = Annotated[int, Field(ge=1, le=MAX_PORT)]
 _PortName = Annotated[str, Field(pattern=_PORT_NAME)]
@@ -47,11 +48,11 @@ class KubernetesConfig(Section):
     service: str | None = Field(
         None, pattern=_KUBERNETES_NAME, description="Service whose endpoints are the pods."
     )
-    inference_pool: str | None = Field(
+    inference_pool: tuple[_KubernetesName, ...] | None = Field(
         None,
-        pattern=_KUBERNETES_NAME,
-        description="InferencePool (inference.networking.k8s.io/v1) of the pods; each of its "
-        "target ports on each pod is an endpoint of its own.",
+        min_length=1,
+        description="InferencePool (inference.networking.k8s.io/v1) of the pods, or a list of "
+        "several; each of its target ports on each pod is an endpoint of its own.",
     )
     port: _Port | _PortName | tuple[_Port, ...] | None = Field(
         None,
@@ -74,6 +75,16 @@ class KubernetesConfig(Section):
     relist_s: float = Field(
         600.0, ge=1, le=86_400, description="Approximate seconds between two complete lists."
     )
+
+    @field_validator("inference_pool", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("inference_pool")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if value is None else tuple(dict.fromkeys(value))
 
     @field_validator("port", mode="wrap")
     @classmethod

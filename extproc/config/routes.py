@@ -180,7 +180,8 @@ class RouteConfig(Section):
     )
     on_unavailable: Literal["wait", "reject"] = Field(
         "wait",
-        description="`reject`: requests get 429 at once where they would be held. Live.",
+        description="`reject`: requests get 429 at once where they would be held, and 503 where no "
+        "pod has their adapter. Live.",
     )
 
     adapter: AdapterConfig | None = Field(

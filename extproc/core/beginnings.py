@@ -57,6 +57,17 @@ def prefix_hashes(model: str, prompt: bytes) -> tuple[int, ...]:
     return tuple(hashes)
 
 
+def renamed(request: RequestInfo, served: str) -> RequestInfo:
+    """Return a request with the hashes of its prompt for the adapter that endpoints know so.
+
+    They keep KV blocks by that name: two versions of an adapter have none in common.
+    """
+    if not request.prefix_hashes:
+        return request
+    salt = int.from_bytes(blake2b(served.encode("utf-8", "replace"), digest_size=8).digest())
+    return replace(request, prefix_hashes=tuple([each ^ salt for each in request.prefix_hashes]))
+
+
 class KvCache(Struct, eq=False, gc=False):
     """One endpoint's cache: how much has gone through it.
 

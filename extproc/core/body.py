@@ -14,7 +14,8 @@ from msgspec import Raw
 
 from extproc.core import rejections
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import SMALL_BYTES, JsonReader, is_cut_off
+from extproc.core.jsonmodel import JsonReader
+from extproc.core.jsonsmall import SMALL_BYTES, is_cut_off
 from extproc.core.multipart import FormReader
 from extproc.core.openai import check_model
 from extproc.core.routes import NO_PATH, RESPONSES_PATH, Route, RouteKind

@@ -52,7 +52,7 @@ class Incoming:
 
     __slots__ = (
         *("_arrived_at_s", "_has_body", "_has_length", "_has_trailers", "_hints"),
-        *("_concerns", "_is_complete", "_is_rewritten", "_mode", "_named", "_written"),
+        *("_concerns", "_fixed", "_is_complete", "_mode", "_named", "_written"),
         *("_request_id", "_route", "_session", "_subset", "reader"),
     )
 
@@ -76,7 +76,7 @@ class Incoming:
         self._concerns = _every if self._hints.model_rewrite else concerns
         if route.kind is RouteKind.STORED_RESPONSE:
             self._concerns = None
-        self._is_rewritten = False
+        self._fixed: Rejection | None = rejections.RENAMED
         self._named = ""
         self._written = ""
         self._has_length = "content-length" in headers
@@ -198,20 +198,20 @@ class Incoming:
     @property
     def is_rewritten(self) -> bool:
         """Whether the body may go on with another model, so that it has to be kept."""
-        return self._is_rewritten
+        return self._fixed is None
 
     def rewrite(
         self,
         model: str,
         target_of: Callable[[str, str], str],
-        is_versioned: Callable[[str], bool],
+        is_declared: Callable[[str], bool],
     ) -> str:
         """Return the model to look for; the body goes on with that of the pick.
 
         Args:
             model: Of `model` or `model_of_headers`.
             target_of: Returns the model to look for, given the client's and the header's.
-            is_versioned: Returns whether pods have that model under another name.
+            is_declared: Returns whether pods may have that model under another name.
 
         Raises:
             RequestError: 500 if the body is not ours to change; 400 without any model.
@@ -219,13 +219,15 @@ class Incoming:
         if self._concerns is None:
             return model
         target = target_of(model, self._hints.model_rewrite)
-        if target == model and not is_versioned(target):
+        has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
+        is_ours = self._has_body and has_all and self._mode is not BodyMode.STREAMED
+        if target == model and not (is_ours and is_declared(target)):
+            self._fixed = rejections.RENAMED if is_ours else rejections.NOT_REWRITABLE
             self.reader.leave()
             return target or check_model(None)
-        has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
-        if not (self._has_body and has_all) or self._mode is BodyMode.STREAMED:
+        if not is_ours:
             raise RequestError(rejections.NOT_REWRITABLE)
-        self._is_rewritten, self._named = True, model
+        self._fixed, self._named = None, model
         self._written = "" if target == model else model
         return target
 
@@ -259,6 +261,7 @@ class Incoming:
             hints=self._hints,
             prefix_hashes=prefix_hashes(model, b"".join(prompt)) if with_hashes else (),
             written=self._written,
+            fixed=self._fixed,
         )
 
     # --- answers -----------------------------------------------------------------------------
@@ -271,14 +274,10 @@ class Incoming:
         return self.reader.is_read and (self._is_complete or self._has_trailers)
 
     def release(self, pick: Pick) -> list[m.Command]:
-        """Let the parts so far go on to the pick's endpoint.
-
-        Raises:
-            RequestError: 503, the pod has the model under a name that it had not before.
-        """
+        """Let the parts so far go on to the pick's endpoint."""
         if not self._has_body:
             return [m.ContinueHeaders(pick), *self._trailers()]
-        body = self._renamed(pick.request)
+        body = self._renamed(pick.request.model)
         length = None if body is None or not self._has_length else len(body)
         if self._mode in _AT_ONCE:
             return [m.ContinueBody(pick, body, length), *self._trailers()]
@@ -288,14 +287,11 @@ class Incoming:
         echo = [m.EchoBody(data, last and is_last) for data, last in self.reader.pieces()]
         return [m.ContinueHeaders(pick, length), *echo, *self._trailers()]
 
-    def _renamed(self, request: RequestInfo) -> bytes | None:
+    def _renamed(self, model: str) -> bytes | None:
         """Return the body with the model that the pod reads; None if it may stay as it is."""
-        model = request.model
-        if not self._is_rewritten:
-            if request.written and request.written != self._written:
-                raise RequestError(rejections.no_endpoints(request.written))
+        if not self.is_rewritten or model == self._named:
             return None
-        return None if model == self._named else self.reader.rewrite(model)
+        return self.reader.rewrite(model)
 
     def release_read(self) -> list[m.Command]:
         """Let the chunks read so far go on, and the trailers once all are read."""

@@ -219,12 +219,33 @@ class Pool:
 
     def model(self, name: str) -> ModelCard | None:
         """Return the model registered under `name` on any endpoint."""
-        return self._models.by_name.get(name)
+        found = self._models.by_name.get(name)
+        if found is None and name in self._declared:
+            cards = (each.card_of(name) for each in self._tracked.values())
+            found = next((card for card in cards if card is not None), None)
+        return found
+
+    def base_of(self, pools: frozenset[str]) -> str:
+        """Return the one base model of the endpoints of some pools; "" for none, or several."""
+        found = {
+            name
+            for tracked in self._tracked.values()
+            if not pools or not pools.isdisjoint(tracked.endpoint.pools)
+            for name, card in (tracked.models or {}).items()
+            if card.parent is None
+        }
+        return found.pop() if len(found) == 1 else ""
 
     @property
     def registry(self) -> Mapping[str, ModelCard]:
         """All models of all endpoints, by name: a new object after each change, never mutated."""
         return self._models.by_name
+
+    def in_pool(self, address: str, name: str) -> bool:
+        """Return whether an endpoint is of an InferencePool; of one alone, all are."""
+        tracked = self._tracked.get(address)
+        pools = None if tracked is None else tracked.endpoint.pools
+        return pools is not None and (not pools or name in pools)
 
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""

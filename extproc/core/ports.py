@@ -22,13 +22,13 @@ class Dispatcher(Protocol):
 
     @property
     def may_rewrite(self) -> bool:
-        """Whether `target_of` may return another model for a request without a header for it."""
+        """Whether pods may read another model, for a request without a header for it."""
 
     def concerns(self, model: str) -> bool:
-        """Return whether it may do so for this model, "" for none."""
+        """Return whether they may do so for this model, "" for none."""
 
-    def is_versioned(self, model: str) -> bool:
-        """Return whether pods have a model under another name, known once one is picked."""
+    def is_declared(self, model: str) -> bool:
+        """Return whether pods may have a model under another name, known once one is picked."""
 
     def target_of(self, model: str, hinted: str) -> str:
         """Return the model that the pod shall read; once for each request.

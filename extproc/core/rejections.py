@@ -19,6 +19,13 @@ ENCODED_BODY = Rejection(
 )
 """A compressed body's model cannot be read."""
 
+
+def invalid_json(problem: str, at: int) -> Rejection:
+    """Return the refusal of a body that has a problem near a byte."""
+    message = f"The request body is not valid JSON: {problem} (near byte {at})."
+    return Rejection(400, Reason.INVALID_JSON, message)
+
+
 EMPTY_BODY = Rejection(400, Reason.INVALID_JSON, "The request body is empty.", param="model")
 
 MISSING_MODEL = Rejection(
@@ -50,6 +57,15 @@ NOT_REWRITABLE = Rejection(
     param="model",
 )
 """Pods know its model by another name, and the body is not ours to change."""
+
+RENAMED = Rejection(
+    503,
+    Reason.ADAPTER_UNAVAILABLE,
+    "The adapter has got another version while the request was held. Retry.",
+    param="model",
+    retry_after_s=RETRY_AFTER_S,
+)
+"""Likewise since it was held: its body was not kept."""
 
 STORED_RESPONSE = Rejection(
     400,

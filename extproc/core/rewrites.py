@@ -47,12 +47,12 @@ class Rewrites:
         rng: Chooses among a rule's targets.
 
     Attributes:
-        versioned: Models that pods have under another name, which is known once they are picked.
+        declared: Adapters that pods may have under another name, which is known once one is picked.
     """
 
     def __init__(self, rules: Sequence[Rule] = (), *, rng: Random) -> None:
         self._rng = rng
-        self.versioned: Collection[str] = ()
+        self.declared: Collection[str] = ()
         self.configure(rules)
 
     def configure(self, rules: Sequence[Rule]) -> None:
@@ -75,11 +75,11 @@ class Rewrites:
     @property
     def is_active(self) -> bool:
         """Whether a request without a header of its own may be rewritten."""
-        return bool(self._exact) or self._generic is not None or bool(self.versioned)
+        return bool(self._exact) or self._generic is not None or bool(self.declared)
 
     def concerns(self, model: str) -> bool:
         """Return whether a pod may read another name, for a request without a header."""
-        return model in self._exact or self._generic is not None or model in self.versioned
+        return model in self._exact or self._generic is not None or model in self.declared
 
     def target(self, model: str, hinted: str = "") -> str:
         """Return the name for the pod; to be asked once for each request, as it may be drawn.

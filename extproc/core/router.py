@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
 from msgspec.structs import replace
 
 from extproc.core.adapters.catalog import Catalog
-from extproc.core.address import is_in_subset
-from extproc.core.claims import NO_CLAIM
-from extproc.core.costs import BYTES_PER_TOKEN
+from extproc.core.beginnings import renamed
 from extproc.core.following import Asking, Elsewhere
-from extproc.core.listing import ModelListing
 from extproc.core.modelroutes import ModelRoutes
+from extproc.core.models import Models
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
-from extproc.core.rejections import model_not_found, no_endpoints
-from extproc.core.routes import ONE_PROMPT_PATHS
+from extproc.core.rejections import no_endpoints
 from extproc.core.types import (
     EndpointView,
-    ModelCard,
     Pick,
     Reason,
     Rejection,
@@ -53,12 +49,15 @@ class Router:
     routes: ModelRoutes = field(default_factory=ModelRoutes)
     catalog: Catalog = field(default_factory=Catalog)
     told_wait_s: float = TOLD_WAIT_S  # 0 where others leave their room to this router
-    _listing: ModelListing = field(default_factory=ModelListing, repr=False)
+    models: Models = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.models = Models(self.pool, self.catalog, self.routes)
         self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
+        self.pool.told.on_work = self.catalog.told
         self.pool.on_output = self.queue.settle
+        self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
 
     def route(
         self,
@@ -82,6 +81,7 @@ class Router:
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
+            self.catalog.picked(result, known.model)
         elif isinstance(result, Wait) and not isinstance(result, Elsewhere):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
@@ -136,6 +136,8 @@ class Router:
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""
+        if now >= ticket.give_up_s and self.queue.is_due(now):
+            self.offer(now=now)  # one whose adapter has not come may have something else
         self.queue.expire(ticket, now=now)
         if ticket.error is not None:
             raise ticket.error
@@ -162,7 +164,7 @@ class Router:
         if queue.is_due(now):
             self.offer(now=now)
         snapshot = self.pool.snapshot(now=now)
-        known = self._identified(request, snapshot)
+        known = self._known(request, snapshot)
         if isinstance(known, Rejection):
             return request, known
         turn = self._turn(known, now)
@@ -173,7 +175,7 @@ class Router:
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `route` does, and count and hold nothing; return the request as it is known."""
         snapshot = self.pool.snapshot(now=now)
-        known = self._identified(request, snapshot)
+        known = self._known(request, snapshot)
         if isinstance(known, Rejection):
             return request, known
         return known, self._picked(known, snapshot, asking)
@@ -186,40 +188,22 @@ class Router:
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self.picker.pick(snapshot, request, asking)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
-        if isinstance(found, Rejection):
+        if isinstance(found, Rejection) and found is not request.fixed:
             return replace(found, retry_after_s=self.queue.retry_after_s())
-        if isinstance(found, Wait):
+        if not isinstance(found, RequestInfo):
             return found
+        if found.model != request.model:
+            found = renamed(found, found.model)
+            found = replace(found, cached_bytes=self.pool.beginnings.find(found))
         result = self.picker.pick(snapshot, found, asking)
-        if isinstance(result, Pick):
-            catalog.picked(result, request.model)
-        elif isinstance(result, Rejection) and result.reason is Reason.NO_ENDPOINTS:
-            return catalog.lost(request, now=snapshot.now) or result
-        return result
+        is_gone = _are_gone(result, request)
+        waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
+        return waiting or result
 
-    def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
-        """Fill in adapter and claim: only the pool knows which names are adapters.
-
-        An empty model (a stored response) goes to the session's endpoint.
-        """
-        if request.model:
-            card = self._card(request.model, request.hints.fairness_id)
-            if card is None:
-                return _unknown(request.client_model, snapshot, request.subset)
-            request = self._known(request, card)
-        claim = self.routes.claim(request)
-        is_known = claim is NO_CLAIM or claim == request.claim
-        return request if is_known else replace(request, claim=claim)
-
-    def _card(self, name: str, tenant: str) -> ModelCard | None:
-        """Return what a tenant may ask for under a name."""
-        if not self.catalog.may_use(name, tenant):
-            return None
-        declared = self.catalog.card(name)
-        if declared is not None:
-            return declared
-        card = self.pool.model(name)
-        return None if card is None or not self.catalog.admits(name, card) else card
+    def _known(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
+        return self.models.identify(
+            request, snapshot, uses_cached_bytes=self.picker.uses_cached_bytes
+        )
 
     def _freed_elsewhere(self, now: float) -> None:
         self.queue.freed(now, after_s=self.told_wait_s)
@@ -227,7 +211,7 @@ class Router:
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
         try:
-            _, result = self.choose(ticket.request, now=now)
+            known, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.error = error
             return no_endpoints(ticket.request.client_model)
@@ -237,11 +221,12 @@ class Router:
         if ticket.count is not None:
             return ticket.count(result, now)
         self.pool.flights.start(result, now=now)
+        self.catalog.picked(result, known.model)
         return result
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
         """Return the time to its first token that a request needs at least, by estimate."""
-        adapter = request.adapter
+        adapter = None if request.adapter is None else self.catalog.served(request.adapter)
         return min(
             (
                 request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
@@ -251,57 +236,13 @@ class Router:
             default=0.0,
         )
 
-    def models_body(
-        self, subset: frozenset[str] | None, tenant: str = "", *, now: float
-    ) -> bytes | Rejection:
-        """Return the body of `GET /v1/models`: the models of the endpoints that a request may get,
-        and all adapters that are declared, but for those of other tenants.
 
-        Where it may get none, or none has listed its models, the rejection that a request gets.
-        """
-        allowed = _allowed(self.pool.snapshot(now=now), subset)
-        lists = [view.registered for view in allowed if view.registered is not None]
-        if not lists:
-            return no_endpoints()
-        registry = self.catalog.registry(self.pool.registry)
-        lists += self.catalog.names
-        hidden = self.catalog.hidden(tenant)
-        if not hidden:
-            return self._listing.body(registry, lists)
-        # Not kept: there may be as many lists as tenants.
-        seen = {name: card for name, card in registry.items() if name not in hidden}
-        return ModelListing().body(seen, lists)
-
-    def model(
-        self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
-    ) -> ModelCard | Rejection:
-        """Return the model registered under `name` on an endpoint that a request may get."""
-        snapshot, card = self.pool.snapshot(now=now), self._card(name, tenant)
-        if card is None:
-            return _unknown(name, snapshot, subset)
-        if self.catalog.card(name) is not None:
-            return card
-        has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
-        return card if has_it else no_endpoints(name)
-
-    def _known(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
-        """Add what the pool knows of a request."""
-        adapter = None if card.parent is None else request.model
-        request = self._within_context(request, card)
-        cached = self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else None
-        if cached:
-            return replace(request, adapter=adapter, cached_bytes=cached)
-        return request if adapter == request.adapter else replace(request, adapter=adapter)
-
-    def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
-        """Add the size of the context, where the body is longer than that."""
-        base = card if card.parent is None else self.pool.model(card.parent)
-        if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
-            return request
-        context_bytes = BYTES_PER_TOKEN * base.max_model_len
-        if request.body_bytes <= context_bytes:
-            return request
-        return replace(request, context_bytes=context_bytes)
+def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
+    """Return whether the pods that have a request's adapter are gone, and others may load it."""
+    if isinstance(result, Pick):
+        return result.candidates[0].is_lost  # as all of them are, then
+    is_none = isinstance(result, Rejection) and result.reason is Reason.NO_ENDPOINTS
+    return is_none and request.subset is None  # a gateway's own subset stays what it is
 
 
 def load_s(view: EndpointView, adapter: str) -> float:
@@ -309,27 +250,3 @@ def load_s(view: EndpointView, adapter: str) -> float:
     if adapter in view.pending_by_adapter:
         return 0.0
     return view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
-
-
-def _unknown(model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
-    """Reject a model that no endpoint lists: 404 if that is sure and any endpoint is allowed."""
-    is_sure = _knows_all_models(snapshot) and any(_allowed(snapshot, subset))
-    return model_not_found(model) if is_sure else no_endpoints(model)
-
-
-def _knows_all_models(snapshot: Snapshot) -> bool:
-    """Return whether every ready endpoint has listed its models, and at least one has.
-
-    A new or restarted endpoint may serve a model that no other has; 404 would tell its clients
-    never to ask again. One that stays silent, or restarts again and again, is not waited for.
-    """
-    up = [view for view in snapshot.endpoints if view.is_ready]
-    has_told = any(view.registered is not None for view in up)
-    return has_told and not any(view.is_owing for view in up)
-
-
-def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:
-    """Yield the ready endpoints of the subset; without any, every request gets 503."""
-    for view in snapshot.endpoints:
-        if view.is_ready and (subset is None or is_in_subset(view.address, subset)):
-            yield view

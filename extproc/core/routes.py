@@ -51,6 +51,16 @@ NO_PATH = ""
 """Stands for the path of a request whose data plane does not send it."""
 
 MODELS_PATH = "/v1/models"
+_OURS = tuple(
+    f"{path}/"
+    for path in (
+        MODELS_PATH,
+        "/v1/adapters",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    )
+)
+"""No pod gets these from a client: we answer the first, and registration (`shell`) the others."""
 RESPONSES_PATH = "/v1/responses"
 
 ONE_PROMPT_PATHS = frozenset({"/v1/chat/completions", RESPONSES_PATH, "/v1/messages"})
@@ -116,7 +126,7 @@ class RouteTable:
                     f"not an inference path in normal form: {path!r}; allowed: each in full, as "
                     "`/v1/completions`, without `*` and without a slash at its end"
                 )
-            if f"{path}/".startswith(f"{MODELS_PATH}/"):
+            if f"{path}/".startswith(_OURS):
                 raise ValueError(f"answered by this service, so not an inference path: {path!r}")
         json, form = RouteKind.INFERENCE_JSON, RouteKind.INFERENCE_FORM
         routes = {p: Route(form if p in FORM_PATHS else json, p) for p in self.inference_paths}

@@ -200,7 +200,7 @@ class Stream:
 
     def _decide(self, model: str, now: float) -> _Step:
         incoming, dispatcher = self._incoming, self._dispatcher
-        model = incoming.rewrite(model, dispatcher.target_of, dispatcher.is_versioned)
+        model = incoming.rewrite(model, dispatcher.target_of, dispatcher.is_declared)
         self._request = incoming.info(model, with_hashes=dispatcher.uses_prefix_hashes)
         return self._ask(now)
 

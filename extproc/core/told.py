@@ -30,6 +30,7 @@ from extproc.core.bounds import between
 from extproc.core.claims import Share
 from extproc.core.others import ToldFlight
 from extproc.core.pickids import router_of
+from extproc.core.prompts import MAX_AGE_S, MAX_QUEUE_S
 from extproc.core.tracked import Tracked
 from extproc.core.types import Pick
 
@@ -99,6 +100,8 @@ class Told:
         num_ignored: Picks that were not counted, by reason.
         on_end: Called with the time at which an end is told.
         on_share: Called with the share of each pick that is counted, once.
+        on_work: Called with the adapter of each that is new, the seconds of work of its prompt, and
+            when it was picked.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Told:
         self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
         self.on_end: Callable[[float], None] = lambda _now: None
         self.on_share: Callable[[Share], None] = lambda _share: None
+        self.on_work: Callable[[str, float, float], None] = lambda _adapter, _work_s, _at_s: None
 
     @property
     def num_routers(self) -> int:
@@ -154,8 +158,8 @@ class Told:
             self.num_ignored[FULL] += 1
         else:
             self._count(router, pick, tracked, now)
-            if flight is None and pick.share is not None:
-                self.on_share(pick.share)
+            if flight is None:
+                self._count_once(pick, tracked, now)
 
     def is_counted(self, pick_id: str) -> bool:
         """Return whether a pick is in flight here."""
@@ -236,6 +240,14 @@ class Told:
         router.flights[pick.id] = flight
         tracked.begin_told(flight)
         self.num_in_flight += 1
+
+    def _count_once(self, pick: ToldPick, tracked: Tracked, now: float) -> None:
+        """Count what a pick asks for, wherever it moves."""
+        if pick.share is not None:
+            self.on_share(pick.share)
+        if pick.adapter is not None and pick.age_s <= MAX_AGE_S:
+            work_s = pick.body_bytes * tracked.prompts.costs.prompt_s_per_byte
+            self.on_work(pick.adapter, min(work_s, MAX_QUEUE_S), now - max(0.0, pick.age_s))
 
     def _end_all(
         self, flights: Iterable[ToldFlight[Tracked]], *, now: float, has_run: bool = True

@@ -306,7 +306,7 @@ class Tracked:
         report, traits = self.report, self.traits
         return PodState(
             view.address,
-            is_up=view.is_ready and view.is_known and not view.is_unreachable,
+            is_up=view.is_ready and view.is_known and not view.is_lost,
             models=self.models,
             listed_at_s=self.listed_at_s,
             max_loras=view.max_loras,
@@ -316,6 +316,7 @@ class Tracked:
             pending_by_adapter=view.pending_by_adapter,
             process=None if report is None else report.process_start_wall_s,
             is_resolver=traits.resolver is True,
+            pools=self.endpoint.pools,
         )
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:

@@ -67,6 +67,7 @@ class Endpoint(Struct, frozen=True):
     name: str = ""  # for people: the pod's name, or the address where there is none
     is_ready: bool = True  # False: no new requests (draining)
     group: str = ""  # of endpoints that are alike, by the operator's name for it
+    pools: frozenset[str] = frozenset()  # InferencePools that have it, where several are followed
 
 
 class LoadReport(Struct, frozen=True, gc=False):
@@ -155,6 +156,11 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_ejected: bool = False
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it gets requests only where there is no other."""
+        return self.is_unreachable or self.is_ejected
+
+    @property
     def num_active_adapters(self) -> int:
         """Distinct adapters with unfinished requests here."""
         return len(self.pending_by_adapter)
@@ -218,6 +224,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
         claim: By its route and its trusted headers.
         written: What the client wrote in `model`, if that is another name; "" too if it wrote none.
         restores: Its response names what the client wrote; None leaves that to the settings.
+        fixed: Why its body cannot go on with another model; None where it can.
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -236,6 +243,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     claim: Claim = NO_CLAIM
     written: str = ""
     restores: bool | None = None
+    fixed: Rejection | None = None
 
     @property
     def client_model(self) -> str:

@@ -67,7 +67,14 @@ def held(seconds: float, reason: str) -> str:
     return f"held {duration(seconds)}{_HELD_FOR.get(reason) or f' ({short(reason)})'}"
 
 
-_HELD_FOR = {"slot": " for a slot", "room": " for room", "turn": " for its turn"}
+FOR_ADAPTER = "load"
+"""The reason of those that wait until a pod has their adapter."""
+_HELD_FOR = {
+    "slot": " for a slot",
+    "room": " for room",
+    "turn": " for its turn",
+    FOR_ADAPTER: " for its adapter",
+}
 
 
 def listed(names: Sequence[str], at_most: int = MAX_NAMED) -> str:

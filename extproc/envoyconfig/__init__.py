@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from extproc.envoyconfig import registration
 from extproc.envoyconfig.sockets import (
     TYPE_PREFIX,
     TlsFiles,
@@ -78,6 +79,8 @@ class BootstrapOptions:
             several routers, so that all of them receive access logs (see `shared_access_log`).
         static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
         inference_paths: The paths that are sent to the pods: the router's `request.paths`.
+        registration: `host:port` of each router's admin port, for the paths by which adapters are
+            registered; none serves no such paths.
         max_body_bytes: Larger request bodies get 413; the router's `request.max_body_bytes`.
         max_heap_bytes: Envoy's memory. It refuses uploads from 60 % on, all requests from 95 % on.
         max_connections: Clients' connections; further ones are closed at once.
@@ -98,6 +101,7 @@ class BootstrapOptions:
     pod_tls: TlsFiles | None = None
     static_pods: tuple[str, ...] = ()
     inference_paths: tuple[str, ...] | None = None
+    registration: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 1024 * 1024
     max_heap_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 50_000
@@ -158,6 +162,11 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     _set_ext_proc(manager, options)
     _set_routers(clusters["router"], options)
     static["clusters"] += _set_access_log(manager, clusters["router"], options)
+    if options.registration:
+        host = manager["route_config"]["virtual_hosts"][0]
+        host["routes"] = registration.routes() + host["routes"]
+        manager["local_reply_config"]["mappers"].insert(0, registration.local_reply())
+        static["clusters"].append(registration.cluster(options.registration))
     if options.pod_tls is not None:
         clusters["pods"]["transport_socket"] = tls_socket(options.pod_tls, "http/1.1")
     if options.static_pods:

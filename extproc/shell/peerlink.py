@@ -7,11 +7,12 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from extproc.core.adapters.peers import Word
 from extproc.core.relay import Link, Relay
 from extproc.shell import questions
 from extproc.shell.gen import peers_pb2
 from extproc.shell.rpc import Call, Code
-from extproc.shell.tidings import Tidings, decode
+from extproc.shell.tidings import Tidings, decode, decode_word
 
 MAX_ROUTER_ID_CHARS = 64
 """Length of a peer's id; ours have 8."""
@@ -42,6 +43,9 @@ class Links(Protocol):
 
     def on_tidings(self, router_id: str, tidings: Tidings, /) -> None:
         """Take what a router tells."""
+
+    def on_word(self, router_id: str, word: Word, /) -> None:
+        """Take what a router says of adapters."""
 
     def on_mail(self, router_id: str, mail: questions.Mail, /) -> None:
         """Take a router's question, answer or withdrawal."""
@@ -164,6 +168,8 @@ class PeerLink:
             self._handle_acknowledgement(link)
         elif content.HasField("picks"):
             self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
+        elif content.HasField("adapters"):
+            self._service.on_word(link.router_id, decode_word(content.adapters))
         else:
             service = self._service
             mail = questions.decode(link.router_id, service.router_id, content, now=service.clock())

@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
+from extproc.core.adapters.peers import Word
 from extproc.core.relay import Relay
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.peerlink import MAX_UNREAD_BYTES, OnHello, PeerLink
 from extproc.shell.questions import Mail
 from extproc.shell.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
-from extproc.shell.tidings import MAX_TOLD, Tidings, encode, split
+from extproc.shell.tidings import MAX_TOLD, Tidings, encode, encode_word, split
 
 METHOD = "/extproc.v1.Peers/Link"
 
@@ -34,6 +35,7 @@ BEGIN_INTERVAL_S = 1.0
 OnTidings = Callable[[str, Tidings], None]
 OnEntries = Callable[[Sequence[bytes]], None]
 OnMail = Callable[[str, Mail], None]
+OnWord = Callable[[str, Word], None]
 
 
 @dataclass(eq=False)
@@ -46,6 +48,7 @@ class PeersService:
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.
         on_tidings: Called with the id of a router and what it tells.
+        on_word: Called with the id of a router and what it says of adapters.
         on_mail: Called with the id of a router and its question, answer or withdrawal.
         on_gone: Called with the id of a router to which the last link has closed.
         on_owing: Called when a link is to begin: call `tell` soon, while `is_owing`.
@@ -64,6 +67,7 @@ class PeersService:
     clock: Callable[[], float]
     on_garbage: Callable[[], None] = lambda: None
     on_tidings: OnTidings = lambda _router_id, _tidings: None
+    on_word: OnWord = lambda _router_id, _word: None
     on_mail: OnMail = lambda _router_id, _mail: None
     on_gone: Callable[[str], None] = lambda _router_id: None
     on_owing: Callable[[], None] = lambda: None
@@ -120,6 +124,12 @@ class PeersService:
         """
         session = self._telling.get(router_id)
         return session is not None and session.post(message)
+
+    def say(self, word: Word) -> None:
+        """Say to every router what is with adapters."""
+        message = encode_word(word)
+        for session in list(self._telling.values()):
+            session.post(message)
 
     def tell(self, picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> None:
         """Tell every router with a link, and begin the links that have not begun.

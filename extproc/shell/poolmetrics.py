@@ -1,4 +1,4 @@
-"""An InferencePool's gauges by the names that dashboards and autoscalers of its pickers read.
+"""InferencePools' gauges by the names that dashboards and autoscalers of its pickers read.
 
 Those of the Inference Extension's picker 1.5 (`inference_pool_*`) about pods. Its counters by
 request (`inference_objective_*`) have no counterpart: tokens are not counted here, and objectives
@@ -7,7 +7,7 @@ are not resources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily
@@ -31,33 +31,42 @@ class PoolMetrics:
     """A collector. Averages and queues cover the pods with a load report that has not expired.
 
     Attributes:
-        snapshot: Returns the current state of the pool; called once per scrape of the metrics.
+        pools: Their names.
+        snapshot: Returns the current state of all; called once per scrape of the metrics.
+        in_pool: Returns whether an endpoint, by its address, is of a pool.
     """
 
-    pool: str
+    pools: Sequence[str]
     snapshot: Callable[[], Snapshot]
+    in_pool: Callable[[str, str], bool]
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for the registry."""
         views = self.snapshot().endpoints
-        known = [view for view in views if view.is_known]
-        num_ready = sum(view.is_ready for view in views)
-        yield self._gauge("ready_pods", "Endpoints that may get requests", [num_ready])
+        of = {
+            pool: [view for view in views if self.in_pool(view.address, pool)]
+            for pool in self.pools
+        }
+        known = {pool: [view for view in own if view.is_known] for pool, own in of.items()}
+        num_ready = {pool: sum(view.is_ready for view in own) for pool, own in of.items()}
+        yield _gauge("ready_pods", "Endpoints that may get requests", num_ready)
         for name, documentation, read in _AVERAGES:
-            values = [sum(map(read, known)) / len(known)] if known else []
-            yield self._gauge(name, f"{documentation}, on average", values)
+            means = {pool: sum(map(read, own)) / len(own) for pool, own in known.items() if own}
+            yield _gauge(name, f"{documentation}, on average", means)
         queues = GaugeMetricFamily(
             "inference_pool_per_pod_queue_size",
             "Requests waiting in the engine",
             labels=("name", "model_server_pod"),
         )
-        for view in known:
-            queues.add_metric((self.pool, view.name), view.num_waiting)
+        for pool, own in known.items():
+            for view in own:
+                queues.add_metric((pool, view.name), view.num_waiting)
         yield queues
 
-    def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
-        """Return a family with the pool's name as its label, empty without a value."""
-        family = GaugeMetricFamily(f"inference_pool_{name}", documentation, labels=("name",))
-        for value in values:
-            family.add_metric((self.pool,), value)
-        return family
+
+def _gauge(name: str, documentation: str, values: Mapping[str, float]) -> Metric:
+    """Return a family with the pools' names as its label."""
+    family = GaugeMetricFamily(f"inference_pool_{name}", documentation, labels=("name",))
+    for pool, value in values.items():
+        family.add_metric((pool,), value)
+    return family

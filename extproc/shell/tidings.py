@@ -1,4 +1,4 @@
-"""What routers tell each other of their picks, as messages of `extproc.v1.Peers`."""
+"""What routers tell each other of picks and adapters, as messages of `extproc.v1.Peers`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from extproc.core.adapters.peers import Trouble, Word
 from extproc.core.bounds import MAX_TOKENS, between, plain, whole
 from extproc.core.claims import Share
 from extproc.core.pickids import number_of, pick_id_of
@@ -18,6 +19,8 @@ MAX_ADAPTER_CHARS = 256
 """Longest name told; a pick of a longer one is told, and counted, without it."""
 MAX_FLOW_CHARS = 512
 """Longest name of a flow; a pick of a longer one is told without its share."""
+MAX_REASON_CHARS = 512
+"""Longest reason, and message, of an adapter that cannot be loaded; longer ones are cut."""
 _MAX_AGE_MS = 2**32 - 1
 _MAX_PRIORITY = 2**31 - 1
 _NO_SHARE = Share("", 0, 0.0)
@@ -97,3 +100,40 @@ def _share(pick: peers_pb2.StartedPick) -> Share | None:
     if len(pick.flow) > MAX_FLOW_CHARS:
         return None
     return Share(pick.flow, pick.priority, between(pick.tokens, MAX_TOKENS))
+
+
+def encode_word(word: Word) -> bytes:
+    """Return the message; what is beyond a bound is left out."""
+    message = peers_pb2.PeerMessage()
+    told = message.adapters
+    told.loads, told.declared = word.loads, word.declared
+    told.wanted.extend(_names(word.wanted))
+    told.changed.extend(_names(word.changed))
+    for each in islice(word.failed, MAX_TOLD):
+        reason, text = (plain(text, MAX_REASON_CHARS) for text in (each.reason, each.message))
+        told.failed.add(name=each.name, reason=reason, message=text)
+    for address, name in islice(word.leaving, MAX_TOLD):
+        told.leaving.add(address=address, name=name)
+    return message.SerializeToString()
+
+
+def decode_word(told: peers_pb2.Adapters) -> Word:
+    """Return what a message tells of adapters, as far as it is within the bounds."""
+    failed = (
+        Trouble(each.name, each.reason[:MAX_REASON_CHARS], each.message[:MAX_REASON_CHARS])
+        for each in islice(told.failed, MAX_TOLD)
+    )
+    leaving = ((each.address, each.name) for each in islice(told.leaving, MAX_TOLD))
+    return Word(
+        told.loads,
+        told.declared,
+        _names(told.wanted),
+        tuple(failed),
+        _names(told.changed),
+        tuple(each for each in leaving if max(map(len, each)) <= MAX_ADAPTER_CHARS),
+    )
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    first = islice(names, MAX_TOLD)
+    return tuple(each for each in first if plain(each, MAX_ADAPTER_CHARS) == each)

@@ -8,6 +8,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from extproc.app.adapters import Adapters
 from extproc.app.routing import Routing
 from extproc.app.world import World
@@ -35,6 +37,7 @@ class Scene:
             pool=pool,
             router=self.routing.router,
             rewrites=self.routing.rewrites,
+            router_id="r",
             poke=lambda _address: None,
             world=world,
         )
@@ -73,6 +76,28 @@ async def test_a_declaration_takes_no_requests_from_a_base_model() -> None:
     catalog = scene.routing.router.catalog
     assert catalog.card(BASE) is None
     assert catalog.card("sql") is not None
+
+
+async def test_a_look_that_breaks_is_logged_and_the_next_one_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seconds = itertools.count(0.0, 1e-9)
+    scene = Scene(clock=lambda: next(seconds))
+    scene.declare(Declaration("sql", "/adapters/1"))
+    looks = asyncio.Semaphore(0)
+
+    async def on_ticked(_forgotten: Sequence[str]) -> None:
+        looks.release()
+        scene.adapters.look()
+        raise ValueError("broke")
+
+    scene.adapters.on_ticked = on_ticked
+    task = asyncio.create_task(scene.adapters.run())
+    for _ in range(2):
+        await looks.acquire()
+    task.cancel()
+
+    assert "a look at what is to be done broke" in caplog.text
 
 
 async def test_looks_that_take_long_leave_time_for_requests() -> None:

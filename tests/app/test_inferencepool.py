@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pytest
 
-from extproc.app.inferencepool import PoolPresence
+from extproc.app.inferencepool import PoolPresence, PoolsTogether
 from extproc.core.kubernetes.objects import InferencePool, Metadata
+from extproc.core.types import Endpoint
 
 POOL = InferencePool(Metadata(name="pool", namespace="llm"))
 GOING = InferencePool(Metadata(name="pool", namespace="llm", deletion_timestamp="2026-01-01"))
@@ -48,3 +50,25 @@ def test_the_log_names_a_pool_that_is_missing(caplog: pytest.LogCaptureFixture) 
         "InferencePool llm/pool does not exist: not ready until it does",
         "InferencePool llm/pool was deleted: requests get 503 until it exists again",
     ]
+
+
+def test_the_endpoints_of_several_pools_are_handed_on_once_those_of_each_are_known() -> None:
+    seen: list[dict[str, frozenset[str]]] = []
+    one, two = Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")
+    together = PoolsTogether(
+        ["a", "b"], lambda found: seen.append({each.address: each.pools for each in found})
+    )
+    together.taker("a")([one])
+    assert not seen
+    together.taker("b")([two])
+    together.taker("a")([])
+
+    assert seen == [{one.address: {"a"}, two.address: {"b"}}, {two.address: {"b"}}]
+
+
+def test_those_of_one_pool_are_handed_on_as_they_are() -> None:
+    seen: list[Sequence[Endpoint]] = []
+    endpoints = (Endpoint("10.0.0.1:8000"),)
+    PoolsTogether(["a"], seen.append).taker("a")(endpoints)
+
+    assert seen == [endpoints]

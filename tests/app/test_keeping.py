@@ -4,31 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from extproc.app.keeping import Keeping
 from extproc.config.adapters import AdaptersConfig
+from tests.app.test_peering import eventually
+
+
+def keeping(
+    path: Path | None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Keeping:
+    store = {"store": {"sqlite": {"file": path}}, "lease_s": 1.0} if path else {}
+    return Keeping(
+        AdaptersConfig.model_validate(store),
+        holder="r",
+        on_stored=lambda _kept, _deleted: None,
+        status=lambda _name: {},
+        wait_until_ready=_never_ready,
+        clock=clock,
+    )
+
+
+@asynccontextmanager
+async def running(one: Keeping) -> AsyncIterator[Keeping]:
+    task = asyncio.create_task(one.run())
+    try:
+        yield one
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_router_loads_what_it_knows_while_the_store_can_name_no_leader(
     tmp_path: Path,
 ) -> None:
     """Otherwise no pod that restarts meanwhile gets its adapters back."""
-    store = {"sqlite": {"file": tmp_path / "missing" / "adapters.db"}}
-    keeping = Keeping(
-        AdaptersConfig.model_validate({"store": store}),
-        holder="r",
-        on_stored=lambda _kept, _deleted: None,
-        status=lambda _name: {},
-        wait_until_ready=_never_ready,
-        clock=time.monotonic,
-    )
-    task = asyncio.create_task(keeping.run())
-    async with asyncio.timeout(30):
-        while not keeping.is_leading:
-            await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(keeping(tmp_path / "missing" / "adapters.db")) as one:
+        await eventually(lambda: one.is_leading)
+
+
+async def test_a_router_that_slept_longer_than_its_lease_loads_nothing_before_it_has_it_again(
+    tmp_path: Path,
+) -> None:
+    """It was stopped, or its machine was: by now another one may load."""
+    now = 1000.0
+    async with running(keeping(tmp_path / "adapters.db", clock=lambda: now)) as one:
+        await eventually(lambda: one.is_leading)
+        now += 1.5
+        was_leading = one.is_leading
+        await eventually(lambda: one.is_leading)
+
+    assert not was_leading
+
+
+def test_without_a_store_any_router_may_load() -> None:
+    assert keeping(None).is_leading
 
 
 async def _never_ready(_name: str, _timeout_s: float) -> bool:

@@ -123,6 +123,37 @@ def test_what_was_known_stands_while_nothing_can_be_listed(trouble: ApiError) ->
     run()
 
 
+@pytest.mark.parametrize(
+    ("refusal", "is_absent"), [(NOT_SERVED, True), (FORBIDDEN, True), (LOST, False), (None, False)]
+)
+def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
+    refusal: ApiError | None, is_absent: bool
+) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        api = Api()
+        api.refusals = {} if refusal is None else dict.fromkeys((NEW, OLD), refusal)
+        clock = asyncio.get_running_loop().time
+        kind = OptionalKind(
+            api,
+            "Objectives",
+            objective_queries(),
+            new_watch=lambda query, on_change: ListWatch(
+                api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
+            ),
+            on_objects=lambda _query, _objects: None,
+            relist_s=RELIST_S,
+        )
+        task = asyncio.ensure_future(kind.run())
+        await asyncio.sleep(1.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+        assert kind.is_absent is is_absent
+
+    run()
+
+
 @in_virtual_time
 async def test_after_a_failure_it_is_tried_again_soon() -> None:
     seen = await told(

@@ -1,4 +1,4 @@
-"""What the file leaves open: the budget for bodies."""
+"""What the file leaves open: the budget for bodies, and when old versions may go."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ def test_a_budget_that_no_body_fits_in_is_refused() -> None:
     text = "{discovery: {static: []}, request: {max_bytes_in_memory: 1000000}}"
     with pytest.raises(Exception, match="max_bytes_in_memory"):
         parse_config(text, source="test")
+
+
+def test_an_old_version_stays_until_every_router_has_listed_its_pods_models_again() -> None:
+    text = "{{discovery: {{static: []}}, scrape: {{models_interval_s: {}}}}}"
+    made = [settings.adapter_settings(parse_config(text.format(each))) for each in (1, 60)]
+    assert [each.grace_s for each in made] == [3.0, 62.0]

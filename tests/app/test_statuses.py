@@ -135,6 +135,20 @@ async def test_each_field_manager_writes_its_own_part() -> None:
 
 
 @in_virtual_time
+async def test_a_part_that_was_left_to_another_router_is_written_again() -> None:
+    """That one has said something else meanwhile, which no event tells."""
+    written = Written()
+    written.know(item({}, "a"))
+    leading = parts(Reading[Any]("", 1, "x"), Finding(state=AdapterReport(True), knows_state=True))
+    for said_now in (leading, said(), leading):
+        written.statuses.want({origin("a"): said_now})
+        await written.after(5.0)
+
+    managers = [manager for _, manager, _ in written.api.applied]
+    assert managers == ["extproc", "extproc-state", "extproc-state"]
+
+
+@in_virtual_time
 async def test_an_answer_that_is_no_object_changes_nothing() -> None:
     written = Written()
     written.api.answers = [b"<html>"]

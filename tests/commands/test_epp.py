@@ -45,7 +45,7 @@ def test_a_pool_is_discovered_by_its_name() -> None:
     found = config("--pool-name", "p", "--pool-namespace", "ns").discovery.kubernetes
 
     assert found is not None
-    assert (found.inference_pool, found.namespace, found.port) == ("p", "ns", None)
+    assert (found.inference_pool, found.namespace, found.port) == (("p",), "ns", None)
 
 
 def test_a_selector_comes_with_the_pods_ports() -> None:
@@ -246,7 +246,11 @@ def test_the_pool_of_the_flags_is_discovered_with_the_file_s_kubeconfig(file: Pa
     found = config(*POOL, f"--config-file={file}").discovery.kubernetes
 
     assert found is not None
-    assert (found.inference_pool, found.namespace, str(found.kubeconfig)) == ("p", "ours", "kube")
+    assert (found.inference_pool, found.namespace, str(found.kubeconfig)) == (
+        ("p",),
+        "ours",
+        "kube",
+    )
 
 
 def test_a_file_that_changes_is_read_with_the_flags(file: Path) -> None:

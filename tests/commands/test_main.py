@@ -236,6 +236,7 @@ def test_the_founding_preset_is_one_destination_with_buffered_bodies() -> None:
         (["--admin", "127.0.0.1:1"], {"admin": "127.0.0.1:1"}),
         (["--router", "a:1", "--router", "unix:/b"], {"routers": ("a:1", "unix:/b")}),
         (["--path", "/v1/score"], {"inference_paths": ("/v1/score",)}),
+        (["--registration", "a:1", "--registration", "b:2"], {"registration": ("a:1", "b:2")}),
         (["--max-body-bytes", "5"], {"max_body_bytes": 5}),
         (["--message-timeout-s", "2.5"], {"message_timeout_s": 2.5}),
         (["--response-phases"], {"response_phases": True}),
@@ -283,6 +284,8 @@ def test_envoy_takes_over_each_option(arguments: list[str], options: dict[str, A
         (["--router", "http://a:1"], "--router http://a:1: must be `host:port`"),
         (["--router", "unix:"], "--router unix:: must be `unix:PATH`, the path of 1 to 107 bytes"),
         (["--router", f"unix:{'a' * 108}"], "must be `unix:PATH`, the path of 1 to 107 bytes"),
+        (["--registration", "a"], "--registration a: must be `host:port`"),
+        (["--path", "/v1/load_lora_adapter"], "--path: answered by this service"),
         (["--pod", "10.0.0.7:8000"], "--pod: in original-dst mode Envoy does not know the pods"),
         (
             ["--mode", "override-host", "--pod", "vllm:8000"],

@@ -26,6 +26,17 @@ def test_pods_are_found_by_labels_service_or_pool(section: str, port: object) ->
 
 
 @pytest.mark.parametrize(
+    ("given", "names"), [("a", ("a",)), ("[a]", ("a",)), ("[b, a, b]", ("b", "a"))]
+)
+def test_one_pool_or_several_are_followed_each_once(given: str, names: tuple[str, ...]) -> None:
+    text = f"discovery: {{kubernetes: {{inference_pool: {given}}}}}"
+    kubernetes = parse_config(text).discovery.kubernetes
+
+    assert kubernetes is not None
+    assert kubernetes.inference_pool == names
+
+
+@pytest.mark.parametrize(
     ("section", "message"),
     [
         ("{}", "exactly one of: pod_selector, service, inference_pool"),
@@ -36,6 +47,8 @@ def test_pods_are_found_by_labels_service_or_pool(section: str, port: object) ->
         ("{service: vllm, port: [1, 2]}", "service takes one port"),
         ("{inference_pool: pool, port: 8000}", "takes no port"),
         ("{service: vllm, port: 70000}", "discovery.kubernetes.port"),
+        ("{inference_pool: []}", "discovery.kubernetes.inference_pool"),
+        ("{inference_pool: [a, B]}", "discovery.kubernetes.inference_pool"),
         ("{service: Not_A_Name}", "discovery.kubernetes.service"),
         ("{service: vllm, namespace: ../x}", "discovery.kubernetes.namespace"),
         ("{service: vllm, pod: x}", "unknown; allowed: namespace"),

@@ -94,13 +94,24 @@ def test_targets_reach_the_core_and_those_of_every_model_as_a_generic_rule() -> 
 
 
 @pytest.mark.parametrize("mode", ["none", "streamed"])
-def test_targets_need_bodies_that_can_be_changed(mode: str) -> None:
-    alias = route("r", "a", targets=[{"model": "x"}])
-    with pytest.raises(ConfigError, match="r has targets, but `model` cannot be rewritten"):
-        config(alias, request={"assumed_body_mode": mode})
+@pytest.mark.parametrize(
+    ("fields", "trusted", "what"),
+    [
+        ({"targets": [{"model": "x"}]}, [], "r has targets"),
+        ({"adapter": {"source": "/a", "version": "2"}}, [], "r has an adapter with a version"),
+        ({}, ["model_rewrite"], "trusted_headers: has model_rewrite"),
+    ],
+)
+def test_another_name_for_pods_needs_bodies_that_can_be_changed(
+    mode: str, fields: dict[str, Any], trusted: list[str], what: str
+) -> None:
+    rewriting, request = route("r", "a", **fields), {"trusted_headers": trusted}
+    with pytest.raises(ConfigError, match=f"{what}, but `model` cannot be rewritten"):
+        config(rewriting, request={**request, "assumed_body_mode": mode})
 
-    config(alias, request={"assumed_body_mode": mode, "allow_mode_override": True})
-    config(route("r", "a"), request={"assumed_body_mode": mode})
+    config(rewriting, request={**request, "assumed_body_mode": "buffered"})
+    config(rewriting, request={**request, "assumed_body_mode": mode, "allow_mode_override": True})
+    config(route("r", "a", adapter={"source": "/a"}), request={"assumed_body_mode": mode})
 
 
 def test_only_headers_that_there_are_can_be_trusted() -> None:

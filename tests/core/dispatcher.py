@@ -39,18 +39,18 @@ class FakeDispatcher:
     held_bytes: list[int] = field(default_factory=list)
     left: list[Ticket] = field(default_factory=list)
     targets: Mapping[str, str] = field(default_factory=dict)
-    versions: Sequence[str] = ()
+    declared: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def may_rewrite(self) -> bool:
-        return bool(self.targets or self.versions)
+        return bool(self.targets or self.declared)
 
     def concerns(self, model: str) -> bool:
-        return model in self.targets or model in self.versions
+        return model in self.targets or model in self.declared
 
-    def is_versioned(self, model: str) -> bool:
-        return model in self.versions
+    def is_declared(self, model: str) -> bool:
+        return model in self.declared
 
     def target_of(self, model: str, hinted: str) -> str:
         self.asked_targets.append((model, hinted))

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import jsonmodel
+from extproc.core import jsonsmall
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import MAX_MEMBERS, SMALL_BYTES, JsonReader, is_cut_off
+from extproc.core.jsonmodel import MAX_MEMBERS, JsonReader
+from extproc.core.jsonsmall import SMALL_BYTES, is_cut_off
 from extproc.core.openai import MAX_MODEL_BYTES
 from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.types import Reason
@@ -409,7 +410,7 @@ class TestCost:
             return loads(text)
 
         monkeypatch.setattr(json, "loads", measured)
-        monkeypatch.setattr(jsonmodel, "_decode_members", lambda _body: 1 / 0)
+        monkeypatch.setattr(jsonsmall, "_decode", lambda _body: 1 / 0)
         size = SMALL_BYTES
         for kind, dense in DENSE.items():
             if kind not in ("members", "model-of-lists"):

@@ -88,16 +88,16 @@ def test_a_rule_whose_targets_all_have_weight_zero_is_none() -> None:
     assert not rewrites(Rule("r", ("m",), (("a", 0),))).is_active
 
 
-def test_versions_alone_make_it_active() -> None:
+def test_declared_adapters_alone_make_it_active() -> None:
     plain = rewrites()
-    plain.versioned = {"a"}
+    plain.declared = {"a"}
 
     assert plain.is_active
 
 
 def test_what_it_concerns_is_known_without_drawing() -> None:
     named, every, served = rewrites(alias("x", "a")), rewrites(alias("x")), rewrites()
-    served.versioned = {"a"}
+    served.declared = {"a"}
     models = ("a", "b", "")
 
     assert [named.concerns(model) for model in models] == [True, False, False]

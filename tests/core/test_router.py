@@ -66,7 +66,7 @@ def refused(result: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
 
 def listed(made: Router, subset: frozenset[str] | None = None) -> list[str] | int:
     """Names of `GET /v1/models`, or the status of its error."""
-    answer = made.models_body(subset, now=1.0)
+    answer = made.models.body(subset, now=1.0)
     if isinstance(answer, Rejection):
         return answer.status
     return [each["id"] for each in json.loads(answer)["data"]]
@@ -199,8 +199,8 @@ def test_models_are_those_of_the_pool() -> None:
     made = router(1, 2)
 
     assert listed(made) == [BASE, "a"]
-    assert made.model("a", None, now=1.0) == adapter_card("a")
-    nobodys = made.model("nobody", None, now=1.0)
+    assert made.models.find("a", None, now=1.0) == adapter_card("a")
+    nobodys = made.models.find("nobody", None, now=1.0)
     assert isinstance(nobodys, Rejection)
     assert (nobodys.status, nobodys.model) == (404, "nobody")
 
@@ -231,7 +231,7 @@ def test_models_are_those_of_the_subset(subset: set[str] | None, names: object) 
     assert listed(made, allowed) == names
     for model in (BASE, "mine", "yours"):
         is_listed = isinstance(names, list) and model in names
-        answer = made.model(model, allowed, now=1.0)
+        answer = made.models.find(model, allowed, now=1.0)
         asked = made.route(request(None, model=model, subset=allowed), now=1.0)
         if is_listed:
             assert answer == made.pool.model(model)
@@ -250,7 +250,8 @@ def test_models_are_those_of_endpoints_that_are_ready() -> None:
     assert of_one == [BASE, "a", "mine"]
     assert (listed(made), listed(made, frozenset({address(1)}))) == (503, 503)
     for model in ("a", "nope"):
-        assert made.model(model, None, now=1.0) == made.route(request(None, model=model), now=1.0)
+        found = made.models.find(model, None, now=1.0)
+        assert found == made.route(request(None, model=model), now=1.0)
 
 
 def test_models_are_not_listed_before_an_endpoint_has_told_them() -> None:

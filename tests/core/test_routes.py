@@ -91,7 +91,13 @@ class TestInference:
         with pytest.raises(ValueError, match="normal form"):
             RouteTable([path])
 
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x"])
+    @pytest.mark.parametrize(
+        "path",
+        [
+            *("/v1/models", "/v1/models/x", "/v1/adapters", "/v1/adapters/x"),
+            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        ],
+    )
     def test_list_cannot_take_what_we_answer(self, path: str) -> None:
         with pytest.raises(ValueError, match="answered by this service"):
             RouteTable([path])

@@ -13,6 +13,7 @@ from extproc.core import jsonmodel, slices
 from extproc.core import messages as m
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError
+from extproc.core.jsonsmall import SMALL_BYTES
 from extproc.core.messages import BodyMode
 from extproc.core.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS, FORM_PATHS
@@ -1002,7 +1003,7 @@ def test_only_prompts_that_an_engine_generates_from_have_hashes(path: str) -> No
 
 def test_a_body_that_is_not_small_has_no_hashes() -> None:
     assert len(hashes_of(mode=DUPLEX, prompt="x" * 200_000)) == 26
-    assert hashes_of(mode=DUPLEX, prompt="x" * jsonmodel.SMALL_BYTES) == ()
+    assert hashes_of(mode=DUPLEX, prompt="x" * SMALL_BYTES) == ()
 
 
 @pytest.mark.parametrize(("num_braces", "num_hashes"), [(0, 2), (7, 2), (8, 0)])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from extproc.core import messages as m
 from extproc.core.messages import BodyMode
 from extproc.core.ports import StreamSettings
+from extproc.core.rejections import NOT_REWRITABLE, RENAMED
 from extproc.core.stream import Stream
-from extproc.core.types import Outcome, Pick, RequestInfo
+from extproc.core.types import Pick, Rejection, RequestInfo
 from tests.builders import body, pick, request_headers
 from tests.core.dispatcher import Exchange, FakeDispatcher
 
@@ -22,8 +21,8 @@ def picked(served: str) -> Pick:
     return pick(info=RequestInfo(served, served, written=written))
 
 
-def begin(result: Pick, *versioned: str) -> Exchange:
-    dispatcher = FakeDispatcher(result, versions=versioned)
+def begin(result: Pick, *declared: str) -> Exchange:
+    dispatcher = FakeDispatcher(result, declared=declared)
     return Exchange(dispatcher, Stream(dispatcher, StreamSettings(), lambda: None))
 
 
@@ -51,11 +50,27 @@ def test_a_held_request_gets_the_version_that_serves_when_it_goes_on() -> None:
     assert exchange.tell(m.Wakeup())[0] == m.ContinueBody(ticket.result, SECOND, None)
 
 
-@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])
-def test_a_version_that_is_declared_while_its_request_is_held_is_a_503(mode: BodyMode) -> None:
-    exchange = begin(picked("sql@2"))
-    reply, _ = exchange.tell(request_headers(body_mode=mode), m.RequestBody(BODY, True))[-2:]
-    assert isinstance(reply, m.Reply)
-    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (503, "no_endpoints")
-    [(_, outcome, _)] = exchange.dispatcher.finished
-    assert outcome is Outcome.FAILED
+BUFFERED, STREAMED = BodyMode.BUFFERED, BodyMode.STREAMED
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_whole", "declared", "fixed"),
+    [
+        (BUFFERED, True, ["sql"], None),
+        (BodyMode.FULL_DUPLEX_STREAMED, True, ["sql"], None),
+        (BodyMode.BUFFERED_PARTIAL, True, ["sql"], None),
+        (BodyMode.BUFFERED_PARTIAL, False, ["sql"], NOT_REWRITABLE),
+        (STREAMED, True, ["sql"], NOT_REWRITABLE),
+        (STREAMED, True, ["other"], NOT_REWRITABLE),
+        (BUFFERED, True, ["other"], RENAMED),
+        (BUFFERED, True, [], RENAMED),
+    ],
+)
+def test_the_router_is_told_whether_the_body_can_go_on_with_another_name(
+    mode: BodyMode, is_whole: bool, declared: list[str], fixed: Rejection | None
+) -> None:
+    exchange = begin(picked("sql"), *declared)
+    headers = request_headers(body_mode=mode, sends_body_early=True)
+    exchange.tell(headers, m.RequestBody(BODY, is_whole))
+    [asked] = exchange.dispatcher.routed
+    assert (asked.model, asked.fixed) == ("sql", fixed)

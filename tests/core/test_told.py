@@ -71,6 +71,21 @@ def test_the_share_of_a_pick_counts_once_however_often_it_is_told() -> None:
     assert shares == [share]
 
 
+def test_the_work_for_an_adapter_counts_once_and_not_when_it_is_told_late() -> None:
+    made, work = pool(1, 2), list[tuple[str, float, float]]()
+    made.told.on_work = lambda *told: work.append(told)
+    for number in (1, 1, 2):  # again, and moved
+        made.told.start(told("x-1", number, body_bytes=1000)._replace(age_s=0.5), now=9.0)
+    made.told.start(told("x-2", body_bytes=2**60), now=9.0)
+    made.told.start(told("x-3")._replace(age_s=MAX_AGE_S), now=9.0)  # over a new link
+    made.told.start(told("x-4", adapter=None), now=9.0)
+
+    assert work == [
+        ("a", pytest.approx(1000 * Costs().prompt_s_per_byte), 8.5),
+        ("a", MAX_QUEUE_S, 9.0),
+    ]
+
+
 def test_a_told_pick_counts_beside_ours_until_its_end_is_told() -> None:
     made = pool()
     own(made)

@@ -65,6 +65,7 @@ async def declaring(
     num_pods: int = 2,
     pod: dict[str, Any] | None = None,
     sizes: dict[str, Any] | None = None,
+    mode: Mode = Mode.ORIGINAL_DST,
     **sections: Any,
 ) -> AsyncIterator[Scene]:
     """Pods that find `PATHS`; `sizes` are what they and the router know of their places."""
@@ -81,7 +82,7 @@ async def declaring(
         }
         async with (
             RouterProcess(config) as router,
-            running_envoy(Mode.ORIGINAL_DST, router, num_pods=num_pods) as gateway,
+            running_envoy(mode, router, num_pods=num_pods) as gateway,
         ):
             yield Scene(Client(gateway.url, http), router, pods, http)
 
@@ -202,6 +203,40 @@ async def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one
         await eventually(is_gone)
         answer = await scene.client.request("GET", "/v1/models")
         assert [model["id"] for model in answer.json["data"]] == ["base", "a"]
+
+
+@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.FULL_DUPLEX])
+async def test_requests_that_wait_for_an_adapter_get_the_first_version_that_it_gets(
+    http: aiohttp.ClientSession, mode: Mode
+) -> None:
+    async with declaring(http, route("a"), num_pods=1, mode=mode) as scene:
+        [pod] = scene.pods
+        host, _, port = pod.address.rpartition(":")
+        await pod.stop()
+        await eventually(lambda: serves(scene, "a", False))
+        answers = [asyncio.create_task(scene.client.chat("a")) for _ in range(3)]
+        await eventually(lambda: are_held(scene, 3))
+        scene.router.change_config(routes=[route("a", version="1")])
+        await eventually(lambda: serves(scene, "a@1", False))
+
+        again = await start_pod(PodConfig(name="pod-0", ranks_by_path=PATHS), host, int(port))
+        try:
+            assert [served_model(await each) for each in answers] == ["a@1"] * 3
+        finally:
+            await again.stop()
+
+
+async def serves(scene: Scene, served: str, is_ready: bool) -> bool:
+    """Whether an adapter is declared under a served name, and a pod has it or none has."""
+    page = await scene.router.admin("/debug/adapters")
+    [version] = [each["versions"][0] for each in page["adapters"]]
+    return bool(version["name"] == served and (version["ready"] > 0) is is_ready)
+
+
+async def are_held(scene: Scene, num_requests: int) -> bool:
+    page = await scene.router.admin("/metrics")
+    lines = [each for each in page.splitlines() if each.startswith("extproc_held_requests{")]
+    return sum(float(each.split()[-1]) for each in lines) == num_requests
 
 
 def served_model(answer: Answer) -> str:

@@ -37,6 +37,7 @@ from tests.e2e.charts import (
 )
 from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config
 from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, eventually, h2_request
+from tests.e2e.test_registration import WRITTEN_PATHS, came_through_envoy, status_of
 from tests.shell.pki import Pki
 
 # Several processes start in each of some tests; on a busy machine each may take half a minute.
@@ -332,6 +333,19 @@ async def test_a_destination_that_a_client_sends_does_not_steer(
     assert routed.served_by == "pod-1"
     assert [answer.served_by for answer in others] == [""] * 3
     assert [answer.status for answer in others] == [404, 200, 404]
+
+
+async def test_the_paths_of_registration_reach_no_pod(
+    gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    """Charts have routes for all paths, and a gateway need not bring them into one form."""
+    for pod in pods:
+        pod.pod.last_requests.clear()
+    for path in WRITTEN_PATHS:
+        await status_of(gateway.envoy, "POST", path)
+    await gateway.client.chat("shared")
+
+    assert came_through_envoy(pods) == ["/v1/chat/completions"]
 
 
 async def test_scores_are_sent_by_rank_where_the_flag_says_so(hinting_gateway: Gateway) -> None:

@@ -4,7 +4,7 @@ Load balancers cut connections, API servers are overloaded and restarted, etcd i
 repeat events. An event is lost only where a correct client can notice: the connection is cut before
 anything newer has passed, or a 410 follows.
 
-It speaks plain HTTP on loopback, and forwards GET only.
+It speaks plain HTTP on loopback, and forwards GET and PATCH only.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class FaultyProxy:
         )
         app = web.Application()
         app.router.add_get("/{path:.*}", self._serve)
+        app.router.add_patch("/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -148,12 +149,15 @@ class FaultyProxy:
             return web.Response(status=status, headers=headers, text="not now")
         headers = {
             name: request.headers[name]
-            for name in ("Authorization", "Accept", "Accept-Encoding")
+            for name in ("Authorization", "Accept", "Accept-Encoding", "Content-Type")
             if name in request.headers
         }
         try:
-            async with self._session.get(
-                self._upstream + request.path_qs, headers=headers
+            async with self._session.request(
+                request.method,
+                self._upstream + request.path_qs,
+                headers=headers,
+                data=await request.read() or None,
             ) as answer:
                 if request.query.get("watch") and answer.status == 200:
                     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import (
     ACCEPTED,
+    DEFINITION,
     NEW,
     OLD,
     ROUTES,
@@ -51,12 +53,10 @@ def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
 
 
 @asynccontextmanager
-async def pool(cluster: Cluster) -> AsyncIterator[list[RunningPod]]:
+async def pool(cluster: Cluster, **config: Any) -> AsyncIterator[list[RunningPod]]:
     """An InferencePool of two pods, which have some models and can load others."""
-    configs = [
-        PodConfig(name=f"pod-{number}", adapters=["v1", "v2"], ranks_by_path=PATHS)
-        for number in range(2)
-    ]
+    config = {"adapters": ["v1", "v2"], "ranks_by_path": PATHS, **config}
+    configs = [PodConfig(name=f"pod-{number}", **config) for number in range(2)]
     hosts = ("127.0.0.2", "127.0.0.3")
     async with running_pods(*configs, hosts=hosts, port=free_port()) as pods:
         await cluster.put_pool("pool", {"app": "vllm"}, [await announce(cluster, pods)])
@@ -120,6 +120,7 @@ def api_server_with(group: str, shared: ApiServer, crds: Path) -> Iterator[ApiSe
             for path in crds.glob(f"*{kind}.yaml"):
                 if not path.name.startswith(NEW):
                     install(server, path)
+        install(server, DEFINITION)
         yield server
 
 
@@ -143,43 +144,67 @@ async def until_seen(cluster: Cluster, path: str, generation: int) -> None:
     await eventually(is_seen)
 
 
-async def num_read(client: Client, model: str, *, of: int) -> int:
-    """How many of so many requests for `food-review` a pod reads as `model`."""
-    answers = [await client.chat("food-review") for _ in range(of)]
-    return sum(answer.headers["x-served-model"] == model for answer in answers)
+async def share_of(client: Client, model: str, *, of: int = 2000) -> float:
+    """Which part of so many requests for `food-review` pods read as `model`."""
+    read: Counter[str] = Counter()
+
+    async def ask() -> None:
+        for _ in range(of // 20):
+            answer = await client.chat("food-review", max_tokens=1)
+            read[answer.headers["x-served-model"]] += 1
+
+    await asyncio.gather(*(ask() for _ in range(20)))
+    assert read.total() == of == read["v1"] + read["v2"]
+    return read[model] / of
 
 
 @pytest.mark.usefixtures("definition")
-@pytest.mark.parametrize("group", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("group", "has_resolver"), [(NEW, False), (NEW, True), (OLD, True)], ids=str
+)
 async def test_a_rollout_moves_requests_by_its_weights_and_none_fails(
-    api_server: ApiServer, crds: Path, group: str
+    api_server: ApiServer, crds: Path, group: str, has_resolver: bool
 ) -> None:
-    """An alias, then 90/10, 50/50 and 100, while requests flow."""
+    """An alias, then 90/10, 50/50 and 100, while requests flow.
+
+    Resolvers load what is declared on the first request that names it, and nobody else does.
+    """
     path, name = rewrite_path(group, "rollout"), "rollout"
+    config = {"adapters": [], "resolver_dir": "/adapters"} if has_resolver else {}
     with api_server_with(group, api_server, crds) as server:
-        namespace = f"{name}-{len(group)}"
+        namespace = f"{name}-{len(group)}-{len(config)}"
         await asyncio.to_thread(server.kubectl, "create", "namespace", namespace)
         kubeconfig = server.kubeconfig_for(server.admin_token, namespace=namespace)
         async with (
             Cluster(server, namespace) as cluster,
-            pool(cluster),
-            serving(kubeconfig, *flags_of(cluster)) as (_, client),
+            pool(cluster, **config) as pods,
+            serving(kubeconfig, *flags_of(cluster), pods={"resolver": has_resolver}) as (
+                router,
+                client,
+            ),
         ):
+            if has_resolver:
+                for version in ("v1", "v2"):
+                    await put_route(cluster, version, version)
             await until_read(client, "v1", "v1")
             assert (await client.chat("food-review")).status == 404
             await put_canary(cluster, group, v1=100)
             await until_read(client, "food-review", "v1")
-            async with asking(client, "food-review", "food-review", "v1"):
+            async with asking(client, "food-review", "v1"):
                 await until_seen(cluster, path, 1)
+                assert await share_of(client, "v1") == 1
+                assert any("v2" in pod.pod.registry.paths for pod in pods) is not has_resolver
                 await put_canary(cluster, group, v1=90, v2=10)
                 await until_seen(cluster, path, 2)
-                assert 5 <= await num_read(client, "v2", of=200) <= 45
+                assert await share_of(client, "v2") == pytest.approx(0.1, abs=0.03)
                 await put_canary(cluster, group, v1=50, v2=50)
                 await until_seen(cluster, path, 3)
-                assert 65 <= await num_read(client, "v2", of=200) <= 135
+                # Of 2,000 one run in 140 would be further away by chance, of 4,000 one in 7,000.
+                assert await share_of(client, "v2", of=4000) == pytest.approx(0.5, abs=0.03)
                 await put_canary(cluster, group, v2=100)
                 await until_seen(cluster, path, 4)
-                assert await num_read(client, "v2", of=50) == 50
+                assert await share_of(client, "v2") == 1
+            assert await router.counter("extproc_adapter_calls_total") == 0
             await delete_rewrite(cluster, group, "rollout")
             await until_unknown(client, "food-review")
 

@@ -42,7 +42,7 @@ async def following(kubeconfig: Path) -> AsyncIterator[Told]:
     def on_priorities(priorities: Mapping[str, int]) -> None:
         told.priorities = priorities
 
-    task = asyncio.ensure_future(kubernetes.follow_objectives("pool", on_priorities))
+    task = asyncio.ensure_future(kubernetes.follow_objectives(["pool"], on_priorities))
     try:
         yield told
         assert not task.done(), task.exception()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.adapters.peers import Trouble, Word
 from extproc.core.bounds import MAX_TOKENS
 from extproc.core.claims import Share
 from extproc.core.relay import Relay, RelaySettings
@@ -24,7 +25,14 @@ from extproc.shell.peers import (
     PeersService,
 )
 from extproc.shell.rpc import Code, Session
-from extproc.shell.tidings import MAX_ADAPTER_CHARS, MAX_FLOW_CHARS, MAX_TOLD, Tidings, encode
+from extproc.shell.tidings import (
+    MAX_ADAPTER_CHARS,
+    MAX_FLOW_CHARS,
+    MAX_REASON_CHARS,
+    MAX_TOLD,
+    Tidings,
+    encode,
+)
 from tests.shell.fake_call import FakeCall, begin
 
 
@@ -148,6 +156,26 @@ def test_both_ends_learn_who_is_there_and_entries_go_either_way() -> None:
     assert wire.heard == ["b"]
     assert (far.taken, near.taken) == ([b"1", b"2"], [b"3"])
     assert (near.relay.num_sent, far.service.num_received) == (2, 2)
+
+
+def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none() -> None:
+    near, far = Router("a"), Router("b")
+    far.begin_with()
+    heard: list[tuple[str, Word]] = []
+    near.service.on_word = lambda *said: heard.append(said)
+    wire = Wire(near, far)
+    wire.pump()
+    many = tuple(f"{number}" for number in range(MAX_TOLD + 1))
+    failed = (Trouble("x", "files", "m" * 1000),)
+    names = ("x" * (MAX_ADAPTER_CHARS + 1), "\ud800", "sql")
+
+    leaving = (("10.0.0.1:8000", "sql@1"), ("10.0.0.1:8000", names[0]))
+    far.service.say(Word(True, 2**64 - 1, names, failed, many, leaving))
+    wire.pump()
+
+    cut = (Trouble("x", "files", "m" * MAX_REASON_CHARS),)
+    said = Word(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
+    assert heard == [("b", said)]
 
 
 def test_a_router_that_dials_itself_recognises_itself() -> None:

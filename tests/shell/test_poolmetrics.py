@@ -12,7 +12,7 @@ from tests.builders import endpoint_view, snapshot
 def page(*views: EndpointView) -> set[str]:
     """The samples of a scrape."""
     registry = CollectorRegistry()
-    registry.register(PoolMetrics("vllm", lambda: snapshot(*views)))
+    registry.register(PoolMetrics(["vllm"], lambda: snapshot(*views), lambda _address, _pool: True))
     text = generate_latest(registry).decode()
     return {line for line in text.splitlines() if not line.startswith("#")}
 
@@ -28,6 +28,26 @@ def test_load_reports_are_averaged_and_exported_per_pod() -> None:
         'inference_pool_average_kv_cache_utilization{name="vllm"} 0.25',
         'inference_pool_per_pod_queue_size{model_server_pod="a",name="vllm"} 3.0',
         'inference_pool_per_pod_queue_size{model_server_pod="b",name="vllm"} 0.0',
+    }
+
+
+def test_of_several_pools_each_has_its_own_samples() -> None:
+    pools = {"llama": "10.0.0.1:8000", "qwen": "10.0.0.2:8000"}
+    views = endpoint_view(1, name="a", num_waiting=3), endpoint_view(2, name="b", num_waiting=1)
+    registry = CollectorRegistry()
+    registry.register(
+        PoolMetrics(
+            list(pools), lambda: snapshot(*views), lambda address, pool: pools[pool] == address
+        )
+    )
+    text = generate_latest(registry).decode()
+
+    assert text.count("# TYPE inference_pool_ready_pods ") == 1
+    assert {line for line in text.splitlines() if "queue_size{" in line} == {
+        'inference_pool_average_queue_size{name="llama"} 3.0',
+        'inference_pool_average_queue_size{name="qwen"} 1.0',
+        'inference_pool_per_pod_queue_size{model_server_pod="a",name="llama"} 3.0',
+        'inference_pool_per_pod_queue_size{model_server_pod="b",name="qwen"} 1.0',
     }
 
 

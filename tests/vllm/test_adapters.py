@@ -118,8 +118,12 @@ class Traffic:
                 is_over.set()
 
     @property
-    def failed(self) -> list[tuple[str, int]]:
-        return [(model, each.status) for model, each in self.answers if each.status != 200]
+    def failed(self) -> list[tuple[str, int, str]]:
+        return [
+            (model, each.status, each.body.decode())
+            for model, each in self.answers
+            if each.status != 200
+        ]
 
 
 async def test_adapters_survive_kills_and_restarts_and_a_server_that_joins_gets_its_share(
@@ -150,8 +154,8 @@ async def test_adapters_survive_kills_and_restarts_and_a_server_that_joins_gets_
 
             await eventually(is_whole, within_s=PATIENCE_S)
             print(f"adapters listed {time.monotonic() - healthy_s:.1f} s after /health")
-        # Of each client one that ran there, and one that was sent before the router noticed.
-        assert len(traffic.failed) <= 4, traffic.failed
+        # Of each client the one that ran there.
+        assert len(traffic.failed) <= 2, traffic.failed
         print(f"{len(traffic.failed)} of {len(traffic.answers)} requests failed")
         assert len(traffic.answers) > num_answers
         assert {text_of(answer) for _, answer in traffic.answers if answer.status == 200}

@@ -15,8 +15,9 @@ SHARED_PAUSE_S = 15.0
 """The longest pause where several adapters in a row time out or do not show on a pod: it is the
 pod's trouble, and none of them is to rest for long once that is over."""
 MINUTE_S = 60.0
-PARTS = 6
-"""Of a minute, each of which may have the same number of loads."""
+BURST_RATIO = 0.25
+"""Part of a minute's loads that may be made at once. Were it all of them, what is asked for next
+would wait for the rest of the minute. A fleet that begins cold misses least so (docs/lab.md)."""
 
 
 class Attempt(Struct):
@@ -127,11 +128,7 @@ class Attempts:
 
 
 class Window:
-    """The last starts, of so many a minute at most.
-
-    They are spread over it: a sixth of them at once, then ten seconds until the next. Were all of
-    them used at once, what is asked for next would wait for the rest of the minute.
-    """
+    """The starts of the last minute: some at once, then at an even pace."""
 
     def __init__(self) -> None:
         self._starts: deque[float] = deque()
@@ -142,10 +139,10 @@ class Window:
 
     def free_s(self, limit: int, *, now: float) -> float:
         """Return when there is room for one more; a time that has passed for at once."""
-        num = max(1, limit // PARTS)
-        span_s = MINUTE_S / (limit // num)
-        while self._starts and self._starts[0] <= now - span_s:
+        while self._starts and self._starts[0] <= now - MINUTE_S:
             self._starts.popleft()
-        if len(self._starts) < num:
+        num = len(self._starts)
+        if num < limit * BURST_RATIO:
             return -inf
-        return self._starts[len(self._starts) - num] + span_s
+        next_s = self._starts[-1] + MINUTE_S / limit
+        return next_s if num < limit else max(next_s, self._starts[num - limit] + MINUTE_S)

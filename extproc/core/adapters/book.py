@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -32,11 +32,12 @@ class Book:
         open: Names of adapters that are to be loaded somewhere.
         rates: Seconds of work per second by name, where there is any.
         held: Names of adapters that requests wait for, in order.
-        surplus: Names of adapters that more pods have than may.
+        surplus: Names of adapters that other pods have than may, or more.
         by_served: The adapter that has a served name.
         families: Served names that pods list, by the adapter that they are versions of.
         dirty: Names of adapters to be judged anew, at once; `later` in turn.
         is_regrouped: Other adapters are to be placed, or other pods.
+        leaving_elsewhere: Where other routers have adapters unloaded: address and served name.
     """
 
     def __init__(self, settings: AdapterSettings, placement: PlacementSettings | None) -> None:
@@ -58,6 +59,7 @@ class Book:
         self.is_regrouped = False
         self._demand: Mapping[str, float] = {}
         self._place_at_s = -inf
+        self.leaving_elsewhere: Collection[tuple[str, str]] = ()
 
     # --- what is told -----------------------------------------------------------------------
 
@@ -168,7 +170,9 @@ class Book:
         else:
             listing = self.fleet.pods_of.get(kept.serving or "", ())
             found = {address for address in listing if self.fleet.pods[address].is_usable}
-        return frozenset(a for a in found if not self.fleet.pods[a].has_left(kept.serving))
+        served, pods, elsewhere = kept.serving or "", self.fleet.pods, self.leaving_elsewhere
+        gone = {a for a in found if pods[a].has_left(served) or (a, served) in elsewhere}
+        return frozenset(found - gone)
 
     # --- what goes --------------------------------------------------------------------------
 
@@ -206,6 +210,12 @@ class Book:
         if served != kept.served:
             return True
         return bool(kept.path) and (kept.has(root) or kept.had(root))
+
+    def leaving(self) -> frozenset[str]:
+        """Return the served names of deleted adapters that pods have and are to unload."""
+        if not self.deleted:
+            return frozenset()
+        return frozenset(served for served in self.fleet.pods_of if self.is_leaving(served))
 
     def is_leaving(self, served: str) -> bool:
         """Return whether pods have a served name of a deleted adapter, and are to unload it."""

@@ -28,6 +28,9 @@ their way."""
 CROWDED_RATIO = 2
 """Adapters that a pod may list, over the places in its memory, before requests wait for one to go.
 An engine lists as many as it is told to load, and reads those again that its memory lacks."""
+UNKNOWN_S = 5.0
+"""What is deleted and stays for so much longer is not known to the router that leads: it has
+started since then."""
 SLOW_S = 2.0
 """A load that takes longer is not waited for: another pod gets what requests wait for."""
 
@@ -40,16 +43,17 @@ class _Load(Struct, frozen=True):
     num_pending: int
 
 
-def calls(book: Book, *, now: float, is_leading: bool = True) -> list[Action]:
+def calls(book: Book, *, now: float, is_leading: bool = True, is_led: bool = False) -> list[Action]:
     """Return the calls that start now.
 
-    A router that does not lead makes those alone that its own requests wait for: nobody else knows
-    of them.
+    A router that does not lead makes those alone of which nobody else may know: unloads of what was
+    deleted and stays for long, and, unless it hears the one that leads, loads that its own requests
+    wait for.
     """
     free = {a: pod for a, pod in book.fleet.pods.items() if _is_free(book, pod)}
-    unloads = list(_unloads(book, free, now=now)) if is_leading else []
+    unloads = list(_unloads(book, free, is_leading=is_leading, now=now))
     num_loads = book.settings.max_loads - book.fleet.num_loading
-    if num_loads <= 0 or not book.open:
+    if num_loads <= 0 or not book.open or is_led:
         return unloads
     free = {a: pod for a, pod in free.items() if _may_load_s(book, pod, now=now) <= now}
     found = [load for load in _loads(book, free, now=now) if is_leading or load.is_urgent]
@@ -93,10 +97,11 @@ def _may_load_s(book: Book, pod: Pod, *, now: float) -> float:
 # --- unloading ----------------------------------------------------------------------------------
 
 
-def _unloads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
+def _unloads(book: Book, free: dict[str, Pod], *, is_leading: bool, now: float) -> Iterator[Action]:
     """Yield the unloads of old versions; one on a pod, which is then not free any more."""
+    wait_s = book.settings.grace_s if is_leading else book.settings.grace_s + UNKNOWN_S
     for served, since_s in book.old.items():
-        if now < since_s + book.settings.grace_s:
+        if now < since_s + wait_s or not (is_leading or book.owner(served) is None):
             continue
         is_over = now >= since_s + book.settings.drain_s
         for address in book.fleet.pods_of.get(served, ()):
@@ -108,16 +113,19 @@ def _unloads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action
             ):
                 del free[address]
                 yield _unload(book, address, served)
-    yield from _surplus(book, free, now=now)
+    if is_leading:
+        yield from _surplus(book, free, now=now)
 
 
 def _surplus(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
-    """Yield the unloads of adapters that more pods have than may."""
+    """Yield the unloads of adapters that other pods have than may, or more."""
     for name in book.surplus:
         kept = book.kept[name]
-        pods = [book.fleet.pods[address] for address in sorted(kept.holders)]
-        pods.sort(key=lambda pod: pod.state.address in kept.targets)
-        num = kept.num_surplus - sum(pod.leaving == kept.served for pod in pods)
+        pods = [book.fleet.pods[address] for address in sorted(kept.holders | kept.strays)]
+        pods.sort(
+            key=lambda pod: (pod.state.address in kept.holders, pod.state.address in kept.targets)
+        )
+        num = len(kept.strays) + kept.num_surplus - sum(pod.leaving == kept.served for pod in pods)
         pods = [pod for pod in pods if pod.state.address in free]
         idle = [pod for pod in pods if _is_idle(book, pod, kept.served, now=now)]
         for pod in idle[: max(0, num)]:

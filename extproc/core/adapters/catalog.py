@@ -15,9 +15,8 @@ from extproc.core.address import is_in_subset
 from extproc.core.placement import Demand
 from extproc.core.rejections import adapter_unavailable
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait
+from extproc.core.words import FOR_ADAPTER
 
-LOST_S = 1.0
-"""Until the planner has looked at the pods once more, at the latest."""
 RESPONSE_WORK_S = 0.01
 """What a response costs the others in the batch: 128 tokens, each of which makes a step of the
 engine longer by 0.04 ms (H100) to 0.1 ms (A100)."""
@@ -43,37 +42,42 @@ class Catalog:
         demand: Work that is asked of each declared adapter, by its name.
         on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
             knows of others that do.
+        is_known: Returns whether all that is declared has been read, wherever that is.
         names: Of all that are declared, as one list of names, if any.
+        failed: Reason and message of those that another router cannot load for this one, by name.
     """
 
     def __init__(self, settings: CatalogSettings | None = None) -> None:
         self.planner = Planner()
         self.demand = Demand()
         self.on_cold: Callable[[], None] = lambda: None
+        self.is_known: Callable[[], bool] = lambda: True
+        self.failed: Mapping[str, tuple[str, str]] = {}
         self._settings = settings or CatalogSettings()
         self._offers: Mapping[str, Offer] = {}
         self._cards: Mapping[str, ModelCard] = {}
         self._of_tenants: Mapping[str, frozenset[str]] = {}
         self.names: tuple[frozenset[str], ...] = ()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
-        self._deleting: list[str] = []
+        self._leaving: frozenset[str] = frozenset()
 
     def configure(self, settings: CatalogSettings) -> None:
         """Apply other settings."""
         self._settings = settings
         self._listed = ({}, {})
 
-    def declare(self, offers: Mapping[str, Offer], base: str) -> None:
+    def declare(self, offers: Mapping[str, Offer], bases: Mapping[frozenset[str], str]) -> None:
         """Replace what is declared.
 
         Args:
             offers: By the name that clients write.
-            base: The base model of those that name none, where all pods have the same; else "".
+            bases: The base model of those that name none, by their pools, where all pods of these
+                have the same; else "".
         """
         self._offers = offers
         self._cards = {
-            name: ModelCard(name, offer.declaration.base or base, offer.declaration.source)
-            for name, offer in offers.items()
+            name: ModelCard(name, each.base or bases[each.pools], each.source)
+            for name, each in ((name, offer.declaration) for name, offer in offers.items())
         }
         self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
         self.names = (frozenset(offers),) if offers else ()
@@ -87,6 +91,17 @@ class Catalog:
     def card(self, name: str) -> ModelCard | None:
         """Return a declared adapter."""
         return self._cards.get(name)
+
+    def served(self, name: str) -> str:
+        """Return the name that pods know a model by; of an adapter that none has, the declared."""
+        offer = self._offers.get(name)
+        if offer is None:
+            return name
+        return self.planner.serving(name) or offer.declaration.served_name
+
+    def holders(self, name: str) -> frozenset[str] | None:
+        """Return the pods that may get requests for an adapter; None if it is not declared."""
+        return self.planner.holders(name) if name in self._offers else None
 
     def may_use(self, name: str, tenant: str) -> bool:
         """Return whether a tenant may ask for a model; for others there is no such model."""
@@ -104,12 +119,12 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
-        cards, deleting = self._cards, self.planner.deleting()
-        if not cards and not deleting and self._settings.admits_undeclared:
+        cards, leaving = self._cards, self.planner.leaving()
+        if not cards and not leaving and self._settings.admits_undeclared:
             return listed
-        if self._listed[0] is not listed or self._deleting != deleting:
+        if self._listed[0] is not listed or self._leaving != leaving:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            self._listed, self._deleting = (listed, {**shown, **cards}), deleting
+            self._listed, self._leaving = (listed, {**shown, **cards}), leaving
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
@@ -135,35 +150,51 @@ class Catalog:
         Args:
             listed: What pods list.
         """
-        name, planner = request.model, self.planner
+        name = request.model
         found = self._served(request, name)
         if found is not None:
             return found
-        status = planner.status(name) if planner.state(name) is State.FAILED else None
-        until_s = request.arrived_at_s + self._settings.cold_wait_s
-        if status is None and now < until_s:
-            if not planner.is_awaited(name):
-                self.on_cold()
-            return Wait(until_s, "load")
+        trouble = self._trouble(name)
+        waiting = None if trouble is not None else self.wait(request, now=now)
+        if waiting is not None:
+            return waiting
         found = self._by_fallback(request, listed)
         if found is not None:
             return found
-        reason, message = ("", "") if status is None else (status.reason or "", status.message)
-        return adapter_unavailable(request.client_model, reason, message)
+        return adapter_unavailable(request.client_model, *(trouble or ()))
 
-    def lost(self, request: RequestInfo, *, now: float) -> Wait | None:
-        """Return a wait for a request that `find` had pods for, all of which have gone; None where
-        it may not wait, or the gateway lets it have other pods alone.
+    def _trouble(self, name: str) -> tuple[str, str] | None:
+        """Return why no pod can have an adapter now; None where it may come."""
+        planner = self.planner
+        status = planner.status(name) if planner.state(name) is State.FAILED else None
+        return self.failed.get(name) if status is None else (status.reason or "", status.message)
+
+    def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
+        """Have a request wait until a pod can take it; None once it has waited for long enough."""
+        wait_s, claim = self._settings.cold_wait_s, request.claim
+        if claim.max_wait_s is not None:
+            wait_s = min(wait_s, claim.max_wait_s)
+        if not (wait_s and claim.waits):
+            self.not_held(request.model, now=now)
+            return None
+        until_s = request.arrived_at_s + wait_s
+        if now >= until_s:
+            return None
+        if not self.planner.is_awaited(request.model):
+            self.on_cold()
+        return Wait(until_s, FOR_ADAPTER)
+
+    def _served(self, request: RequestInfo, name: str) -> RequestInfo | Rejection | None:
+        """Return a request for the pods that have a declared adapter; None where there are none.
+
+        A rejection if its body cannot go on with the name that they know.
         """
-        until_s = min(now + LOST_S, request.arrived_at_s + self._settings.cold_wait_s)
-        return Wait(until_s, "load") if request.subset is None and now < until_s else None
-
-    def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
-        """Return a request for the pods that have a declared adapter; None where there are none."""
         served = self.planner.serving(name)
         holders = frozenset[str]() if served is None else self.planner.holders(name)
         if served is None or not holders:
             return None
+        if served != request.model and request.fixed is not None:
+            return request.fixed
         own = request.subset
         response_model = self._offers[request.model].response_model
         return replace(
@@ -177,13 +208,17 @@ class Catalog:
 
     def _by_fallback(
         self, request: RequestInfo, listed: Mapping[str, ModelCard]
-    ) -> RequestInfo | None:
+    ) -> RequestInfo | Rejection | None:
         """Return a request for the model that serves where nothing else is left."""
+        if request.fixed is not None:
+            return None
         fallback = self._offers[request.model].fallback
+        if not self.may_use(fallback, request.hints.fairness_id):
+            return None
         if fallback in self._cards:
             return self._served(request, fallback)
         card = listed.get(fallback)
-        if card is None:
+        if card is None or not self.admits(fallback, card):
             return None
         adapter = None if card.parent is None else fallback
         written = request.written or request.model
@@ -195,10 +230,18 @@ class Catalog:
             self.demand.add(name, RESPONSE_WORK_S, at_s=now)
 
     def picked(self, pick: Pick, name: str) -> None:
-        """Count the work of a request for a declared adapter."""
+        """Count the work of a request, if it is for a declared adapter."""
+        if name not in self._cards:
+            return
         view = next(view for view in pick.candidates if view.address == pick.address)
         work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
         self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
+
+    def told(self, served: str, work_s: float, at_s: float) -> None:
+        """Count the work of another router's request, by the name that pods know its adapter by."""
+        name = owner_of(served, self._cards)
+        if name is not None:
+            self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=at_s)
 
 
 def _of_both(holders: frozenset[str], subset: frozenset[str]) -> frozenset[str]:

@@ -38,6 +38,7 @@ class Declaration(Struct, frozen=True):
         rank: Its `r`; None where unknown.
         min_replicas: Pods that should hold it, where so many can.
         max_replicas: Pods that may; None for all.
+        pools: Names of the pools whose pods may; empty for all.
         origin: Who declared it, for people: `config`, `store`, `llmroute NAMESPACE/NAME`.
     """
 
@@ -49,6 +50,7 @@ class Declaration(Struct, frozen=True):
     min_replicas: int = 1
     max_replicas: int | None = None
     load: LoadMode = LoadMode.AUTO
+    pools: frozenset[str] = frozenset()
     origin: str = "config"
 
     @property

@@ -195,4 +195,5 @@ def _shape(pod: Pod) -> tuple[object, ...]:
     """Return what decides about where adapters may go."""
     state = pod.state
     sizes = state.max_loras, state.max_cpu_loras, state.max_rank
-    return (state.address, pod.is_usable, pod.bases, sizes, state.is_resolver, pod.refusal is None)
+    kind = pod.bases, state.pools, state.is_resolver
+    return (state.address, pod.is_usable, kind, sizes, pod.refusal is None)

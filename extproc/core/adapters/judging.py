@@ -10,6 +10,7 @@ from extproc.core.adapters.declared import LoadMode
 from extproc.core.adapters.pods import Pod
 from extproc.core.adapters.states import PASSING, Failure, Kind
 from extproc.core.adapters.versions import Kept
+from extproc.core.adapters.wanted import is_of
 
 NUM_SPARES = 3
 """Pods beside those that should have an adapter that it is tried on where it fails. More would
@@ -54,7 +55,7 @@ def _judge(book: Book, name: str, kept: Kept, *, now: float) -> None:
     kept.missing = _missing(book, kept, num)
     if kept.missing:
         book.open.add(name)
-    if kept.num_surplus:
+    if kept.num_surplus or kept.strays:
         book.surplus.add(name)
     for served in book.families.get(name, ()):
         if served in (kept.served, kept.serving):
@@ -68,11 +69,15 @@ def _count(book: Book, name: str, kept: Kept) -> None:
     ready: dict[str, int] = {}
     holders: set[str] = set()
     earlier: set[str] = set()
+    strays: set[str] = set()
     for served in book.families.get(name, ()):
         pods = [book.fleet.pods[address] for address in book.fleet.pods_of.get(served, ())]
         usable = [pod for pod in pods if pod.is_usable]
         if served == kept.served:
-            own = [pod for pod in usable if _has(kept, pod)]
+            has = [pod for pod in usable if _has(kept, pod)]
+            pools = kept.declaration.pools
+            own = [pod for pod in has if is_of(pod, pools)]
+            strays = {pod.state.address for pod in has if not is_of(pod, pools)}
             holders.update([pod.state.address for pod in own])
             usable = own + [pod for pod in usable if kept.had(pod.listed[served])]
             earlier = {pod.state.address for pod in usable[len(own) :]}
@@ -81,6 +86,7 @@ def _count(book: Book, name: str, kept: Kept) -> None:
     for address in holders:
         _arrived(book, address, kept.served)
     kept.ready, kept.holders, kept.earlier_holders = ready, holders, earlier
+    kept.strays = strays
 
 
 def _arrived(book: Book, address: str, served: str) -> None:
@@ -209,4 +215,5 @@ def _misfit(kept: Kept) -> str:
     if not kept.path:
         return "no pod has it, and it has no source to load it from"
     rank = "" if declared.rank is None else f" and loads adapters of rank {declared.rank}"
-    return f"no pod has the base model {declared.base or '(any)'}{rank}"
+    of = f" of {' or '.join(sorted(declared.pools))}" if declared.pools else ""
+    return f"no pod{of} has the base model {declared.base or '(any)'}{rank}"

@@ -7,7 +7,7 @@ it. So several of these may work on the same pods, and one that starts anew know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from extproc.core.adapters.book import Book
@@ -75,6 +75,7 @@ class Planner:
         *,
         now: float,
         is_leading: bool = True,
+        is_led: bool = False,
     ) -> list[Action]:
         """Take what is known now, and return the calls to make at once.
 
@@ -87,12 +88,13 @@ class Planner:
             held: Names or served names that requests wait for, the next in order first.
             now: Monotonic seconds.
             is_leading: Calls are to be made by this router; else only those that `held` needs.
+            is_led: Another router makes those, too, and all that it knows of.
         """
         book, self._now = self._book, now
         book.fleet.see(pods, settings=book.settings, now=now)
         book.hear(demand, held)
         judge(book, now=now)
-        found = calls(book, now=now, is_leading=is_leading)
+        found = calls(book, now=now, is_leading=is_leading and not is_led, is_led=is_led)
         for action in found:
             book.fleet.begin(action, now=now)
         self.next_s = next_s(book, now=now)
@@ -109,6 +111,10 @@ class Planner:
         """Try an adapter again at once: its files are different."""
         self._book.files_changed(name)
         self.next_s = now
+
+    def set_leaving(self, places: Collection[tuple[str, str]]) -> None:
+        """Replace where others have adapters unloaded now: address and served name."""
+        self._book.leaving_elsewhere = places
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -150,6 +156,15 @@ class Planner:
     def deleting(self) -> list[str]:
         """Return the names that are declared no longer, and that pods may have."""
         return list(self._book.deleted)
+
+    def unloading(self) -> list[tuple[str, str]]:
+        """Return what is being unloaded now: address and served name."""
+        pods = self._book.fleet.pods.items()
+        return [(address, pod.leaving) for address, pod in pods if pod.leaving]
+
+    def leaving(self) -> frozenset[str]:
+        """Return the served names of which `is_leaving` is true."""
+        return self._book.leaving()
 
     def is_leaving(self, served: str) -> bool:
         """Return whether what pods list under a name is to go, since it is declared no longer."""

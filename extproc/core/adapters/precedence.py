@@ -36,7 +36,6 @@ class Offer(Struct, frozen=True):
     """An adapter that someone declares, and the terms on which it is served.
 
     Attributes:
-        pools: Names of the pools that serve it; empty for all.
         tenants: Who may use it, by their fairness id; empty for all. Others find no such model.
         response_model: None leaves it to the router's setting.
         fallback: Model that serves its requests where nothing else is left; "" for none.
@@ -44,7 +43,6 @@ class Offer(Struct, frozen=True):
     """
 
     declaration: Declaration
-    pools: frozenset[str] = frozenset()
     tenants: frozenset[str] = frozenset()
     response_model: ResponseModel | None = None
     fallback: str = ""

@@ -58,7 +58,7 @@ class PodState(Struct, frozen=True):
     """What is known of one pod.
 
     Attributes:
-        is_up: It answers its health check, and is not leaving.
+        is_up: It answers its health check, is not ejected, and is not leaving.
         models: As `/v1/models` lists them, by name; None before the first listing. The same object
             as long as nothing changes.
         listed_at_s: When that listing was asked for.
@@ -69,6 +69,7 @@ class PodState(Struct, frozen=True):
         pending_by_adapter: The same by served name; only adapters with requests appear.
         process: When its process started; None where unknown.
         is_resolver: It finds and loads by itself what a request names.
+        pools: Names of the pools that it is in, where there are several.
     """
 
     address: str
@@ -82,6 +83,7 @@ class PodState(Struct, frozen=True):
     pending_by_adapter: Mapping[str, int] = _NOTHING
     process: float | None = None
     is_resolver: bool = False
+    pools: frozenset[str] = frozenset()
 
 
 class Kind(StrEnum):

@@ -28,6 +28,7 @@ class Kept:
         removed: Versions that no pod has any more, the latest last.
         holders: Pods that have the declared version, of those that requests can be sent to.
         earlier_holders: Pods that have it from an earlier path, likewise.
+        strays: Pods that have the declared version, and are in other pools than may.
         targets: Pods that should have it; `num_desired` counts those that cannot have it now, too.
         spares: Pods that may have it instead, where requests wait.
         missing: Those of them on which it is to be loaded.
@@ -39,8 +40,8 @@ class Kept:
     __slots__ = (
         *("before", "declaration", "earlier", "earlier_holders", "holders", "is_eager"),
         *("missing", "num_desired"),
-        *("path", "ready", "removed", "retry_s", "served", "serving", "spares", "taken_by"),
-        *("targets", "trouble"),
+        *("path", "ready", "removed", "retry_s", "served", "serving", "spares", "strays"),
+        *("taken_by", "targets", "trouble"),
     )
 
     def __init__(self, declaration: Declaration) -> None:
@@ -51,6 +52,7 @@ class Kept:
         self.taken_by = ""
         self.holders: set[str] = set()
         self.earlier_holders: set[str] = set()
+        self.strays: set[str] = set()
         self.targets: tuple[str, ...] = ()
         self.spares: tuple[str, ...] = ()
         self.num_desired = 0

@@ -1,4 +1,4 @@
-"""Where adapters should be: the answers of `core.placement`, by base model.
+"""Where adapters should be: the answers of `core.placement`, by base model and pools.
 
 Pods that some adapters may go to are placed over together. Where all that are declared fit into
 their memory they are loaded at once, else when a request asks for them.
@@ -13,9 +13,12 @@ from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.pods import Pod
 from extproc.core.placement import Capacity, Placement, PlacementSettings
 
+_Key = tuple[str, frozenset[str]]
+"""A base model, "" for any, and pools, none for all."""
+
 
 class _Group:
-    """The adapters of one base model, and the pods that have it.
+    """The adapters of one base model and some pools, and the pods of these that have it.
 
     Attributes:
         fits: All of them fit into the pods' memory, but for those that are only loaded on request.
@@ -33,7 +36,7 @@ class Wanted:
 
     def __init__(self, settings: PlacementSettings | None = None) -> None:
         self._settings = settings
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[_Key, _Group] = {}
         self._group_of: dict[str, _Group] = {}
 
     @property
@@ -53,14 +56,15 @@ class Wanted:
             foreign: How many adapters each pod has that nobody declared, by address.
         """
         usable = [pod for pod in pods if can_take(pod)]
-        groups: dict[str, _Group] = {}
-        num_wanted: dict[str, int] = {}
+        groups: dict[_Key, _Group] = {}
+        num_wanted: dict[_Key, int] = {}
         self._group_of = {}
-        keys: dict[str, str] = {}
+        keys: dict[_Key, _Key] = {}
         for each in declarations:
-            key = keys.get(each.base)
+            own = each.base, each.pools
+            key = keys.get(own)
             if key is None:
-                key = keys[each.base] = _key(each.base, usable)
+                key = keys[own] = _key(own, usable)
             group = groups.get(key)
             if group is None:
                 group = groups[key] = self._groups.get(key) or _Group(self._settings)
@@ -110,13 +114,19 @@ def can_take(pod: Pod) -> bool:
     return pod.refusal is None or pod.state.is_resolver
 
 
-def _has(pod: Pod, base: str) -> bool:
-    return not base or base in pod.bases
+def is_of(pod: Pod, pools: frozenset[str]) -> bool:
+    """Return whether a pod is in one of some pools; none are named where it may be in any."""
+    return not pools or not pools.isdisjoint(pod.state.pools)
 
 
-def _key(base: str, pods: Iterable[Pod]) -> str:
-    """Return a base model's group: that of all pods where they all have it."""
-    return "" if all(_has(pod, base) for pod in pods) else base
+def _has(pod: Pod, key: _Key) -> bool:
+    base, pools = key
+    return (not base or base in pod.bases) and is_of(pod, pools)
+
+
+def _key(own: _Key, pods: Iterable[Pod]) -> _Key:
+    """Return the group for a base model and pools: that of all pods where they all are in it."""
+    return ("", frozenset()) if all(_has(pod, own) for pod in pods) else own
 
 
 def _capacity(pod: Pod, foreign: Mapping[str, int]) -> Capacity:

@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from extproc.core.address import Address
 from extproc.core.kubernetes.objects import (
@@ -96,6 +98,16 @@ def selection(pool: InferencePool | None) -> tuple[str, tuple[int, ...]] | None:
     if not labels or not ports:
         return None
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items())), ports
+
+
+def pools_endpoints(by_pool: Mapping[str, Iterable[Endpoint]]) -> tuple[Endpoint, ...]:
+    """Return the endpoints of several pools as one list, sorted by address, each with its pools."""
+    pools: dict[str, set[str]] = {}
+    for name, endpoints in by_pool.items():
+        for each in endpoints:
+            pools.setdefault(each.address, set()).add(name)
+    merged = _merged(each for endpoints in by_pool.values() for each in endpoints)
+    return tuple(replace(each, pools=frozenset(pools[each.address])) for each in merged)
 
 
 def _is_ready(pod: Pod) -> bool:

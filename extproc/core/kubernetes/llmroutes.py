@@ -114,6 +114,8 @@ def read_route(
         return None
     spec = decode_spec(source, _specs)
     _check_format(spec.adapter.metrics, engine)
+    if ours == {each.name for each in pools}:
+        ours = frozenset()
     return _offer(source, spec, ours), NO_PARENTS if spec.parent_refs else ""
 
 
@@ -128,6 +130,7 @@ def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:
         min_replicas=replicas.min,
         max_replicas=replicas.max,
         load=adapter.load,
+        pools=pools,
         origin=origin_of(source),
     )
     declaration.check()
@@ -135,7 +138,6 @@ def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:
         raise ValueError(f"spec.fallback {spec.fallback[:80]!r}: must be another model's name")
     return Offer(
         declaration,
-        pools=pools,
         tenants=frozenset(spec.tenants or ()),
         response_model=spec.response_model,
         fallback=spec.fallback,

@@ -6,22 +6,22 @@ referred to is in the same namespace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from extproc.core.kubernetes.objects import InferenceObjective, PoolRef
 
 _INT32 = 2**31
 
 
-def priorities(objectives: Iterable[InferenceObjective], pool: str) -> dict[str, int]:
-    """Return the priority of each objective of a pool, by name.
+def priorities(objectives: Iterable[InferenceObjective], pools: Collection[str]) -> dict[str, int]:
+    """Return the priority of each objective of some pools, by name.
 
-    All are of the pool's namespace. The older definition allows any number; one beyond 32 bits
+    All are of the pools' namespace. The older definition allows any number; one beyond 32 bits
     counts as the nearest within.
     """
-    ours = PoolRef(pool)
+    ours = {PoolRef(each) for each in pools}
     return {
         each.metadata.name: int(max(-_INT32, min(each.spec.priority or 0, _INT32 - 1)))
         for each in objectives
-        if each.spec.pool_ref == ours and each.metadata.deletion_timestamp is None
+        if each.spec.pool_ref in ours and each.metadata.deletion_timestamp is None
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from extproc.core.queue.tickets import Ticket
-from extproc.core.rejections import late, saturated
+from extproc.core.rejections import adapter_unavailable, late, saturated
 from extproc.core.types import Pick, Reason, Rejection
-from extproc.core.words import held
+from extproc.core.words import FOR_ADAPTER, held
 
 
 class End(StrEnum):
@@ -50,13 +50,14 @@ def refusal(
     Args:
         service_s: Mean time from one dispatch to the next; 0 for unknown.
     """
-    make = late if end is End.LATE else saturated
     pace = f", about {_number(1 / service_s)} leave a second" if service_s else ""
     own = (
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
-    why = f"{_WHY[end]}: {num_held} held{pace}{own}."
-    return make(ticket.request.client_model, retry_after_s, why)
+    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request.client_model
+    if end is End.EXPIRED and ticket.reason == FOR_ADAPTER:
+        return adapter_unavailable(model, why=why)
+    return (late if end is End.LATE else saturated)(model, retry_after_s, why)
 
 
 def _number(number: float) -> str:

@@ -27,11 +27,13 @@ class Scene(Struct, frozen=True):
     Attributes:
         service_s: Mean time from one dispatch out of this queue to the next; 0 for unknown.
         running: Adapters whose requests `clusters` prefers: `running_in_clusters`.
+        served: Returns the name that endpoints know an adapter by.
     """
 
     now: float
     service_s: float = 0.0
     running: frozenset[str] = frozenset()
+    served: Callable[[str], str] = str
 
 
 Order = Callable[[Sequence[Ticket], Scene], list[Ticket]]
@@ -72,9 +74,10 @@ def clusters(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
         return first_come(tickets, scene)
     first: list[Ticket] = []
     others: list[Ticket] = []
-    preferred = scene.running | {None}
     for ticket in first_come(tickets, scene):
-        (first if ticket.request.adapter in preferred else others).append(ticket)
+        adapter = ticket.request.adapter
+        is_first = adapter is None or scene.served(adapter) in scene.running
+        (first if is_first else others).append(ticket)
     return first + others
 
 

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
+from msgspec.structs import replace
+
 from extproc.core.claims import Share
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.queue.fairness import TokenCounters, cost
@@ -98,7 +100,7 @@ class Plan:
         levels, given_up = [], []
         for level in by_level(tickets, scene.now, self._settings.ageing_s):
             flows = self._flows(level)
-            part = Scene(scene.now, scene.service_s * len(flows), scene.running)
+            part = replace(scene, service_s=scene.service_s * len(flows))
             for name, flow in flows.items():
                 flows[name], late = self._ordered(flow, part)
                 given_up += late

@@ -11,7 +11,7 @@ one after the other, and others would get nothing for as long as they keep comin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from extproc.core.address import is_in_subset
 from extproc.core.types import EndpointView, RequestInfo
@@ -74,24 +74,39 @@ class Precedence:
 
 
 class Reach:
-    """Where requests may go, of some endpoints: a bit for each."""
+    """Where requests may go, of some endpoints: a bit for each.
 
-    def __init__(self, endpoints: Sequence[EndpointView] = ()) -> None:
+    Args:
+        holders: Returns the addresses of those that have a model; None leaves that to their lists.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[EndpointView] = (),
+        holders: Callable[[str], Container[str] | None] = lambda _model: None,
+    ) -> None:
         self._endpoints = endpoints
+        self._holders = holders
         self._known: dict[tuple[str, frozenset[str] | None], int] = {}
 
     def of(self, request: RequestInfo) -> int:
-        """Return the endpoints that may serve a request; all bits where none is known to."""
+        """Return the endpoints that may serve a request; all bits where none is known to.
+
+        No bit where none can be: it waits for its adapter, and not for room.
+        """
         model, subset = key = request.model, request.subset
         found = self._known.get(key)
         if found is None:
+            holders = self._holders(model)
             found = sum(
                 1 << place
                 for place, view in enumerate(self._endpoints)
-                if view.has_registered(model)
+                if (view.has_registered(model) if holders is None else view.address in holders)
                 and (subset is None or is_in_subset(view.address, subset))
             )
+            if holders is None:
+                found = found or -1
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = found = found or -1
+            self._known[key] = found
         return found

@@ -20,7 +20,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from math import ceil, inf
 
 from extproc.core.claims import Share
@@ -29,6 +29,7 @@ from extproc.core.queue.occupancy import Occupancy
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
 from extproc.core.queue.plan import Plan
+from extproc.core.queue.precedence import Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.sweep import Look, Sweep
 from extproc.core.queue.tickets import Ticket
@@ -49,6 +50,8 @@ class HoldQueue:
         settings: In force.
         at: Has `offer` called at a time, instead of the time that it was called with before.
         occupancy: How much is held.
+        served: Returns the name that endpoints know an adapter by.
+        holders: Returns the addresses of those that have a model; None leaves that to their lists.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
 
@@ -56,6 +59,8 @@ class HoldQueue:
         self.settings = settings or QueueSettings()
         self._plan = Plan(self.settings)
         self.at: Callable[[float], None] = _never
+        self.served: Callable[[str], str] = str
+        self.holders: Callable[[str], Container[str] | None] = lambda _model: None
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
         self._sweep = Sweep(self.settings, self._plan.served)
@@ -168,7 +173,12 @@ class HoldQueue:
             if is_freed:
                 self._freed_s = inf
             num_vain = self._sweep.go(
-                tickets, look, self._found, now=now, is_freed=is_freed, endpoints=endpoints
+                tickets,
+                look,
+                self._found,
+                now=now,
+                is_freed=is_freed,
+                reach=Reach(endpoints, self.holders),
             )
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
@@ -225,7 +235,7 @@ class HoldQueue:
         settings, running = self.settings, frozenset[str]()
         if settings.order == "clusters":
             running = running_in_clusters(endpoints, settings.cluster_size)
-        return Scene(now, self._pace.service_s, running)
+        return Scene(now, self._pace.service_s, running, self.served)
 
     # --- refusals ----------------------------------------------------------------------------
 

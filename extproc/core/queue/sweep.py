@@ -11,7 +11,7 @@ from extproc.core.queue.plan import flow_of
 from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence, Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
-from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -74,7 +74,7 @@ class Sweep:
         *,
         now: float,
         is_freed: bool,
-        endpoints: Sequence[EndpointView],
+        reach: Reach,
     ) -> int:
         """Go through the order; return how many requests were asked for in vain.
 
@@ -82,13 +82,13 @@ class Sweep:
             tickets: In order; those that have a result are passed over.
             settle: Takes what was found, before the next ticket is taken.
             is_freed: The first in order are asked for again.
-            endpoints: As they are now.
+            reach: Of requests, as things are now.
         """
         num_again = MAX_LOOKS // 2 if is_freed else 0
         vain = dict[object, float]()
         self.next_s, num_sent = inf, 0
         self._precedence.begin()
-        self._reach = Reach(endpoints)
+        self._reach = reach
         lasting = ((flow, at_s) for flow, at_s in self._since_s.items() if now < at_s + AGAIN_S)
         self._since_s = dict(lasting)
         passed_over = list[Ticket]()
@@ -176,13 +176,14 @@ class Sweep:
             self._hold_up_others(ticket, now)
 
     def _hold_up_others(self, ticket: Ticket, now: float) -> None:
-        if self.holds_up(ticket, now):
-            where, request = level(ticket, now, self._settings.ageing_s), ticket.request
+        reach = self._reach.of(ticket.request)
+        if reach and self.holds_up(ticket, now):
+            where = level(ticket, now, self._settings.ageing_s)
             since_s = self._since_s.setdefault(_flow(ticket), now)
             if now < since_s + HOLD_UP_S:
                 until_s = min(ticket.vain_s, since_s) + HOLD_UP_S
                 priority, flow = _flow(ticket)
-                self._precedence.add(where, priority, flow, until_s, self._reach.of(request))
+                self._precedence.add(where, priority, flow, until_s, reach)
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""

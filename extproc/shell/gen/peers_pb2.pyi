@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "entries", "acknowledgement", "picks", "question", "answer", "withdrawal")
+    __slots__ = ("hello", "entries", "acknowledgement", "picks", "question", "answer", "withdrawal", "adapters")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class PeerMessage(_message.Message):
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWAL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     entries: Entries
     acknowledgement: Acknowledgement
@@ -22,7 +23,8 @@ class PeerMessage(_message.Message):
     question: Question
     answer: Answer
     withdrawal: Withdrawal
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ...) -> None: ...
+    adapters: Adapters
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "answers")
@@ -135,3 +137,37 @@ class Withdrawal(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Adapters(_message.Message):
+    __slots__ = ("loads", "declared", "wanted", "failed", "changed", "leaving")
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    loads: bool
+    declared: int
+    wanted: _containers.RepeatedScalarFieldContainer[str]
+    failed: _containers.RepeatedCompositeFieldContainer[FailedAdapter]
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    leaving: _containers.RepeatedCompositeFieldContainer[AdapterPlace]
+    def __init__(self, loads: _Optional[bool] = ..., declared: _Optional[int] = ..., wanted: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[FailedAdapter, _Mapping]]] = ..., changed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ...) -> None: ...
+
+class AdapterPlace(_message.Message):
+    __slots__ = ("address", "name")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    name: str
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class FailedAdapter(_message.Message):
+    __slots__ = ("name", "reason", "message")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    message: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

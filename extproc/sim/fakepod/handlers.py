@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -57,11 +58,13 @@ class Pod:
             config.ranks_by_path,
             config.ranks_by_name,
             config.errors_by_path,
+            config.resolver_dir if config.loads_at_runtime else "",
         )
         self.last_requests: deque[Json] = deque(maxlen=_KEPT_REQUESTS)
         self.is_draining = False
         self._wall = wall
         self._num_requests = 0
+        self._loads: set[asyncio.Future[str]] = set()
         engine = Engine(
             config.profile,
             max_loras=config.max_loras,
@@ -82,6 +85,11 @@ class Pod:
         self.runner = EngineRunner(
             engine, self.page, clock=clock, wall=wall, time_scale=config.time_scale
         )
+
+    def end(self) -> None:
+        """Give up the loads: the process is about to end."""
+        for load in self._loads:
+            load.cancel()
 
     def routes(self) -> list[web.RouteDef]:
         """Return every endpoint."""
@@ -140,7 +148,7 @@ class Pod:
             raise missing_field("file", {})
         audio = file.file.read()
         length = min(1 + len(audio) // 1024, self.config.profile.max_model_len)
-        reply, generation = self._submit(form.get("model"), length, 0)
+        reply, generation = await self._submit(form.get("model"), length, 0)
         await self._finished(generation)
         usage = {"type": "duration", "seconds": len(audio) // 32_000}  # 16 kHz, 16 bits
         return _response({"text": reply.token(0), "usage": usage}, reply)
@@ -158,9 +166,17 @@ class Pod:
         )
 
     async def load_adapter(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/load_lora_adapter`."""
-        body = await _json_body(request)
-        return web.Response(text=await self.registry.load(body, self.runner))
+        """`POST /v1/load_lora_adapter`: goes on when its client leaves."""
+        body, who = await _json_body(request), request.headers.get("authorization", "")
+        load = asyncio.ensure_future(self.registry.load(body, self.runner, authorization=who))
+        self._loads.add(load)
+        load.add_done_callback(self._on_loaded)
+        return web.Response(text=await asyncio.shield(load))
+
+    def _on_loaded(self, load: asyncio.Future[str]) -> None:
+        self._loads.discard(load)
+        if not load.cancelled():
+            load.exception()  # or asyncio complains where nobody waits any more
 
     async def unload_adapter(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/unload_lora_adapter`."""
@@ -211,7 +227,8 @@ class Pod:
         self, request: web.Request, body: Json, api: Api, length: int
     ) -> web.StreamResponse:
         wanted = body.get("max_completion_tokens") or body.get("max_tokens")
-        reply, generation = self._submit(body.get("model"), length, self._output_tokens(wanted))
+        output_tokens = self._output_tokens(wanted)
+        reply, generation = await self._submit(body.get("model"), length, output_tokens)
         if body.get("stream") is True:
             return await self._stream(request, body, api, reply, generation)
         await self._finished(generation)
@@ -262,8 +279,10 @@ class Pod:
         finally:
             self.runner.abort(generation.request)
 
-    def _submit(self, model: object, length: int, output_tokens: int) -> tuple[Reply, Generation]:
-        name, key = self._served(model)
+    async def _submit(
+        self, model: object, length: int, output_tokens: int
+    ) -> tuple[Reply, Generation]:
+        name, key = await self._served(model)
         limit = self.config.profile.max_model_len
         if length >= limit:
             raise ApiError(
@@ -280,11 +299,13 @@ class Pod:
         reply = Reply(id_, self.config.name, name, int(self._wall()), length, output_tokens)
         return reply, self.runner.submit(EngineRequest(id_, length, output_tokens, key))
 
-    def _served(self, model: object) -> tuple[str, str | None]:
+    async def _served(self, model: object) -> tuple[str, str | None]:
         """Return the model's name and the engine's key of its adapter; no name is the base."""
         if not model or model == self.config.base_model:
             return self.config.base_model, None
-        adapter = self.registry.get(model) if isinstance(model, str) else None
+        adapter = None
+        if isinstance(model, str):
+            adapter = await self.registry.find(model, self.runner)
         if adapter is None:
             raise unknown_model(str(model), self.config.base_model)
         return adapter.name, adapter.key

@@ -71,6 +71,7 @@ async def _engine(app: web.Application) -> AsyncIterator[None]:
     # end, where its error shows.
     task = asyncio.get_running_loop().create_task(app[POD].runner.run())
     yield
+    app[POD].end()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from extproc.sim.engine.engine import Engine
 from extproc.sim.fakepod.apierrors import ApiError, missing_field
 from extproc.sim.fakepod.runner import EngineRunner
+from extproc.sim.fakepod.trouble import Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class AdapterRegistry:
             holds an adapter of the engine's `max_lora_rank`.
         ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
         errors_by_path: The worker's error about the adapter at each path that it cannot serve.
+        resolver_dir: Folder in which a resolver looks for unknown adapters; "" without one.
+
+    Attributes:
+        trouble: None by default.
     """
 
     def __init__(
@@ -41,12 +46,15 @@ class AdapterRegistry:
         ranks_by_path: Mapping[str, int] | None = None,
         ranks_by_name: Mapping[str, int] | None = None,
         errors_by_path: Mapping[str, str] | None = None,
+        resolver_dir: str = "",
     ) -> None:
         self.names_by_key: dict[str, str] = {}
+        self.trouble = Trouble()
         self._base_model = base_model
         self._ranks_by_path = ranks_by_path
         self._ranks_by_name = ranks_by_name or {}
         self._errors_by_path = errors_by_path or {}
+        self._resolver_dir = resolver_dir
         self._adapters: dict[str, Adapter] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -59,6 +67,28 @@ class AdapterRegistry:
         """Return the adapter served as `name`."""
         return self._adapters.get(name)
 
+    async def find(self, name: str, runner: EngineRunner) -> Adapter | None:
+        """Return the adapter that a request names, loaded by a resolver where there is one.
+
+        Raises:
+            ApiError: It is there, and cannot be loaded.
+        """
+        found = self.get(name)
+        if found is not None or not self._resolver_dir:
+            return found
+        async with self._locks[name]:
+            if name not in self._adapters:
+                try:
+                    adapter = self._prepare(name, f"{self._resolver_dir}/{name}", runner.engine)
+                    await runner.load_adapter(adapter.key)
+                except ApiError as error:
+                    if error.status == 404:
+                        return None
+                    message = f"LoRA adapter '{name}' was found but could not be loaded."
+                    raise ApiError(400, message, "BadRequestError") from error
+                self._adapters[name] = adapter
+            return self._adapters[name]
+
     def serve(self, name: str, path: str, engine: Engine) -> None:
         """Load and serve an adapter that the server was started with.
 
@@ -69,7 +99,9 @@ class AdapterRegistry:
         engine.load_adapter(adapter.key)
         self._adapters[name] = adapter
 
-    async def load(self, body: Mapping[str, object], runner: EngineRunner) -> str:
+    async def load(
+        self, body: Mapping[str, object], runner: EngineRunner, *, authorization: str = ""
+    ) -> str:
         """Handle `POST /v1/load_lora_adapter` and return the text of the response.
 
         Raises:
@@ -79,8 +111,11 @@ class AdapterRegistry:
         async with self._locks[name]:
             self._check_load(name, path)
             adapter = self._prepare(name, path, runner.engine)
-            await runner.load_adapter(adapter.key)
-            self._adapters[name] = adapter
+            if not self.trouble.lies:
+                with self.trouble.loading(authorization):
+                    await asyncio.sleep(self.trouble.load_s)
+                    await runner.load_adapter(adapter.key)
+                self._adapters[name] = adapter
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, body: Mapping[str, object]) -> str:
@@ -95,7 +130,8 @@ class AdapterRegistry:
         if name not in self._adapters:
             message = f"The lora adapter '{name}' cannot be found."
             raise ApiError(404, message, "NotFoundError")
-        del self._adapters[name]
+        if not self.trouble.lies:
+            del self._adapters[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
 
     def _check_load(self, name: str, path: str) -> None:

@@ -20,12 +20,13 @@ from extproc.core.queue import Ticket
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
 from extproc.sim.fleet.agenda import Agenda
 from extproc.sim.fleet.claims import claim_of
+from extproc.sim.fleet.declaring import Declaring
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.sim.fleet.knowledge import Knowledge
 from extproc.sim.fleet.pod import FleetPod, started_engine
 from extproc.sim.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
 from extproc.sim.fleet.router import FleetRouter
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings, Loading
 from extproc.workload.flights import FleetResult, Flight, FlightState
 from extproc.workload.requests import PLAIN
 
@@ -82,7 +83,8 @@ class Fleet:
         self._gives_up = gives_up
         self._rng = random.Random(f"fleet/{seed}")
         late = {event.adapter for event in events if isinstance(event, AdapterRegistered)}
-        self._adapters = [name for name in workload.adapters if name not in late]
+        has_all = settings.loading is None
+        self._adapters = [name for name in workload.adapters if has_all and name not in late]
         for _ in range(settings.num_pods):
             self._add_pod()
         self.routers = [
@@ -99,6 +101,16 @@ class Fleet:
         for router in self.routers:
             router.router.queue.at = partial(self._offer_at, router)
         self._knowledge.start(seed)
+        if settings.loading is not None:
+            Declaring(
+                workload.adapters,
+                BASE_MODEL,
+                loading=Loading(settings.loading),
+                agenda=self._agenda,
+                pods=self.pods,
+                routers=self.routers,
+                knowledge=self._knowledge,
+            )
         self._agenda.at(settings.warm_up_s, self._start_measuring)
         for event in events:
             self._agenda.at(event.at_s, partial(self._apply, event))

@@ -77,7 +77,7 @@ class Knowledge:
         for pod in pods:
             if pod.address not in router.known:
                 router.known.add(pod.address)
-                self._read_models(router, pod)
+                self.read_models(router, pod)
                 self._read_page(router, pod)  # now, and later out of phase
                 phase_s = self._rng.uniform(0, self._settings.scrape_interval_s)
                 self._agenda.after(phase_s, partial(self._scrape, router, pod))
@@ -86,9 +86,10 @@ class Knowledge:
         """Let every router read, each at its own time, which models a pod lists by then."""
         for router in self._routers:
             wait_s = self._rng.uniform(0, self._settings.models_interval_s)
-            self._agenda.after(wait_s, partial(self._read_models, router, pod))
+            self._agenda.after(wait_s, partial(self.read_models, router, pod))
 
-    def _read_models(self, router: FleetRouter, pod: FleetPod) -> None:
+    def read_models(self, router: FleetRouter, pod: FleetPod) -> None:
+        """Let a router read now which models a pod lists."""
         router.pool.record_models(pod.address, pod.models, now=self._agenda.now)
 
     # --- pages and the access log -----------------------------------------------------------

@@ -67,13 +67,18 @@ class FleetPod:
         counters = self.engine.counters
         self._num_loads, self._num_disk_loads = counters.num_gpu_loads, counters.num_disk_loads
 
-    def register(self, adapter: str, now: float) -> None:
+    def register(self, adapter: str, now: float, root: str = "") -> None:
         """Load one more adapter between two steps, and list it in `/v1/models`."""
         self.catch_up(now)
         self.free_at_s = max(self.free_at_s, now) + self.engine.load_adapter(adapter)
         self._quiet_until_s = self.free_at_s
-        self.models.append(ModelCard(adapter, parent=self.models[0].id))
+        self.models.append(ModelCard(adapter, self.models[0].id, root))
         self.registered.add(adapter)
+
+    def unregister(self, adapter: str) -> None:
+        """List an adapter no longer; it stays in the engine's memory until others push it out."""
+        self.models = [card for card in self.models if card.id != adapter]
+        self.registered.discard(adapter)
 
     def slow_down(self, factor: float, now: float) -> None:
         """Multiply the costs of every step that begins from now on by `factor`."""

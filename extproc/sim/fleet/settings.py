@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from math import inf
 
 from extproc.core.costs import DEFAULT, Costs
@@ -12,6 +13,14 @@ from extproc.sim.engine.profiles import H100_8B, EngineProfile
 from extproc.workload.judge import Slo
 
 DEFAULT_QUEUE = QueueSettings()
+
+
+class Loading(StrEnum):
+    """When adapters are loaded that pods do not have at first."""
+
+    AHEAD = "ahead"  # production: while requests wait for them, into free or idle slots
+    ANYWHERE = "anywhere"  # the same, into slots of running adapters too
+    IN_TURN = "in_turn"  # once a pod has room for such a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class FleetSettings:
         max_pending: Admission's cap per endpoint; None for none.
         max_hold_s: Longest time for which a policy may hold a request.
         queue: Of each router, for held requests.
+        loading: When routers have pods load adapters, which these lack at first; None for pods that
+            have all.
         declared: The objectives that requests claim which have any; None if they claim none.
         patience_s: A client leaves without a first token after this; None for never.
         warm_up_s: Requests that come before this do not count.
@@ -89,6 +100,7 @@ class FleetSettings:
     max_pending: int | None = None
     max_hold_s: float = 10.0
     queue: QueueSettings = DEFAULT_QUEUE
+    loading: Loading | None = None
     declared: Slo | None = None
     patience_s: float | None = None
     warm_up_s: float = 0.0

@@ -5,20 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 
 from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.adapters.states import Action, Failure, Kind, Result, State
+from extproc.core.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.core.admission import AdmissionSettings
+from extproc.core.beginnings import prefix_hashes
+from extproc.core.costs import Costs
 from extproc.core.modelroutes import ModelRoute
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
-from extproc.core.pool import Pool
+from extproc.core.pool import Pool, PoolSettings
 from extproc.core.queue import Ticket
+from extproc.core.rejections import NOT_REWRITABLE, RENAMED
 from extproc.core.router import Router
+from extproc.core.told import ToldPick
 from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request
 
@@ -51,7 +56,7 @@ class Scene:
     def declare(self, *declared: Declaration | Offer) -> None:
         offers = [each if isinstance(each, Offer) else Offer(each) for each in declared]
         self.catalog.planner.declare([each.declaration for each in offers], now=self.now)
-        self.catalog.declare({each.declaration.name: each for each in offers}, BASE)
+        self.catalog.declare({each.declaration.name: each for each in offers}, {frozenset(): BASE})
         self.begun = self.tick()
 
     def lists(self, number: int, *adapters: tuple[str, str]) -> None:
@@ -84,7 +89,7 @@ class Scene:
         return result
 
     def listed(self, tenant: str = "") -> list[str]:
-        body = self.router.models_body(None, tenant, now=self.now)
+        body = self.router.models.body(None, tenant, now=self.now)
         assert isinstance(body, bytes)
         return [model["id"] for model in json.loads(body)["data"]]
 
@@ -123,13 +128,19 @@ def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
     assert len(calls) == asked == 1
 
 
-def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it() -> None:
-    scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
-    route = ModelRoute("r", ("sql",), waits=False)
-    scene.router.routes.configure([route], {})
+@pytest.mark.parametrize(
+    ("cold_wait_s", "route"),
+    [(20.0, {"waits": False}), (20.0, {"max_wait_s": 0.0}), (0.0, {})],
+)
+def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it(
+    cold_wait_s: float, route: dict[str, Any]
+) -> None:
+    sql = Declaration("sql", "/adapters/sql", load=LoadMode.LAZY)
+    scene = Scene(sql, cold_wait_s=cold_wait_s)
+    scene.router.routes.configure([ModelRoute("r", ("sql",), **route)], {})
     assert scene.begun == []
 
-    assert refusal(scene.ask("sql"))[0] == 429
+    assert refusal(scene.ask("sql")) == (503, Reason.ADAPTER_UNAVAILABLE)
 
     [action] = scene.tick()
     assert (action.kind, action.name) == (Kind.LOAD, "sql")
@@ -158,10 +169,12 @@ def test_one_whose_pods_have_just_gone_waits_for_others() -> None:
     scene.lists(1)
 
     assert refusal(scene.ask_at(-5.0)) == (503, Reason.NO_ENDPOINTS)
+    looks: list[None] = []
+    scene.catalog.on_cold = lambda: looks.append(None)
     held = scene.ask("sql")
     assert isinstance(held, Ticket)
     assert held.reason == "load"
-    assert held.look_s <= scene.now + 1
+    assert looks
 
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
@@ -185,6 +198,60 @@ def test_one_whose_pods_are_all_full_is_told_so() -> None:
 def test_it_waits_no_longer_than_cold_wait_s() -> None:
     scene = Scene(SQL, cold_wait_s=5.0)
     assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+
+
+def test_requests_do_not_follow_an_adapter_to_a_pod_that_is_gone() -> None:
+    scene = Scene(SQL)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    assert scene.picked("sql").address == address(1)
+
+    scene.router.pool.record_unreachable(address(1))
+
+    assert isinstance(scene.ask("sql"), Ticket)
+    [action] = scene.tick()
+    assert (action.kind, action.address) == (Kind.LOAD, address(2))
+
+
+def test_after_cold_wait_s_a_pod_that_may_be_gone_is_better_than_none() -> None:
+    scene = Scene(SQL, cold_wait_s=5.0)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    scene.router.pool.record_unreachable(address(1))
+
+    result = scene.ask_at(-5.0)
+
+    assert isinstance(result, Pick)
+    assert result.address == address(1)
+
+
+@pytest.mark.parametrize(("max_hold_s", "max_wait_s"), [(60.0, 2.0), (2.0, None)])
+def test_a_route_that_waits_for_less_says_that_the_adapter_is_not_there_yet(
+    max_hold_s: float, max_wait_s: float | None
+) -> None:
+    scene = Scene(SQL)
+    scene.router.max_hold_s = max_hold_s
+    scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=max_wait_s)], {})
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    result = scene.router.resume(held, now=scene.now + 2.0)
+
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(result, Rejection)
+    assert result.retry_after_s
+
+
+def test_a_route_that_waits_for_less_has_its_fallback_then() -> None:
+    scene = Scene(Offer(SQL, fallback=BASE))
+    scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=2.0)], {})
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    result = scene.router.resume(held, now=scene.now + 2.0)
+
+    assert isinstance(result, Pick)
+    assert result.request.model == BASE
 
 
 def test_one_that_waited_in_vain_is_told_when_those_that_wait_will_have_gone() -> None:
@@ -288,12 +355,125 @@ def test_work_is_counted_for_the_adapter_whatever_its_version() -> None:
     assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
 
 
+def test_work_that_another_router_tells_of_is_counted_for_the_adapter() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"))
+    told = scene.router.pool.told
+    told.begin("x", now=scene.now)
+    for number, adapter in enumerate(("sql@2", "own", None)):
+        told.start(ToldPick(f"x-{number}", address(1), adapter, 9, 0.0), now=scene.now)
+    assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
+
+
+def test_what_another_router_cannot_load_for_this_one_is_refused_with_its_reason() -> None:
+    scene = Scene(SQL, Offer(Declaration("b", "/adapters/b"), fallback=BASE))
+    scene.catalog.failed = {"sql": ("files", "nothing there"), "b": ("files", "")}
+
+    result = scene.ask("sql")
+
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(result, Rejection)
+    assert "(files)" in result.message
+    assert result.why == "nothing there"
+    assert scene.picked("b").request.model == BASE
+
+
+def test_what_is_being_unloaded_is_known_until_the_call_has_ended() -> None:
+    scene = Scene(num_pods=1)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.declare(SQL)
+    scene.declare()
+    scene.now += AdapterSettings().grace_s
+    scene.lists(1, ("sql", "/adapters/sql"))
+    [action] = scene.tick()
+    planner = scene.catalog.planner
+    assert (action.kind, planner.unloading()) == (Kind.UNLOAD, [(address(1), "sql")])
+
+    planner.finished(action, Result(), now=scene.now)
+
+    assert planner.unloading() == []
+
+
+def test_no_request_goes_where_another_router_unloads_its_adapter() -> None:
+    scene = Scene(SQL)
+    for number in (1, 2):
+        scene.lists(number, ("sql", "/adapters/sql"))
+    scene.tick()
+
+    scene.catalog.planner.set_leaving({(address(1), "sql"), (address(2), "other")})
+
+    assert {scene.picked("sql").address for _ in range(4)} == {address(2)}
+
+
+def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/c", "1"))
+    scene.lists(1, ("sql@1", "/adapters/sql-1"), ("own", "/own"))
+    scene.tick()
+    queue = scene.router.queue
+
+    names = ("sql", "cold", "own", BASE)
+    assert [queue.served(name) for name in names] == ["sql@1", "cold@1", "own", BASE]
+    assert [queue.holders(name) for name in names] == [{address(1)}, frozenset(), None, None]
+
+
+def test_one_that_is_held_needs_no_load_of_a_version_that_runs() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), num_pods=1)
+    scene.lists(1, ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    assert scene.picked("sql").request.adapter == "sql@2"
+
+    needed_s = [scene.router._least_ttft_s(request(each), scene.now) for each in ("sql", "own")]
+
+    assert needed_s == [0.0, Costs().cold_load_s]
+
+
+def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-1", "1"), num_pods=1)
+    scene.router.picker.uses_cached_bytes = True
+    scene.lists(1, ("sql@1", "/adapters/sql-1"))
+    scene.tick()
+    hashes = prefix_hashes("sql", bytes(2048))
+
+    def cached() -> dict[str, int]:
+        result = scene.ask("sql", prefix_hashes=hashes)
+        assert isinstance(result, Pick)
+        return dict(result.request.cached_bytes)
+
+    assert [cached(), cached()] == [{}, {address(1): 2048}]
+    scene.declare(Declaration("sql", "/adapters/sql-2", "2"))
+    scene.lists(1, ("sql@1", "/adapters/sql-1"), ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    assert [cached(), cached()] == [{}, {address(1): 2048}]
+
+
+def test_a_deleted_adapter_is_not_listed_once_it_is_known_that_pods_have_it() -> None:
+    """As after a start: its tombstone is read, and models are asked for before the first look."""
+    scene = Scene()
+    scene.catalog.planner.declare([], deleted=[SQL], now=scene.now)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    assert scene.listed() == [BASE, "sql"]
+
+    scene.tick()
+
+    assert scene.listed() == [BASE]
+
+
+def test_another_router_s_name_for_what_a_resolver_finds_is_known() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), num_pods=1)
+    pool = scene.router.pool
+    assert refusal(scene.ask("sql@2"))[0] == 404
+    pool.configure(PoolSettings(resolver=True))
+    pool.declare({"sql@2": ModelCard("sql@2", BASE)}, now=scene.now)
+    scene.tick()
+
+    assert scene.picked("sql@2").request.adapter == "sql@2"
+
+
 def test_models_lists_what_is_declared_and_no_versions() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/adapters/c"))
     scene.lists(1, ("sql@2", "/adapters/sql-2"), ("sql@1", "/adapters/sql-1"), ("own", "/own"))
     assert scene.listed() == [BASE, "cold", "own", "sql"]
     assert scene.listed() == [BASE, "cold", "own", "sql"]  # from the cache as well
-    card = scene.router.model("cold", None, now=scene.now)
+    card = scene.router.models.find("cold", None, now=scene.now)
     assert isinstance(card, ModelCard)
     assert card.parent == BASE
 
@@ -362,7 +542,7 @@ def test_other_tenants_find_no_such_model_in_no_version() -> None:
         assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
     assert isinstance(scene.ask("own"), Pick)
     assert (scene.listed(), scene.listed("acme")) == ([BASE, "own"], [BASE, "own", "sql"])
-    assert refusal(scene.router.model("sql", None, now=scene.now))[0] == 404
+    assert refusal(scene.router.models.find("sql", None, now=scene.now))[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -382,6 +562,75 @@ def test_a_fallback_serves_where_nothing_else_is_left(
     assert isinstance(result, Pick)
     assert (result.request.model, result.request.adapter) == found
     assert result.request.client_model == "sql"
+
+
+def test_a_held_request_gets_the_first_version_that_its_adapter_gets() -> None:
+    scene = Scene(SQL)
+    held = scene.ask("sql")
+    assert isinstance(held, Ticket)
+
+    scene.declare(Declaration("sql", "/adapters/sql-2", "2"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"))
+    scene.tick()
+    scene.router.queue.freed(scene.now)
+    scene.router.offer(now=scene.now)
+
+    result = scene.router.resume(held, now=scene.now)
+    assert isinstance(result, Pick)
+    assert (result.request.model, result.request.client_model) == ("sql@2", "sql")
+
+
+@pytest.mark.parametrize("fixed", [RENAMED, NOT_REWRITABLE])
+def test_a_body_that_cannot_be_rewritten_goes_to_no_pod_that_knows_another_name(
+    fixed: Rejection,
+) -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("b", "/adapters/b"))
+    scene.lists(1, ("sql@2", "/adapters/sql-2"), ("b", "/adapters/b"))
+    scene.tick()
+    assert scene.ask("sql", fixed=fixed) is fixed
+    assert isinstance(scene.ask("b", fixed=fixed), Pick)
+
+
+def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> None:
+    scene = Scene(Offer(SQL, fallback=BASE), cold_wait_s=0.0)
+    assert isinstance(scene.ask("sql"), Pick)
+    result = scene.ask("sql", fixed=NOT_REWRITABLE)
+    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+
+
+def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() -> None:
+    scene = Scene(SQL)
+    is_known = False
+    scene.catalog.is_known = lambda: is_known
+    assert refusal(scene.ask("later")) == (503, Reason.NO_ENDPOINTS)
+    assert refusal(scene.router.models.find("later", None, now=scene.now))[0] == 503
+
+    is_known = True
+    assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
+
+
+def test_a_fallback_is_for_those_alone_who_may_ask_for_it() -> None:
+    private = Offer(Declaration("b", "/adapters/b"), tenants=frozenset({"acme"}))
+    scene = Scene(Offer(SQL, fallback="b"), private, cold_wait_s=0.0)
+    scene.lists(1, ("b", "/adapters/b"))
+    scene.tick()
+
+    assert refusal(scene.ask("sql"))[0] == 503
+    result = scene.ask("sql", hints=Hints(fairness_id="acme"))
+    assert isinstance(result, Pick)
+    assert result.request.model == "b"
+
+
+def test_a_fallback_that_was_deleted_is_none_though_pods_still_list_it() -> None:
+    sql = Offer(SQL, fallback="b")
+    scene = Scene(sql, Declaration("b", "/adapters/b"), cold_wait_s=0.0)
+    scene.lists(1, ("b", "/adapters/b"))
+    scene.tick()
+    assert isinstance(scene.ask("sql"), Pick)
+
+    scene.declare(sql)
+
+    assert refusal(scene.ask("sql"))[0] == 503
 
 
 @pytest.mark.parametrize("fallback", ["nobody", "cold"])

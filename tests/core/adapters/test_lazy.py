@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from extproc.core.adapters.attempts import Window
+from extproc.core.adapters.attempts import BURST_RATIO, MINUTE_S, Window
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.states import AdapterSettings, Failure, Kind, Result, State
 from tests.core.adapters.world import World, adapters, pods
@@ -160,21 +162,28 @@ def test_a_pod_with_requests_gets_so_many_loads_a_minute_and_not_all_at_once() -
     settings = AdapterSettings(max_loads_per_minute=12)
     world = World(pods(1, num_base=1, max_cpu_loras=20), settings=settings)
     world.declare(*adapters(20))
-    world.run(5)
-    assert len(world.log) == 2
-    assert world.planner.next_s < world.now + 10
+    world.run(4)
+    assert len(world.log) == 3
+    assert world.planner.next_s <= world.now + 5
 
     world.run(55)
     assert len(world.log) == 12
 
 
-@pytest.mark.parametrize(("limit", "seconds"), [(1, 60), (5, 12), (7, 60 / 7)])
-def test_few_loads_a_minute_are_spread_evenly(limit: int, seconds: float) -> None:
-    window = Window()
-    assert window.free_s(limit, now=0.0) <= 0.0
-    window.start(0.0)
-    assert window.free_s(limit, now=1.0) == pytest.approx(seconds)
-    assert window.free_s(limit, now=seconds) <= seconds
+@given(st.integers(1, 100))
+def test_loads_that_are_wanted_for_ever_keep_their_limit_and_never_pause_for_long(
+    limit: int,
+) -> None:
+    window, starts, now = Window(), [0.0], 0.0
+    window.start(now)
+    while now < 300:
+        now = max(now, window.free_s(limit, now=now))
+        window.start(now)
+        starts.append(now)
+
+    assert all(b - a > MINUTE_S - 1e-6 for a, b in zip(starts, starts[limit:], strict=False))
+    pauses = [b - a for a, b in pairwise(starts)]
+    assert max(pauses) < BURST_RATIO * MINUTE_S + MINUTE_S / limit + 1e-6
 
 
 def test_loads_on_a_pod_without_requests_leave_it_those_that_it_may_have_with_them() -> None:
@@ -268,7 +277,7 @@ def test_requests_of_an_adapter_that_too_few_pods_have_get_more_of_it() -> None:
 
 
 def test_a_router_that_does_not_lead_loads_only_what_its_own_requests_wait_for() -> None:
-    """The one that leads knows nothing of those."""
+    """The one that leads knows nothing of those, or hears of them and makes the calls."""
     world = crowded()
     world.leading.clear()
     world.demand = {"a1": 1.0}
@@ -276,6 +285,11 @@ def test_a_router_that_does_not_lead_loads_only_what_its_own_requests_wait_for()
     assert not world.log
 
     world.held = ["a0"]
+    world.led = {0}
+    world.run(10)
+    assert not world.log
+
+    world.led.clear()
     world.run(10)
 
     assert {action.name for _, action in world.log if action.kind is Kind.LOAD} == {"a0"}

@@ -28,6 +28,24 @@ def test_a_restarted_pod_gets_its_adapters_back() -> None:
     assert before <= set(world.pods[ONE].models)
 
 
+def test_what_a_pod_has_is_known_without_a_call_also_after_a_restart_that_nobody_saw() -> None:
+    """SGLang 12221: it told only those who loaded or unloaded something, and a proxy went on
+    sending requests for what an engine had lost in a crash."""
+    world = World(pods(2, process=None, models={"a0": "/adapters/a0"}))
+    world.declare(Declaration("a0", "/adapters/a0", min_replicas=2))
+    world.run(5)
+    assert world.planner.holders("a0") == {ONE, TWO}
+    assert not world.log
+
+    world.pods[ONE].models, world.pods[ONE].load_s = {}, 3.0
+    world.run(1.5)
+    assert world.planner.holders("a0") == {TWO}
+    world.run(5)
+
+    assert world.planner.holders("a0") == {ONE, TWO}
+    assert world.loads_of("a0") == 1
+
+
 def test_a_new_pod_gets_its_share() -> None:
     """vLLM 12174: a new replica had none."""
     world = World(pods(3))

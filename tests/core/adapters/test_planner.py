@@ -40,6 +40,59 @@ def test_adapters_go_to_pods_with_their_base_model() -> None:
     assert "mistral" in world.status("none").message
 
 
+A, B = frozenset({"a"}), frozenset({"b"})
+
+
+def test_adapters_go_to_pods_of_their_pools() -> None:
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=B), FakePod(THREE, pools=A | B)])
+    world.declare(
+        Declaration("a", "/a", pools=A, min_replicas=3),
+        Declaration("b", "/b", pools=B, min_replicas=3),
+        Declaration("either", "/e", pools=A | B, min_replicas=3),
+        Declaration("any", "/any", min_replicas=3),
+        Declaration("none", "/none", pools=frozenset({"c", "d"})),
+    )
+    world.run(10)
+
+    assert world.having("a") == [ONE, THREE]
+    assert world.having("b") == [TWO, THREE]
+    assert len(world.having("either")) == len(world.having("any")) == 3
+    assert world.status("none").reason is Failure.UNFIT
+    assert "of c or d" in world.status("none").message
+
+
+def test_an_adapter_of_another_pool_now_is_unloaded_from_the_pods_of_the_first() -> None:
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=B)])
+    world.declare(Declaration("x", "/x", pools=A))
+    world.run(10)
+    assert world.having("x") == [ONE]
+    world.declare(Declaration("x", "/x", pools=B))
+    world.run(10)
+
+    assert world.having("x") == [TWO]
+    assert world.planner.holders("x") == {TWO}
+
+
+def test_what_pods_of_other_pools_list_gets_no_requests_for_an_adapter() -> None:
+    listing = {"x": "/x"}
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=B, models=listing, num_base=1)])
+    world.declare(Declaration("x", "/x", pools=A))
+    world.run(1)
+
+    assert TWO not in world.planner.holders("x")
+
+
+def test_a_pod_that_changes_its_pool_gets_that_one_s_adapters() -> None:
+    world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=A)])
+    world.declare(Declaration("b", "/b", pools=B))
+    world.run(5)
+    assert world.having("b") == []
+    world.pods[TWO].pools = B
+    world.run(5)
+
+    assert world.having("b") == [TWO]
+
+
 def test_adapters_go_to_pods_that_carry_their_rank() -> None:
     world = World([FakePod(ONE, max_rank=16), FakePod(TWO, max_rank=64), FakePod(THREE)])
     world.declare(Declaration("r", "/r", rank=32, min_replicas=3), Declaration("s", "/s", rank=8))
@@ -535,3 +588,31 @@ def test_a_version_that_pods_have_again_is_not_gone() -> None:
     assert not any(each.removable for each in world.status("a").versions)
     world.run(10)
     assert not world.having("a@1")
+
+
+@pytest.mark.parametrize("is_led", [False, True])
+def test_what_the_router_that_leads_never_knew_is_unloaded_by_one_that_does(is_led: bool) -> None:
+    """It has started since the adapter was deleted, and takes it for one that nobody declared."""
+    world = World(pods(1), num_planners=2)
+    world.leading = {1}
+    world.planners[1].declare([Declaration("a", "/a")], now=world.now)
+    world.until(lambda: bool(world.having("a")), 5)
+    world.leading = {0}
+    world.led = {1} if is_led else set()
+    world.planners[1].declare([], now=world.now)
+
+    world.until(lambda: not world.having("a"), 30)
+
+
+def test_old_versions_are_left_to_the_router_that_leads() -> None:
+    world = World(pods(1))
+    world.declare(Declaration("a", "/1", version="1"))
+    world.run(5)
+    world.declare(Declaration("a", "/2", version="2"))
+    world.until(lambda: bool(world.having("a@2")), 5)
+    world.leading.clear()
+    world.run(60)
+    assert world.having("a@1")
+
+    world.leading.add(0)
+    world.until(lambda: not world.having("a@1"), 5)

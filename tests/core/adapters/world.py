@@ -52,6 +52,7 @@ class FakePod:
     load_s: float = 0.5
     models: dict[str, str] = field(default_factory=dict)
     base: str = BASE
+    pools: frozenset[str] = frozenset()
     broken: dict[str, Result] = field(default_factory=dict)
     lies: bool = False
     is_up: bool = True
@@ -109,6 +110,7 @@ class World:
             {} for _ in self.planners
         ]
         self.leading = set(range(num_planners))
+        self.led = set[int]()
         self.log: list[tuple[float, Action]] = []
         self.demand: dict[str, float] = {}
         self.names: list[str] = []
@@ -184,6 +186,7 @@ class World:
                     {name: num for name, num in pod.pending.items() if num},
                     pod.process,
                     pod.is_resolver,
+                    pod.pools,
                 )
             )
         return states
@@ -196,6 +199,7 @@ class World:
             self.held,
             now=self.now,
             is_leading=number in self.leading,
+            is_led=number in self.led,
         )
         for name in self.names:
             self.served_at[planner.serving(name) or ""] = self.now

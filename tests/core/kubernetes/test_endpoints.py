@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
+from extproc.core.kubernetes.endpoints import (
+    pod_endpoints,
+    pools_endpoints,
+    selection,
+    slice_endpoints,
+)
 from extproc.core.kubernetes.objects import EndpointSlice, InferencePool, Pod
 from extproc.core.types import Endpoint
 
@@ -225,3 +230,14 @@ def test_a_pool_selects_by_all_its_labels_and_has_all_its_ports() -> None:
 )
 def test_a_pool_that_selects_nothing_selects_nothing(pool: InferencePool | None) -> None:
     assert selection(pool) is None
+
+
+def test_the_endpoints_of_several_pools_are_one_list_and_each_says_its_pools() -> None:
+    def of(pod: Pod) -> tuple[Endpoint, ...]:
+        return pod_endpoints([pod], [8000])
+
+    shared, own = of(read_pod("s", ip="10.0.0.2")), of(read_pod("o", ip="10.0.0.1"))
+    merged = pools_endpoints({"a": shared, "b": (*own, *shared), "empty": ()})
+
+    assert {each.name: set(each.pools) for each in merged} == {"o": {"b"}, "s": {"a", "b"}}
+    assert addresses(merged) == ["10.0.0.1:8000", "10.0.0.2:8000"]

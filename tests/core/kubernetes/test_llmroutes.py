@@ -77,7 +77,6 @@ def test_an_adapter_with_all_its_fields_is_declared() -> None:
             load=LoadMode.EAGER,
             origin="llmroute n/it",
         ),
-        pools=frozenset({"pool"}),
         tenants=frozenset({"t", "u"}),
         response_model=ResponseModel.SERVED,
         fallback="llama",
@@ -87,7 +86,7 @@ def test_an_adapter_with_all_its_fields_is_declared() -> None:
 def test_only_a_name_and_a_pool_are_needed() -> None:
     declared = Declaration("a", origin="llmroute n/it")
 
-    assert found(route()) == (Offer(declared, pools=frozenset({"pool"})), "")
+    assert found(route()) == (Offer(declared), "")
 
 
 def test_the_founding_proposal_s_example_is_understood() -> None:
@@ -95,20 +94,29 @@ def test_the_founding_proposal_s_example_is_understood() -> None:
 
     claims = ModelRoute("n/it", ("sentiment",), priority=100, tpot=Objective(2.0, 99.0))
     declared = Declaration("sentiment", origin="llmroute n/it")
-    assert read == (Offer(declared, pools=frozenset({"assistant"}), route=claims), NO_PARENTS)
+    assert read == (Offer(declared, route=claims), NO_PARENTS)
 
 
 # --- pools --------------------------------------------------------------------------------------
 
 
-def test_of_several_pools_ours_count() -> None:
-    service = {"group": "", "kind": "Service", "name": "vllm"}
-    spec = route() | {"backendRefs": [service, POOL, {"name": "other"}, {"name": "second"}]}
-    ours = frozenset({PoolRef("pool"), PoolRef("second"), PoolRef("vllm", "", "Service")})
-    read = found(spec, ours)
+@pytest.mark.parametrize(
+    ("ours", "pools"),
+    [
+        (("pool",), ()),
+        (("pool", "second"), ()),
+        (("pool", "third"), ("pool",)),
+        (("pool", "second", "third"), ("pool", "second")),
+    ],
+)
+def test_of_several_pools_ours_count_and_none_are_named_where_all_do(
+    ours: tuple[str, ...], pools: tuple[str, ...]
+) -> None:
+    spec = route() | {"backendRefs": [POOL, {"name": "other"}, {"name": "second"}]}
+    read = found(spec, frozenset(map(PoolRef, ours)))
 
     assert read is not None
-    assert read[0].pools == {"pool", "second", "vllm"}
+    assert read[0].declaration.pools == frozenset(pools)
 
 
 @pytest.mark.parametrize(

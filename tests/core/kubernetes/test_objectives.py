@@ -14,12 +14,14 @@ from extproc.core.kubernetes.store import Store
 POOL = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "pool"}
 
 
-def found(pool_ref: dict[str, Any], more: dict[str, Any], **metadata: Any) -> dict[str, int]:
+def found(
+    pool_ref: dict[str, Any], more: dict[str, Any], *pools: str, **metadata: Any
+) -> dict[str, int]:
     """The priorities of a list with one objective."""
     store = Store(objective_queries()[0])
     item = {"metadata": {"name": "o", **metadata}, "spec": {"poolRef": pool_ref, **more}}
     store.read_page(json.dumps({"metadata": {}, "items": [item]}).encode(), is_first=True)
-    return priorities(store.objects, "pool")
+    return priorities(store.objects, pools or ["pool"])
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,8 @@ def test_an_objective_of_anything_else_does_not_count(other: dict[str, str]) -> 
 
 def test_an_objective_that_is_being_deleted_does_not_count() -> None:
     assert found(POOL, {"priority": 2}, deletionTimestamp="2026-01-01T00:00:00Z") == {}
+
+
+def test_objectives_of_each_of_several_pools_count() -> None:
+    for name, expected in (("a", {"o": 2}), ("b", {"o": 2}), ("c", {})):
+        assert found({"name": name}, {"priority": 2}, "a", "b") == expected

@@ -9,7 +9,7 @@ from extproc.core.claims import NO_CLAIM, Claim
 from extproc.core.queue import End, HoldQueue, QueueSettings, Ticket
 from extproc.core.queue.status import MAX_NAME_CHARS, MAX_SHOWN, describe_queue
 from extproc.core.rejections import no_endpoints, saturated
-from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
 FULL = Wait(inf, "slot")
@@ -77,6 +77,17 @@ def test_a_route_that_does_not_wait_says_so() -> None:
 
     assert scene.refuses(Claim(waits=False)).why == "Its route does not wait: 1 held."
     assert scene.ended == {"no_wait": 1}
+
+
+def test_one_that_waited_for_its_adapter_is_not_told_that_pods_are_full() -> None:
+    queue = HoldQueue()
+    held = ticket(give_up_s=5.0, held_at_s=1.0, reason="load")
+    queue.add(held, now=1.0)
+    queue.expire(held, now=5.0)
+
+    assert isinstance(held.result, Rejection)
+    assert (held.result.status, held.result.reason) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert "held 4.00 s for its adapter" in held.result.why
 
 
 def test_a_full_route_and_a_full_queue_are_told_apart() -> None:

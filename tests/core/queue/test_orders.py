@@ -120,6 +120,13 @@ def test_requests_for_a_base_model_keep_nobody_s_adapter_out() -> None:
     assert arrivals(clusters(tickets, Scene(9.0, running=frozenset("a")))) == [1, 2, 0]
 
 
+def test_adapters_run_under_the_names_that_endpoints_know_them_by() -> None:
+    tickets = [ticket(0.0, adapter="a"), ticket(1.0, adapter="b")]
+    served = {"a": "a@2", "b": "b@1"}.__getitem__
+    scene = Scene(9.0, running=frozenset({"a", "b@1"}), served=served)
+    assert arrivals(clusters(tickets, scene)) == [1, 0]
+
+
 def test_without_clusters_the_order_is_by_arrival() -> None:
     tickets = [ticket(1, adapter="c"), ticket(2, adapter=None), ticket(0, adapter="a")]
 

@@ -265,6 +265,24 @@ def test_only_who_may_go_where_the_first_wants_to_lets_it_go_first(
     assert (scene.queue.behind_until_s(arrival, now=scene.now) > scene.now) is is_behind
 
 
+def test_a_declared_adapter_s_requests_go_where_its_pods_are_whatever_those_call_it() -> None:
+    holders = {"sql": {PODS[0].address}, "slot": {PODS[1].address}, "cold": set[str]()}
+    reach = Reach(PODS, holders.get)
+    models = ("sql", "slot", "cold", "elsewhere")
+    assert [reach.of(RequestInfo(model)) for model in models] == [1, 2, 0, 2]
+
+
+def test_who_waits_for_an_adapter_that_no_pod_has_holds_up_nobody() -> None:
+    scene = Scene(stuck=frozenset({"cold"}), endpoints=PODS)
+    scene.queue.holders = {"cold": frozenset[str]()}.get
+    scene.queue.charge(newcomer(GREEDY))
+    scene.hold(MODEST, "cold", tenant=MODEST)
+    scene.hold("more", "slot", tenant=GREEDY)
+    scene.free(9)
+
+    assert scene.sent == ["more"]
+
+
 def test_where_many_requests_may_go_is_remembered_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precedence, "MAX_KNOWN", 2)
     reach = Reach(PODS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.engine.records import Step
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.fakepod.trouble import Trouble
 
 Json = dict[str, Any]
 SLOW = replace(INSTANT, step_s=0.02)
@@ -350,6 +351,34 @@ async def test_without_runtime_loading_its_paths_do_not_exist() -> None:
         assert answer == (404, {"detail": "Not Found"})
 
 
+async def test_a_resolver_loads_what_requests_name_and_then_lists_it() -> None:
+    """Once, however many ask at once; by its folder's name."""
+    config = PodConfig(resolver_dir="/cache", ranks_by_path={"/cache/a": 8, "/cache/big": 64})
+    async with _pod(config) as (_, session):
+        assert [card["id"] for card in (await _get(session, "/v1/models"))["data"]] == ["base"]
+        answers = await asyncio.gather(
+            *(_post(session, "/v1/completions", _completion("a")) for _ in range(4))
+        )
+        cards = (await _get(session, "/v1/models"))["data"]
+
+        assert [status for status, _, _ in answers] == [200] * 4
+        assert [(card["id"], card["root"]) for card in cards[1:]] == [("a", "/cache/a")]
+        assert (await _get(session, "/debug/engine"))["num_disk_loads"] == 1
+        for model, expected, type_ in (
+            ("gone", 404, "NotFoundError"),
+            ("big", 400, "BadRequestError"),
+        ):
+            status, body, _ = await _post(session, "/v1/completions", _completion(model))
+            assert (status, body["error"]["type"]) == (expected, type_)
+
+
+async def test_a_resolver_needs_runtime_loading() -> None:
+    async with _pod(PodConfig(resolver_dir="/cache", loads_at_runtime=False)) as (_, session):
+        status, _, _ = await _post(session, "/v1/completions", _completion("x"))
+
+        assert status == 404
+
+
 async def test_loading_takes_a_slot_and_writes_no_series() -> None:
     async with _pod(PodConfig(max_loras=1)) as (_, session):
         await _load(session, lora_name="a", lora_path="/a")
@@ -369,6 +398,38 @@ async def test_two_loads_of_one_name_at_once_load_it_once() -> None:
         )
 
         assert sorted(status for status, _ in answers) == [200, 400, 400, 400]
+
+
+async def test_a_load_goes_on_when_its_client_leaves() -> None:
+    async with _pod(PodConfig()) as (pod, session):
+        began = asyncio.Event()
+
+        @contextmanager
+        def loading(_authorization: str) -> Iterator[None]:
+            began.set()
+            yield
+
+        pod.pod.registry.trouble = Trouble(load_s=0.2, loading=loading)
+        load = asyncio.ensure_future(_load(session, lora_name="a", lora_path="/a"))
+        await began.wait()
+        load.cancel()
+
+        await _until(lambda: "a" in pod.pod.registry.paths)
+
+
+async def test_a_pod_that_lies_says_yes_and_does_nothing() -> None:
+    async with _pod(PodConfig(adapters=["a"])) as (pod, session):
+        pod.pod.registry.trouble.lies = True
+        answers = [
+            await _load(session, lora_name="b", lora_path="/b"),
+            (await _post(session, "/v1/unload_lora_adapter", {"lora_name": "a"}))[:2],
+        ]
+
+        assert [status for status, _ in answers] == [200, 200]
+        assert [model["id"] for model in (await _get(session, "/v1/models"))["data"]] == [
+            "base",
+            "a",
+        ]
 
 
 async def test_unloading_forgets_the_name_and_leaves_the_slot() -> None:

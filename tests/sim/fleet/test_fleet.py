@@ -27,7 +27,7 @@ from extproc.sim.fleet.events import (
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.pod import FleetPod
 from extproc.sim.fleet.prefixes import prefix_hashes
-from extproc.sim.fleet.settings import FleetSettings, PodKind
+from extproc.sim.fleet.settings import FleetSettings, Loading, PodKind
 from extproc.workload.flights import Flight, FlightState
 from extproc.workload.requests import Workload
 from tests.sim.lab import arrival, poisson, run, workload
@@ -67,6 +67,7 @@ class OneAtATime:
     max_pending=st.none() | st.integers(1, 5),
     patience_s=st.none() | st.floats(0.01, 0.5),
     drain_s=st.sampled_from([0.0, 1.0, 60.0]),
+    loading=st.none() | st.sampled_from(Loading),
     policy=st.sampled_from([LeastPending, Founding, RandomChoice, OneAtATime]),
 )
 def test_every_request_has_exactly_one_final_state(
@@ -78,6 +79,7 @@ def test_every_request_has_exactly_one_final_state(
     max_pending: int | None,
     patience_s: float | None,
     drain_s: float,
+    loading: Loading | None,
     policy: Any,
 ) -> None:
     """in = finished + failed + shed + abandoned + running, and no pod or pool disagrees."""
@@ -91,6 +93,7 @@ def test_every_request_has_exactly_one_final_state(
             max_pending=max_pending,
             patience_s=patience_s,
             drain_s=drain_s,
+            loading=loading,
         ),
         poisson(num, rate_rps=40, seed=seed),
         policy,

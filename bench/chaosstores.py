@@ -1,0 +1,267 @@
+"""Where `bench.adapterchaos` declares adapters, and what can go wrong there."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+
+from bench.adapters import RedisServer
+
+TOKEN = "chaos"
+_HEADERS = {"authorization": f"Bearer {TOKEN}"}
+_ATTEMPT_S, _PAUSE_S = 3.0, 0.2
+MIN_REPLICAS: Mapping[str, int] = {"a0": 2, "a1": 2}
+"""Of adapters that more than one pod is to have."""
+
+Attempt = Callable[[str, bool], Awaitable[bool]]
+Opened = tuple[dict[str, Any], Callable[[float], Awaitable[None]]]
+"""A section of the configuration, and what breaks the store for a while."""
+
+
+def served_name(name: str, version: int) -> str:
+    """Return what pods call a version; the first has none."""
+    return f"{name}@{version}" if version else name
+
+
+def source_of(name: str, version: int) -> str:
+    """Return where its files are."""
+    return f"/{name}/{version}"
+
+
+def as_declared(name: str, version: int) -> dict[str, Any]:
+    """Return a declaration."""
+    return {
+        "name": name,
+        "source": source_of(name, version),
+        "version": str(version) if version else "",
+        "replicas": {"min": MIN_REPLICAS.get(name, 1)},
+    }
+
+
+class Keeper(Protocol):
+    """Where adapters are declared.
+
+    Attributes:
+        kinds: Of its own faults.
+        doubtful: Names of which a request may still arrive that nobody waits for any more.
+        lost: Changes that were confirmed and are not there.
+        forgets: What is deleted is known to those alone that ran before.
+    """
+
+    kinds: tuple[str, ...]
+    forgets: bool
+    doubtful: set[str]
+    lost: list[str]
+
+    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
+        """Return sections of the routers' configuration, for pods and routers at addresses."""
+
+    def know(self, admin_urls: Sequence[str]) -> None:
+        """Learn of the routers."""
+
+    async def put(self, name: str, version: int, router: int) -> None:
+        """Declare a version; return once that is confirmed."""
+
+    async def delete(self, name: str, router: int) -> None:
+        """Delete an adapter; return once that is confirmed."""
+
+    async def declared(self, router: int) -> dict[str, str]:
+        """Return the version of each adapter that a router says is declared."""
+
+    async def unready(self) -> list[str]:
+        """Return what the store itself says of adapters that are not ready."""
+
+    async def disturb(self, kind: str, for_s: float) -> None:
+        """Let something go wrong for a while."""
+
+
+class OverHttp:
+    """A store, written to by the routers' admin ports."""
+
+    kinds: tuple[str, ...] = ("break",)
+    forgets = False
+
+    def __init__(
+        self,
+        store: Mapping[str, Any],
+        folder: Path,
+        http: aiohttp.ClientSession,
+        *,
+        lease_s: float,
+        broken: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self.doubtful: set[str] = set()
+        self.lost: list[str] = []
+        self._urls: list[str] = []
+        self._lease_s = lease_s
+        self._store, self._folder, self._http, self._broken = store, folder, http, broken
+        self._tags: dict[str, str] = {}
+
+    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
+        """See `Keeper`."""
+        tokens = self._folder / "tokens"
+        tokens.write_text(f"{TOKEN}\n")
+        adapters = {
+            "store": self._store,
+            "lease_s": self._lease_s,
+            "registration": {"token_file": str(tokens), "max_per_s": 1000},
+        }
+        return {
+            "discovery": {"static": [{"address": pod} for pod in pods]},
+            "adapters": adapters,
+            "peers": {"static": list(routers)},
+        }
+
+    def know(self, admin_urls: Sequence[str]) -> None:
+        """See `Keeper`."""
+        self._urls = [f"{url}/v1/adapters" for url in admin_urls]
+
+    async def put(self, name: str, version: int, router: int) -> None:
+        """See `Keeper`."""
+        body = as_declared(name, version)
+
+        async def attempt(url: str, in_doubt: bool) -> bool:
+            headers = dict(_HEADERS)
+            if name in self._tags:
+                headers["if-match"] = self._tags[name]
+            async with self._http.post(url, json=body, headers=headers) as response:
+                status, tag = response.status, response.headers.get("etag", "")
+            if status in (409, 412):
+                there = await self._entry(url, name)
+                is_it = not there.get("deleted") and there.get("source") == body["source"]
+                if not is_it and not in_doubt:
+                    self.lost.append(f"{name}: {version} is refused by {status}: {there}")
+                    return True
+                status, tag = (200 if is_it else 0), f'"{there.get("tag", "")}"'
+            if status not in (200, 201):
+                return False
+            self._tags[name] = tag
+            return True
+
+        await self._until_confirmed(attempt, name, router)
+
+    async def delete(self, name: str, router: int) -> None:
+        """See `Keeper`."""
+
+        async def attempt(url: str, in_doubt: bool) -> bool:
+            headers = {**_HEADERS, "if-match": self._tags[name]}
+            async with self._http.delete(f"{url}/{name}", headers=headers) as response:
+                status = response.status
+            if status in (404, 412):
+                if in_doubt:
+                    return bool((await self._entry(url, name)).get("deleted", True))
+                self.lost.append(f"{name}: its deletion is refused by {status}")
+                return True
+            return status == 204
+
+        await self._until_confirmed(attempt, name, router)
+        del self._tags[name]
+
+    async def declared(self, router: int) -> dict[str, str]:
+        """See `Keeper`."""
+        async with self._http.get(self._urls[router], headers=_HEADERS) as response:
+            found = (await response.json())["data"]
+        return {each["name"]: each["version"] for each in found if not each["deleted"]}
+
+    async def unready(self) -> list[str]:
+        """See `Keeper`: it says nothing."""
+        return []
+
+    async def disturb(self, kind: str, for_s: float) -> None:
+        """See `Keeper`."""
+        await self._broken(for_s)
+
+    async def _entry(self, url: str, name: str) -> dict[str, Any]:
+        async with self._http.get(f"{url}/{name}", headers=_HEADERS) as response:
+            found: dict[str, Any] = await response.json()
+        return found if response.status == 200 else {}
+
+    async def _until_confirmed(self, attempt: Attempt, name: str, router: int) -> None:
+        """Ask the routers in turn. A request without an answer may arrive whenever it likes."""
+        in_doubt = False
+        while True:
+            try:
+                async with asyncio.timeout(_ATTEMPT_S):
+                    if await attempt(self._urls[router], in_doubt):
+                        return
+            except aiohttp.ClientConnectorError:
+                pass
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                in_doubt = True
+                self.doubtful.add(name)
+            router = (router + 1) % len(self._urls)
+            await asyncio.sleep(_PAUSE_S)
+
+
+@asynccontextmanager
+async def over_http(kind: str, folder: Path, lease_s: float) -> AsyncIterator[OverHttp]:
+    """A store of this kind."""
+    stores = {"redis": _redis, "sqlite": _sqlite, "directory": _directory}
+    timeout = aiohttp.ClientTimeout(total=_ATTEMPT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http, stores[kind](folder) as opened:
+        store, broken = opened
+        yield OverHttp({kind: store}, folder, http, lease_s=lease_s, broken=broken)
+
+
+@asynccontextmanager
+async def _redis(_folder: Path) -> AsyncIterator[Opened]:
+    """One that keeps its data on the disk, and is killed and started again."""
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
+
+    async def restarted(for_s: float) -> None:
+        await server.kill()
+        await asyncio.sleep(for_s)
+        await server.start()
+
+    try:
+        await server.start()
+        yield {"url": server.url}, restarted
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def _sqlite(folder: Path) -> AsyncIterator[Opened]:
+    """One whose writers wait for another one."""
+    path = folder / "store"
+
+    async def held(for_s: float) -> None:
+        link = sqlite3.connect(path, isolation_level=None, timeout=0)
+        with closing(link):
+            await _once_free(lambda: link.execute("BEGIN IMMEDIATE"), sqlite3.OperationalError)
+            await asyncio.sleep(for_s)
+
+    yield {"file": str(path)}, held
+
+
+@asynccontextmanager
+async def _directory(folder: Path) -> AsyncIterator[Opened]:
+    """One whose writers wait for another one."""
+    path = folder / "store"
+    path.mkdir()
+
+    async def locked(for_s: float) -> None:
+        with (path / ".lock").open("a") as file:
+            flags = fcntl.LOCK_EX | fcntl.LOCK_NB
+            await _once_free(lambda: fcntl.flock(file, flags), BlockingIOError)
+            await asyncio.sleep(for_s)
+
+    yield {"path": str(path)}, locked
+
+
+async def _once_free(take: Callable[[], object], busy: type[Exception]) -> None:
+    """Take a lock that a router may have, also one that is frozen."""
+    while True:
+        try:
+            take()
+        except busy:
+            await asyncio.sleep(0.05)
+        else:
+            return

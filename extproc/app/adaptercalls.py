@@ -1,0 +1,127 @@
+"""Calls to pods, to load adapters and to unload them, and the files that such adapters come from.
+
+Part of `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from extproc.app import settings
+from extproc.config import Config
+from extproc.core.adapters.states import Action, Failure, Kind, Result
+from extproc.core.engines import PROFILES
+from extproc.core.pool import Pool
+from extproc.core.types import Endpoint
+from extproc.shell import engineapi
+from extproc.shell.adapterfiles import AdapterFiles, Root
+from extproc.shell.podhttp import base_url, open_session
+
+log = logging.getLogger(__name__)
+
+
+class AdapterCalls:
+    """Does at pods what the planner wants, while it is open.
+
+    Args:
+        config: Checked configuration.
+        pool: What pods have.
+        on_change: Told the sources of adapters whose files have changed, or are elsewhere now.
+
+    Attributes:
+        counts: Calls by kind and what came of them.
+
+    Raises:
+        ConfigError: A file for the requests to pods cannot be used.
+    """
+
+    def __init__(
+        self, config: Config, *, pool: Pool, on_change: Callable[[Collection[str]], None]
+    ) -> None:
+        self._pool, self._on_change = pool, on_change
+        self._access = settings.pod_access(config)
+        self._profile = PROFILES[config.pods.engine]
+        self._urls: Mapping[str, str] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._following: asyncio.Task[None] | None = None
+        self.counts = Counter({(str(kind), "done"): 0 for kind in Kind})
+        self._sources: Collection[str] = ()
+        self._roots = config.adapters.roots
+        self._files = self._open_files()
+
+    def configure(self, config: Config) -> None:
+        """Apply the live fields of a changed configuration."""
+        if config.adapters.roots != self._roots:
+            self._roots = config.adapters.roots
+            self._files = self._open_files()
+            self._follow()
+            self._on_change(self._sources)
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Replace the pods."""
+        self._urls = {each.address: base_url(each) for each in endpoints}
+
+    def set_sources(self, sources: Iterable[str]) -> None:
+        """Replace the sources whose files are looked at for changes."""
+        self._sources = frozenset(sources)
+        self._files.follow(self._sources)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Have a session for calls, and follow files."""
+        headers, context = self._access
+        async with open_session(headers, context) as self._session, asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._follow()
+            yield
+
+    async def make(self, action: Action) -> Result:
+        """Do what the planner wants, and return what came of it; nothing is raised."""
+        try:
+            result = await self._call(action)
+        except Exception as error:  # ours: the others go on, and this one is tried again
+            log.exception("%s of %s on %s broke", action.kind, action.name, action.address)
+            result = Result(Failure.ENGINE, repr(error))
+        if result.failure is None:
+            log.info("%s: %s of %s", action.address, action.kind, action.name)
+        else:
+            what = f"{action.kind} of {action.name}: {result.failure}: {result.message}"
+            log.warning("%s: %s", action.address, what)
+        self.counts[str(action.kind), str(result.failure or "done")] += 1
+        return result
+
+    async def _call(self, action: Action) -> Result:
+        """Make a call, or return why it need not be made."""
+        url, session = self._urls.get(action.address), self._session
+        if url is None or session is None:
+            return Result(Failure.UNREACHABLE, "the pod has gone")
+        name, timeout_s = action.name, action.timeout_s
+        if action.kind is Kind.UNLOAD:
+            return await engineapi.unload(
+                session, url, self._profile, name=name, timeout_s=timeout_s
+            )
+        traits = self._pool.traits(action.address)
+        checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
+        return checked.problem or await engineapi.load(
+            session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
+        )
+
+    def _open_files(self) -> AdapterFiles:
+        roots = [Root(str(each.pod), each.router) for each in self._roots]
+        files = AdapterFiles(roots, on_change=lambda path: self._on_change((path,)))
+        files.follow(self._sources)
+        return files
+
+    def _follow(self) -> None:
+        """Look at the files of the present roots alone."""
+        if self._tasks is not None:
+            if self._following is not None:
+                self._following.cancel()
+            self._following = self._tasks.create_task(self._files.run())

@@ -1,0 +1,141 @@
+"""What models there are: for a request that names one, and for clients that list them.
+
+Pods list what they have; the catalog knows what is declared, and who may ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from extproc.core.adapters.catalog import Catalog
+from extproc.core.address import is_in_subset
+from extproc.core.beginnings import renamed
+from extproc.core.claims import NO_CLAIM
+from extproc.core.costs import BYTES_PER_TOKEN
+from extproc.core.listing import ModelListing
+from extproc.core.modelroutes import ModelRoutes
+from extproc.core.pool import Pool
+from extproc.core.rejections import model_not_found, no_endpoints
+from extproc.core.routes import ONE_PROMPT_PATHS
+from extproc.core.types import EndpointView, ModelCard, Rejection, RequestInfo, Snapshot
+
+
+class Models:
+    """The models of a pool and a catalog, and the claims that routes give their requests."""
+
+    def __init__(self, pool: Pool, catalog: Catalog, routes: ModelRoutes) -> None:
+        self._pool, self._catalog, self._routes = pool, catalog, routes
+        self._listing = ModelListing()
+
+    def identify(
+        self, request: RequestInfo, snapshot: Snapshot, *, uses_cached_bytes: bool
+    ) -> RequestInfo | Rejection:
+        """Fill in adapter and claim: only the pool knows which names are adapters.
+
+        An empty model (a stored response) goes to the session's endpoint.
+
+        Args:
+            uses_cached_bytes: The policy asks what of a prompt is cached where.
+        """
+        if request.model:
+            card = self._card(request.model, request.hints.fairness_id)
+            if card is None:
+                return self._unknown(request.client_model, snapshot, request.subset)
+            request = self._known(request, card, uses_cached_bytes)
+        claim = self._routes.claim(request)
+        is_known = claim is NO_CLAIM or claim == request.claim
+        return request if is_known else replace(request, claim=claim)
+
+    def _card(self, name: str, tenant: str) -> ModelCard | None:
+        """Return what a tenant may ask for under a name."""
+        if not self._catalog.may_use(name, tenant):
+            return None
+        declared = self._catalog.card(name)
+        if declared is not None:
+            return declared
+        card = self._pool.model(name)
+        return None if card is None or not self._catalog.admits(name, card) else card
+
+    def body(
+        self, subset: frozenset[str] | None, tenant: str = "", *, now: float
+    ) -> bytes | Rejection:
+        """Return the body of `GET /v1/models`: the models of the endpoints that a request may get,
+        and all adapters that are declared, but for those of other tenants.
+
+        Where it may get none, or none has listed its models, the rejection that a request gets.
+        """
+        allowed = _allowed(self._pool.snapshot(now=now), subset)
+        lists = [view.registered for view in allowed if view.registered is not None]
+        if not lists:
+            return no_endpoints()
+        registry = self._catalog.registry(self._pool.registry)
+        lists += self._catalog.names
+        hidden = self._catalog.hidden(tenant)
+        if not hidden:
+            return self._listing.body(registry, lists)
+        # Not kept: there may be as many lists as tenants.
+        seen = {name: card for name, card in registry.items() if name not in hidden}
+        return ModelListing().body(seen, lists)
+
+    def find(
+        self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
+    ) -> ModelCard | Rejection:
+        """Return the model registered under `name` on an endpoint that a request may get."""
+        snapshot, card = self._pool.snapshot(now=now), self._card(name, tenant)
+        if card is None:
+            return self._unknown(name, snapshot, subset)
+        if self._catalog.card(name) is not None:
+            return card
+        has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
+        return card if has_it else no_endpoints(name)
+
+    def _unknown(self, model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
+        """Reject a model that nobody has: 404 if that is sure and any endpoint is allowed."""
+        is_sure = _knows_all_models(snapshot) and self._catalog.is_known()
+        is_sure = is_sure and any(_allowed(snapshot, subset))
+        return model_not_found(model) if is_sure else no_endpoints(model)
+
+    def _known(self, request: RequestInfo, card: ModelCard, uses_cached_bytes: bool) -> RequestInfo:
+        """Add what the pool knows of a request."""
+        adapter = None if card.parent is None else request.model
+        request = self._within_context(request, card)
+        cached = self._cached(request) if uses_cached_bytes else None
+        if cached:
+            return replace(request, adapter=adapter, cached_bytes=cached)
+        return request if adapter == request.adapter else replace(request, adapter=adapter)
+
+    def _cached(self, request: RequestInfo) -> Mapping[str, int]:
+        """Return what of a request's prompt is cached where, under the name that pods know."""
+        served = self._catalog.served(request.model)
+        named = request if served == request.model else renamed(request, served)
+        return self._pool.beginnings.find(named)
+
+    def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
+        """Add the size of the context, where the body is longer than that."""
+        base = card if card.parent is None else self._pool.model(card.parent)
+        if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
+            return request
+        context_bytes = BYTES_PER_TOKEN * base.max_model_len
+        if request.body_bytes <= context_bytes:
+            return request
+        return replace(request, context_bytes=context_bytes)
+
+
+def _knows_all_models(snapshot: Snapshot) -> bool:
+    """Return whether every ready endpoint has listed its models, and at least one has.
+
+    A new or restarted endpoint may serve a model that no other has; 404 would tell its clients
+    never to ask again. One that stays silent, or restarts again and again, is not waited for.
+    """
+    up = [view for view in snapshot.endpoints if view.is_ready]
+    has_told = any(view.registered is not None for view in up)
+    return has_told and not any(view.is_owing for view in up)
+
+
+def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:
+    """Yield the ready endpoints of the subset; without any, every request gets 503."""
+    for view in snapshot.endpoints:
+        if view.is_ready and (subset is None or is_in_subset(view.address, subset)):
+            yield view

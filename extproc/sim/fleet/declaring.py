@@ -1,0 +1,107 @@
+"""Adapters that pods do not have at first: routers declare them, and their planners load them.
+
+Calls take the time that an engine stops for them, and nothing else; none fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Offer
+from extproc.core.adapters.states import Action, AdapterSettings, Failure, Kind, Result
+from extproc.core.types import ModelCard, Pick, RequestInfo
+from extproc.sim.fleet.agenda import Agenda
+from extproc.sim.fleet.knowledge import Knowledge
+from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.router import FleetRouter
+from extproc.sim.fleet.settings import Loading
+
+LOOK_S, IDLE_LOOK_S = 0.05, 1.0
+"""Between two looks of a planner while requests are held, and else: production's `INTERVAL_S`,
+which it need not wait for where something is new."""
+_NEW = "new"
+"""Stands for an adapter that no pod has."""
+
+
+class Declaring:
+    """Keeps adapters loaded; the first router leads.
+
+    Args:
+        adapters: All of them.
+        loading: When, and where to.
+    """
+
+    def __init__(
+        self,
+        adapters: Iterable[str],
+        base: str,
+        *,
+        loading: Loading,
+        agenda: Agenda,
+        pods: Mapping[str, FleetPod],
+        routers: Sequence[FleetRouter],
+        knowledge: Knowledge,
+    ) -> None:
+        self._base, self._loading = base, loading
+        self._agenda, self._pods, self._knowledge = agenda, pods, knowledge
+        offers = {name: Offer(Declaration(name, source_of(name))) for name in adapters}
+        self._leader = routers[0]
+        for router in routers:
+            self._declare(router, offers)
+            router.router.catalog.on_cold = partial(agenda.after, 0.0, partial(self._tick, router))
+            self._look(router)
+
+    def _declare(self, router: FleetRouter, offers: Mapping[str, Offer]) -> None:
+        catalog, now = router.router.catalog, self._agenda.now
+        if self._loading is Loading.ANYWHERE:
+            catalog.planner.configure(AdapterSettings(patience_s=0.0))
+        catalog.planner.declare([each.declaration for each in offers.values()], now=now)
+        catalog.declare(offers, {frozenset(): self._base})
+        router.pool.declare({name: ModelCard(name, self._base) for name in offers}, now=now)
+
+    def _look(self, router: FleetRouter) -> None:
+        self._tick(router)
+        wait_s = LOOK_S if len(router.router.queue) else IDLE_LOOK_S
+        self._agenda.after(wait_s, partial(self._look, router))
+
+    def _tick(self, router: FleetRouter) -> None:
+        catalog, queue, now = router.router.catalog, router.router.queue, self._agenda.now
+        held = queue.adapters(now) if self._may_load(router) else []
+        states, rates = router.pool.pod_states(now=now), catalog.demand.rates(now)
+        leads = router is self._leader
+        for action in catalog.planner.tick(states, rates, held, now=now, is_leading=leads):
+            self._begin(router, action)
+
+    def _may_load(self, router: FleetRouter) -> bool:
+        """Return whether what requests wait for is loaded already now."""
+        if self._loading is not Loading.IN_TURN:
+            return True
+        asked = RequestInfo(self._base, adapter=_NEW, arrived_at_s=self._agenda.now)
+        snapshot = router.pool.snapshot(now=self._agenda.now)
+        return isinstance(router.router.picker.pick(snapshot, asked), Pick)
+
+    def _begin(self, router: FleetRouter, action: Action) -> None:
+        pod, ends_s = self._pods.get(action.address), self._agenda.now
+        if pod is not None and action.kind is Kind.UNLOAD:
+            pod.unregister(action.name)
+        elif pod is not None:
+            pod.register(action.name, ends_s, root=action.path)
+            ends_s = pod.free_at_s
+        self._agenda.at(ends_s, partial(self._end, router, action))
+
+    def _end(self, router: FleetRouter, action: Action) -> None:
+        now, pod = self._agenda.now, self._pods.get(action.address)
+        result = Result() if pod is not None else Result(Failure.UNREACHABLE, "it has gone")
+        router.router.catalog.planner.finished(action, result, now=now)
+        if pod is not None:
+            self._knowledge.read_models(router, pod)
+            self._knowledge.list_models(pod)
+        self._tick(router)
+        router.router.queue.freed(now)
+
+
+def source_of(adapter: str) -> str:
+    """Return the folder of an adapter."""
+    return f"/adapters/{adapter}"

@@ -1,0 +1,42 @@
+"""Endpoints of several InferencePools in one pool of ours."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from extproc.core.pool import Pool
+from extproc.core.types import ModelCard
+from tests.builders import address, endpoint
+
+A, B = frozenset({"a"}), frozenset({"b"})
+
+
+def two_pools() -> Pool:
+    made = Pool()
+    made.set_endpoints([replace(endpoint(1), pools=A), replace(endpoint(2), pools=B), endpoint(3)])
+    for number, base in ((1, "llama"), (2, "qwen")):
+        cards = [ModelCard(base), ModelCard(f"of-{base}", base)]
+        made.record_models(address(number), cards, now=0.0)
+    return made
+
+
+def test_each_of_several_pools_has_its_base_model_and_all_together_have_none() -> None:
+    pool = two_pools()
+
+    assert pool.base_of(A) == "llama"
+    assert pool.base_of(B) == "qwen"
+    assert pool.base_of(A | B) == pool.base_of(frozenset()) == ""
+    assert pool.base_of(frozenset({"c"})) == ""
+
+
+def test_an_endpoint_is_in_the_pools_that_it_says_or_in_whichever_there_is() -> None:
+    pool = two_pools()
+
+    assert [pool.in_pool(address(number), "a") for number in range(1, 5)] == [
+        *(True, False, True),
+        False,  # there is no such endpoint
+    ]
+
+
+def test_who_loads_adapters_sees_the_pools_of_each() -> None:
+    assert [each.pools for each in two_pools().pod_states(now=0.0)] == [A, B, frozenset()]
