@@ -13,6 +13,7 @@ from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
+from extproc.core.admission import AdmissionSettings
 from extproc.core.beginnings import prefix_hashes
 from extproc.core.costs import Costs
 from extproc.core.modelroutes import ModelRoute
@@ -180,6 +181,18 @@ def test_one_whose_pods_have_just_gone_waits_for_others() -> None:
     scene.router.queue.freed(scene.now)
     scene.router.offer(now=scene.now)
     assert isinstance(scene.router.resume(held, now=scene.now), Pick)
+
+
+def test_one_whose_pods_are_all_full_is_told_so() -> None:
+    scene = Scene(SQL)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    picker = scene.router.picker
+    full = AdmissionSettings(max_pending=1)
+    picker.configure(picker.policy, "founding", admission=full)
+    scene.picked("sql")
+
+    assert refusal(scene.ask("sql")) == (429, Reason.SATURATED)
 
 
 def test_it_waits_no_longer_than_cold_wait_s() -> None:
