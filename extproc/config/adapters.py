@@ -176,7 +176,7 @@ class AdaptersConfig(Section):
         30,
         ge=1,
         le=100_000,
-        description="Loads a minute on a pod that has requests, a sixth of them at once: each "
+        description="Loads a minute on a pod that has requests, a quarter of them at once: each "
         "stalls its engine. Live.",
     )
 
