@@ -15,7 +15,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv --without-pip /venv
 WORKDIR /src
 # Without `kubernetes` it is 60 MB smaller: for a router that finds its pods by DNS or file.
-ARG EXTRAS=kubernetes,otel
+ARG EXTRAS=kubernetes,otel,redis
 # Rarely changed files first, so that a code change does not reinstall everything.
 COPY constraints.txt pyproject.toml ./
 RUN python -c 'import sys, tomllib; found = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
