@@ -22,6 +22,7 @@ from extproc.core.adapters.states import AdapterSettings
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.costs import BYTES_PER_TOKEN, Costs
+from extproc.core.hints import names_of
 from extproc.core.messages import BodyMode
 from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.outliers import OutlierSettings
@@ -162,7 +163,7 @@ def stream_settings(config: Config) -> StreamSettings:
         StreamSettings,
         request,
         routes=RouteTable(request.paths),
-        trusted_headers=frozenset(request.trusted_headers),
+        trusted_headers=names_of(request.trusted_headers),
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
     )

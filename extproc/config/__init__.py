@@ -30,6 +30,7 @@ from extproc.config.routes import MAX_ROUTES, RouteConfig, check_routes
 from extproc.config.scrape import ScrapeConfig
 from extproc.config.server import ServerConfig
 from extproc.config.tracing import TracingConfig
+from extproc.core.hints import MODEL_REWRITE, names_of
 
 __all__ = ["Config"]
 
@@ -123,7 +124,7 @@ class Config(Section):
             for each in self.routes
             if each.adapter is not None and each.adapter.version
         ]
-        if "model_rewrite" in self.request.trusted_headers:
+        if not names_of(self.request.trusted_headers).isdisjoint(MODEL_REWRITE):
             needs.append("request.trusted_headers: has model_rewrite")
         if needs:
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from extproc.config.base import Section
+from extproc.core.hints import HINT_HEADERS, TRUSTABLE
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS, RouteTable
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
@@ -56,14 +57,14 @@ class RequestConfig(Section):
         description="Seconds for which a policy may hold a request; keep it 5 s below Envoy's "
         "max_message_timeout.",
     )
-    trusted_headers: tuple[Literal["objective", "fairness_id", "slo", "model_rewrite"], ...] = (
-        Field(
-            (),
-            description="Control headers that count: `objective` (names a priority), `fairness_id` "
-            "(names a tenant), `slo` (wanted times), `model_rewrite` (what pods read, "
-            "where no route has targets). Anyone who can send one gains by it, so let the gateway "
-            "set it. All are removed from requests. `extproc epp` trusts all by default.",
-        )
+    trusted_headers: tuple[str, ...] = Field(
+        (),
+        description="Control headers that count: `objective` (names a priority), `fairness_id` "
+        "(names a tenant), `slo` (wanted times), `model_rewrite` (what pods read, where no route "
+        "has targets), each under any of its names; or one name, as "
+        "`x-gateway-inference-fairness-id`, the only one that a gateway then has to set or "
+        "strip. Anyone who can send one gains by it. All are removed from requests, and several "
+        "different values are refused. `extproc epp` trusts all by default.",
     )
     restore_model: bool = Field(
         False,
@@ -98,6 +99,15 @@ class RequestConfig(Section):
         description="Choose only among the pods that the gateway lists in `envoy.lb.subset_hint`, "
         "where it does.",
     )
+
+    @field_validator("trusted_headers")
+    @classmethod
+    def _can_be_trusted(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each not in TRUSTABLE and each not in HINT_HEADERS:
+                allowed = ", ".join((*TRUSTABLE, *sorted(HINT_HEADERS)))
+                raise ValueError(f"{each!r}; allowed: {allowed}")
+        return value
 
     @field_validator("paths")
     @classmethod

@@ -1,14 +1,18 @@
 """A request's control headers: those that are trusted are parsed and checked, the rest ignored.
 
 The names are those of inference gateways' endpoint pickers, each with the older ones that clients
-still send (llm-d-router, pkg/epp/metadata). Of several names of one hint the first counts. They
-are for the router alone, so no endpoint sees them.
+still send (llm-d-router, pkg/epp/metadata). They are for the router alone, so no endpoint sees
+them.
+
+A hint has one value: all that is said of it under the names that are trusted, repeated or joined
+with commas, must be the same, or the request is refused. Who may add to what a gateway sets can so
+have a request refused, and never have a value of its own count.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from extproc.core.errors import RequestError
 from extproc.core.openai import is_model_name
@@ -36,54 +40,66 @@ MAX_NAME_BYTES = 253
 _MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
-TRUSTABLE = ("objective", "fairness_id", "slo", "model_rewrite")
-"""What may be trusted; `slo` stands for both times."""
+_NAMES = {
+    "objective": OBJECTIVE,
+    "fairness_id": FAIRNESS_ID,
+    "slo": (*SLO_TTFT_MS, *SLO_TPOT_MS),
+    "model_rewrite": MODEL_REWRITE,
+}
+TRUSTABLE = tuple(_NAMES)
+"""What may be trusted under any name; `slo` stands for both times."""
+
+
+def names_of(trusted: Iterable[str]) -> frozenset[str]:
+    """Return the headers that count, given words of `TRUSTABLE` and names of single headers."""
+    return frozenset(name for each in trusted for name in _NAMES.get(each, (each,)))
 
 
 def read_hints(headers: Mapping[str, str], trusted: Collection[str]) -> Hints:
-    """Return the request's hints by the `trusted` ones among `TRUSTABLE`.
+    """Return the request's hints by the `trusted` ones among `HINT_HEADERS`.
 
     Raises:
-        RequestError: (400) A trusted header has a value that cannot be used.
+        RequestError: (400) Trusted headers have values that cannot be used, or several.
     """
     if CONTROL_HEADERS.isdisjoint(headers):
         return NO_HINTS
-    with_slo = "slo" in trusted
+    said = {name: value for name, value in headers.items() if name in trusted}
     return Hints(
-        _name(headers, OBJECTIVE) if "objective" in trusted else "",
-        _name(headers, FAIRNESS_ID) if "fairness_id" in trusted else "",
-        _milliseconds(headers, SLO_TTFT_MS) if with_slo else None,
-        _milliseconds(headers, SLO_TPOT_MS) if with_slo else None,
+        _name(said, OBJECTIVE),
+        _name(said, FAIRNESS_ID),
+        _milliseconds(said, SLO_TTFT_MS),
+        _milliseconds(said, SLO_TPOT_MS),
         tuple(sorted(CONTROL_HEADERS.intersection(headers))),
-        _model(headers) if "model_rewrite" in trusted else "",
+        _model(said),
     )
 
 
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
-    """Return the header that counts and its value, "" where there is none."""
-    for name in names:
-        value = headers.get(name, "").strip()
-        if value:
-            return name, value
-    return names[0], ""
+def _only(said: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
+    """Return the header that counts and its value, "" where there is none or it is empty."""
+    found = [name for name in names if name in said]
+    values = {value.strip() for name in found for value in said[name].split(",")}
+    if len(values) > 1:
+        others = "".join(f" and the same as `{name}`" for name in found[1:])
+        raise RequestError(invalid_header(found[0], f"a single value{others}"))
+    return found[0] if found else names[0], values.pop() if values else ""
 
 
-def _name(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    name, value = _first(headers, names)
+def _name(said: Mapping[str, str], names: tuple[str, ...]) -> str:
+    name, value = _only(said, names)
     if len(value) > MAX_NAME_BYTES:
         raise RequestError(invalid_header(name, f"at most {MAX_NAME_BYTES} bytes"))
     return value
 
 
-def _model(headers: Mapping[str, str]) -> str:
-    name, value = _first(headers, MODEL_REWRITE)
+def _model(said: Mapping[str, str]) -> str:
+    name, value = _only(said, MODEL_REWRITE)
     if value and not (value.isascii() and is_model_name(value)):
         raise RequestError(invalid_header(name, "the name of a model, in ASCII"))
     return value
 
 
-def _milliseconds(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
-    name, value = _first(headers, names)
+def _milliseconds(said: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    name, value = _only(said, names)
     if not value:
         return None
     if not _MILLISECONDS.fullmatch(value) or not float(value):

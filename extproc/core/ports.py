@@ -85,7 +85,7 @@ class StreamSettings(Struct, frozen=True):
         early_decision_bytes: A streamed body's prefix of this size may decide, so that a body that
             is longer than the data plane buffers does not wait for its end.
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
-        trusted_headers: Which control headers count, by the words of `core.hints`.
+        trusted_headers: Names of the control headers that count (`core.hints.names_of`).
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
         restore_model: Responses name the model that the client wrote.
     """

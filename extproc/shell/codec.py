@@ -1,12 +1,14 @@
 """Between Envoy's ext_proc messages and the core's events and commands, without any decision.
 
 Header values are read from `raw_value`, or from `value` if that is empty: Envoy fills `raw_value`,
-other data planes `value`, or either. Most send names in lower case, some as Go writes them. How
-responses are written is in `encoding`.
+other data planes `value`, or either. Most send names in lower case, some as Go writes them. A
+header that comes several times, in whatever spelling, has all its values, joined with commas
+(RFC 9110, 5.3). How responses are written is in `encoding`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -106,13 +108,8 @@ class Codec:
         if request.HasField("metadata_context"):
             model = self._model(request.metadata_context.filter_metadata)
             subset = self._subset(request)
-        needed = self._headers
         return m.RequestHeaders(
-            {
-                name: (h.raw_value or h.value.encode()).decode("latin-1")
-                for h in http.headers.headers
-                if (name := h.key.lower()) in needed
-            },
+            _headers(http.headers.headers, self._headers),
             http.end_of_stream,
             mode,
             early,
@@ -133,6 +130,17 @@ class Codec:
         return fields[self._model_key].string_value if self._model_key in fields else ""
 
 
+def _headers(headers: Iterable[Any], needed: Collection[str]) -> dict[str, str]:
+    """Return those that are needed. Who repeats one does not replace it: its values are joined."""
+    found: dict[str, str] = {}
+    for header in headers:
+        name = header.key.lower()
+        if name in needed:
+            value = (header.raw_value or header.value.encode()).decode("latin-1")
+            found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
 def _subset(metadata: Any) -> frozenset[str] | None:
     """Decode the subset hint: a list of addresses, or one string with commas. Empty allows none."""
     if SUBSET_NAMESPACE not in metadata:  # reading a missing key would create it
@@ -150,11 +158,7 @@ def _subset(metadata: Any) -> frozenset[str] | None:
 
 def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
     http, served = request.response_headers, None
-    found = {
-        name: (header.raw_value or header.value.encode()).decode("latin-1")
-        for header in http.headers.headers
-        if (name := header.key.lower()) in _RESPONSE_HEADERS
-    }
+    found = _headers(http.headers.headers, _RESPONSE_HEADERS)
     value = found.get(":status", "")
     # The count of digits first: int() refuses thousands of them with a ValueError.
     status = int(value) if len(value) == 3 and value.isascii() and value.isdigit() else 0

@@ -100,6 +100,7 @@ def test_targets_reach_the_core_and_those_of_every_model_as_a_generic_rule() -> 
         ({"targets": [{"model": "x"}]}, [], "r has targets"),
         ({"adapter": {"source": "/a", "version": "2"}}, [], "r has an adapter with a version"),
         ({}, ["model_rewrite"], "trusted_headers: has model_rewrite"),
+        ({}, ["x-gateway-model-name-rewrite"], "trusted_headers: has model_rewrite"),
     ],
 )
 def test_another_name_for_pods_needs_bodies_that_can_be_changed(
@@ -116,8 +117,11 @@ def test_another_name_for_pods_needs_bodies_that_can_be_changed(
 
 def test_only_headers_that_there_are_can_be_trusted() -> None:
     assert config().request.trusted_headers == ()
-    with pytest.raises(ConfigError, match=r"request\.trusted_headers\.0"):
-        config(request={"trusted_headers": ["x-slo-ttft-ms"]})
+    one = ("x-slo-ttft-ms",)
+    assert config(request={"trusted_headers": one}).request.trusted_headers == one
+    for other in ("x-slo", "slo_ttft", "x-llm-d-inference-ttl"):
+        with pytest.raises(ConfigError, match=r"request\.trusted_headers: .*x-slo-ttft-ms"):
+            config(request={"trusted_headers": [other]})
 
 
 def test_routes_take_effect_without_a_restart() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.core import hints
 from extproc.core.errors import RequestError
-from extproc.core.hints import CONTROL_HEADERS, HINT_HEADERS, MAX_NAME_BYTES, TRUSTABLE
+from extproc.core.hints import CONTROL_HEADERS, HINT_HEADERS, MAX_NAME_BYTES, TRUSTABLE, names_of
 from extproc.core.types import NO_HINTS, Hints, Reason
 
 NAMES = {
@@ -26,7 +26,7 @@ BOTH = [(field, *names) for field, names in (NAMES | NUMBERS | MODELS).items()]
 
 
 def read_hints(headers: dict[str, str], trusted: tuple[str, ...] = TRUSTABLE) -> Hints:
-    return hints.read_hints(headers, frozenset(trusted))
+    return hints.read_hints(headers, names_of(trusted))
 
 
 def test_a_request_without_control_headers_has_no_hints() -> None:
@@ -34,16 +34,69 @@ def test_a_request_without_control_headers_has_no_hints() -> None:
 
 
 @pytest.mark.parametrize(("field", "name", "older"), BOTH)
-def test_each_hint_has_two_names_and_the_newer_one_counts(
+def test_each_hint_has_two_names_of_one_value(field: str, name: str, older: str) -> None:
+    one = ({name: "250"}, {older: "250"}, {older: "250", name: " 250"}, {name: "250, 250"})
+    for headers in one:
+        assert float(getattr(read_hints(headers), field)) == 250
+
+
+@pytest.mark.parametrize(("field", "name", "older"), BOTH)
+@pytest.mark.parametrize("gateways", ["250", ""])
+@pytest.mark.parametrize("clients", ["7", "", "250,7", ","])
+def test_what_a_client_adds_to_what_the_gateway_sets_is_the_same_or_refused(
+    field: str, name: str, older: str, gateways: str, clients: str
+) -> None:
+    """Under the other name, or under the same one: Envoy sends both, other gateways join them."""
+    for headers in (
+        {name: gateways, older: clients},
+        {name: clients, older: gateways},
+        {name: f"{clients},{gateways}"},
+        {older: f"{gateways},{clients}"},
+    ):
+        try:
+            found = getattr(read_hints(headers), field)
+        except RequestError as error:
+            rejection = error.rejection
+            assert (rejection.status, rejection.reason) == (400, Reason.INVALID_HEADER)
+            assert rejection.param in headers
+        else:
+            assert clients.strip(",") == gateways == (found or "")
+
+
+CLIENTS = st.sampled_from(["", " ", "acme", "evil", "acme,", "acme, evil", ",", "7"])
+
+
+@given(
+    st.sampled_from(sorted(HINT_HEADERS)),
+    st.sampled_from(["acme", "7", "250"]),
+    st.lists(st.tuples(st.sampled_from(sorted(CONTROL_HEADERS)), CLIENTS)),
+    st.booleans(),
+)
+def test_whatever_a_client_adds_the_gateway_s_value_counts_or_none(
+    name: str, value: str, clients: list[tuple[str, str]], is_named: bool
+) -> None:
+    """Repeated headers come joined with commas, in either order."""
+    [word] = [each for each in TRUSTABLE if name in names_of([each])]
+    headers = {name: value}
+    for added, what in clients:
+        headers[added] = f"{what},{headers[added]}" if added in headers else what
+    try:
+        found = read_hints(headers, (name if is_named else word,))
+    except RequestError:
+        return  # 400, as above
+    [field] = [field for field, *names in BOTH if name in names]
+    assert str(getattr(found, field)).removesuffix(".0") == value
+
+
+@pytest.mark.parametrize(("field", "name", "older"), BOTH)
+def test_where_one_name_is_trusted_the_other_says_nothing(
     field: str, name: str, older: str
 ) -> None:
-    new, old, both = (
-        getattr(read_hints(headers), field)
-        for headers in ({name: "250"}, {older: "250"}, {older: "1", name: "250"})
-    )
-
-    assert new == old == both
-    assert float(new) == 250
+    for counts, ignored in ((name, older), (older, name)):
+        found = read_hints({counts: "250", ignored: "7"}, (counts,))
+        assert float(getattr(found, field)) == 250
+        assert set(found.header_names) == {name, older}
+        assert getattr(read_hints({ignored: "7"}, (counts,)), field) in ("", None)
 
 
 @pytest.mark.parametrize(("field", "name", "older"), BOTH)
@@ -53,7 +106,7 @@ def test_an_empty_header_is_none_and_is_removed_all_the_same(
     found = read_hints({name: " "})
 
     assert found == Hints(header_names=(name,))
-    assert getattr(read_hints({name: "", older: "7"}), field) in ("7", 7.0)
+    assert getattr(found, field) in ("", None)
 
 
 @pytest.mark.parametrize("name", sorted(CONTROL_HEADERS - HINT_HEADERS))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.core import messages as m
-from extproc.core.hints import TRUSTABLE
+from extproc.core.hints import TRUSTABLE, names_of
 from extproc.core.messages import BodyMode
 from extproc.core.types import Hints
 from tests.builders import address, body, request_headers
@@ -17,7 +17,7 @@ from tests.core.dispatcher import PICK, Exchange, begin
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 OBJECTIVE, TTFT = "x-llm-d-inference-objective", "x-llm-d-slo-ttft-ms"
 EMPTY: frozenset[str] = frozenset()
-ALL = frozenset(TRUSTABLE)
+ALL = names_of(TRUSTABLE)
 
 
 def served(by: str | None, **settings: Any) -> Exchange:

@@ -9,6 +9,7 @@ import pytest
 
 from extproc.core import messages as m
 from extproc.core.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES
+from extproc.core.hints import names_of
 from extproc.core.messages import BodyMode
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
@@ -164,7 +165,7 @@ def test_a_body_that_was_asked_for_is_rewritten() -> None:
 
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_a_header_names_the_model_only_where_it_is_trusted(is_trusted: bool) -> None:
-    exchange = begin(trusted_headers=frozenset({"model_rewrite"} if is_trusted else ()))
+    exchange = begin(trusted_headers=names_of(["model_rewrite"] if is_trusted else []))
     exchange.dispatcher.targets = {}
     exchange.tell(request_headers(headers=REWRITE))
     answer = exchange.tell(m.RequestBody(BODY, True))[0]

@@ -52,10 +52,10 @@ HINTS = {
     "x-llm-d-inference-fairness-id": "team-a",
     "x-llm-d-slo-ttft-ms": "200",
     "x-llm-d-slo-tpot-ms": "20.5",
-    "x-gateway-inference-objective": "old",
-    "x-gateway-inference-fairness-id": "old",
+    "x-gateway-inference-objective": "batch",
+    "x-gateway-inference-fairness-id": "team-a",
     "x-llm-d-model-name-rewrite": "only-1",
-    "x-gateway-model-name-rewrite": "another",
+    "x-gateway-model-name-rewrite": "only-1",
     "x-llm-d-video-fps": "24",
 }
 

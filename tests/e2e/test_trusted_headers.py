@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-import aiohttp
+from typing import Any
 
-from extproc.envoyconfig import Mode
+import aiohttp
+import pytest
+import yaml
+
+from extproc.core.hints import MODEL_REWRITE
+from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
-from tests.e2e.harness import Answer, Client, RouterProcess, eventually
+from tests.e2e.harness import (
+    Answer,
+    Client,
+    EnvoyProcess,
+    RouterProcess,
+    chat,
+    connection_manager,
+    eventually,
+)
 
 BATCH = {"x-llm-d-inference-objective": "batch"}
 NO_TIME = {"x-slo-ttft-ms": "soon"}
@@ -50,3 +64,56 @@ async def test_a_header_counts_only_where_it_is_trusted(http: aiohttp.ClientSess
     assert found["objective"] == [(429, "saturated"), (200, None), (200, None)]
     assert found["slo"] == [(200, None), (400, "invalid_header"), (200, None)]
     assert not reached & (BATCH | NO_TIME).keys()
+
+
+NEW, OLD = MODEL_REWRITE
+GATEWAYS, CLIENTS = "only-0", "only-1"
+
+
+def gateway(router: RouterProcess, append_action: str) -> EnvoyProcess:
+    """An Envoy that sets `NEW` before it asks the router, as a gateway's own filters do."""
+    header = {"key": NEW, "value": GATEWAYS}
+    mutation = {"append": {"header": header, "append_action": append_action}}
+    kind = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
+    first = {
+        "name": "gateway",
+        "typed_config": {
+            "@type": f"type.googleapis.com/{kind}",
+            "mutations": {"request_mutations": [mutation]},
+        },
+    }
+    bootstrap = yaml.safe_load(render(BootstrapOptions(routers=(router.address,))))
+    connection_manager(bootstrap)["http_filters"].insert(0, first)
+    return EnvoyProcess(yaml.safe_dump(bootstrap))
+
+
+@pytest.mark.parametrize("trusted", ["model_rewrite", NEW])
+async def test_a_header_that_a_client_adds_to_the_gateway_s_never_counts(
+    http: aiohttp.ClientSession, pods: list[RunningPod], trusted: str
+) -> None:
+    """The same name once and twice, in another spelling, and the other name: the gateway's value
+    counts, or the request is refused. A pod tells by its name which value counted."""
+    one = [(NEW, CLIENTS)]
+    added: dict[str, list[tuple[str, str]]] = {
+        "nothing": [],
+        "one": one,
+        "two": [*one, (NEW.upper(), CLIENTS)],
+        "joined": [(NEW, f"{GATEWAYS},{CLIENTS}")],
+        "the same": [(NEW, GATEWAYS)],
+        "other name": [(OLD, CLIENTS)],
+    }
+    found: dict[str, dict[str, Any]] = {}
+    async with RouterProcess(router_config(pods, request={"trusted_headers": [trusted]})) as router:
+        for action in ("APPEND_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS_OR_ADD"):
+            async with gateway(router, action) as envoy:
+                client = Client(envoy.url, http)
+                for name, headers in added.items():
+                    body = chat("shared")
+                    answer = await client.request("POST", "/v1/chat/completions", body, headers)
+                    found.setdefault(action, {})[name] = answer.served_by or seen(answer)
+
+    served, refused = "pod-0", (400, "invalid_header")
+    by_other = {"other name": served if trusted == NEW else refused}
+    appended, overwritten = found.values()
+    assert overwritten == dict.fromkeys(added, served) | by_other
+    assert appended == overwritten | dict.fromkeys(("one", "two", "joined"), refused)

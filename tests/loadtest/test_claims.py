@@ -8,7 +8,7 @@ import yaml
 
 from extproc.app.settings import model_routes, queue_settings
 from extproc.config.file import parse_config
-from extproc.core.hints import read_hints
+from extproc.core.hints import names_of, read_hints
 from extproc.core.modelroutes import ModelRoutes
 from extproc.core.queue import QueueSettings
 from extproc.loadtest.claims import claim_headers
@@ -37,7 +37,7 @@ def test_a_request_claims_of_the_router_what_it_claims_in_virtual_time(
     config = parse_config(yaml.safe_dump({**pods, **router_config("founding", settings, TENANTS)}))
     routes = ModelRoutes(model_routes(config), config.admission.priorities)
     headers = claim_headers(TENANTS, declared)[name]
-    hints = read_hints(headers, config.request.trusted_headers)
+    hints = read_hints(headers, names_of(config.request.trusted_headers))
 
     claim = routes.claim(request("any", hints=hints))
 

@@ -59,6 +59,31 @@ def test_unused_headers_are_not_decoded() -> None:
     assert set(keeping.headers) - set(taken.headers) == {"x-session"}
 
 
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_header_that_comes_several_times_has_all_its_values(spelling: Any) -> None:
+    """Whoever adds one neither replaces the other's nor hides behind it."""
+    both = [("x-session", "one"), ("content-encoding", "gzip"), ("X-Session", "two")]
+    made = [spelling(name, value) for name, value in [*both, ("content-encoding", "identity")]]
+    message = ext_proc.message_of_request_headers(made, body_mode=ext_proc.BUFFERED)
+
+    event = Codec(session_header="x-session").decode(message)
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.headers == {"x-session": "one,two", "content-encoding": "gzip,identity"}
+
+
+def test_of_two_fields_of_one_header_the_bytes_count() -> None:
+    """Only the data plane can fill both, and the protocol allows it one."""
+    header = ext_proc.text("x-request-id", "text")
+    header.raw_value = b"bytes"
+    message = ext_proc.message_of_request_headers([header], body_mode=ext_proc.BUFFERED)
+
+    event = CODEC.decode(message)
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.headers == {"x-request-id": "bytes"}
+
+
 needed_names = st.sampled_from(sorted(NEEDED_HEADERS))
 other_names = st.sampled_from(("authorization", "cookie", "x-request", "X-Other", ":scheme"))
 texts = st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=20)
