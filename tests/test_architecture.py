@@ -74,6 +74,7 @@ SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
     ("codec", "encoding"),
+    ("peerlink", "peerkeys"),
     ("peerlink", "questions"),
     ("peerlink", "tidings"),
     ("peers", "peerlink"),

@@ -5,27 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from extproc.app.apiserver import Kubernetes
 from extproc.app.leadership import Leadership
 from extproc.app.observers import Observers
+from extproc.app.peeraccess import checks_clients, keys_of, link_tls, peer_port
 from extproc.app.telling import Telling
 from extproc.config import Config
-from extproc.config.file import ConfigError
 from extproc.config.peers import PeersConfig
 from extproc.core.accounting import Completion
 from extproc.core.adapters.peers import Word
-from extproc.core.address import Address
 from extproc.core.following import Following, FollowingSettings
 from extproc.core.pool import Pool
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.router import Router
 from extproc.core.types import Endpoint
-from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
-from extproc.shell.files import check_readable, describe_failure
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
 from extproc.shell.telemetry import Telemetry
@@ -82,7 +78,13 @@ class Peering:
             else RelaySettings(config.peers.max_queued_bytes, config.peers.hold_s)
         )
         self._service = PeersService(
-            self.relay, router_id, on_entries=on_entries, clock=clock, on_garbage=on_garbage
+            self.relay,
+            router_id,
+            on_entries=on_entries,
+            clock=clock,
+            on_garbage=on_garbage,
+            keys=keys_of(config),
+            believes_callers=checks_clients(config),
         )
         self._telling: Telling | None = None
         self._leadership: Leadership | None = None
@@ -175,7 +177,7 @@ class Peering:
             self._router_id,
             self._service.dialled,
             rng=self._rng,
-            tls=lambda: _tls(self._config),
+            tls=lambda: link_tls(self._config),
             tls_name=self._peers.tls_name,
             on_change=self._recount,
         )
@@ -205,7 +207,9 @@ class Peering:
         relay, service = self.relay, self._service
         telemetry.add_gauge("routers", "Routers, this one included", lambda: self.num_routers)
         telemetry.add_gauge(
-            "peers_connected", "Other routers with a link", lambda: len(relay.linked_routers())
+            "peers_connected",
+            "Other routers with a link that they take entries from",
+            lambda: len(relay.linked_routers()),
         )
         telemetry.add_counters(
             "peer_entries",
@@ -264,57 +268,3 @@ class Peering:
             self.num_routers = num_routers
             log.info("routers: %d", num_routers)
             self._on_num_routers(num_routers)
-
-
-def check_peers(config: Config) -> None:
-    """Check what can be checked before peers are dialled.
-
-    Raises:
-        ConfigError: The peers' port is unknown, the extra `kubernetes` is needed and not installed,
-            or a TLS file cannot be used.
-    """
-    peers = config.peers
-    if peers is None:
-        return
-    if peers.static is None and peer_port(config) is None:
-        raise ConfigError("peers.port: must be given where server.address has no fixed port")
-    try:
-        if peers.service is not None:
-            load_library("peers.service")
-        check_readable(None if config.server.tls is None else peers.ca_file)
-    except MissingLibraryError as error:
-        raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"peers.ca_file: {peers.ca_file}: {describe_failure(error)}") from error
-    try:
-        _tls(config)
-    except OSError as error:
-        why = describe_failure(error)
-        raise ConfigError(f"peers: ca_file and server.tls cannot be used: {why}") from error
-
-
-def peer_port(config: Config) -> int | None:
-    """Return the port of the replicas' gRPC services; None if it is not known."""
-    own = config.server.address
-    own_port = 0 if own.startswith("unix:") else Address.parse(own).port
-    return (config.peers and config.peers.port) or own_port or None
-
-
-def _tls(config: Config) -> ssl.SSLContext | None:
-    """TLS of the links that we open, from the files as they are now; None without `server.tls`.
-
-    Raises:
-        OSError: A file cannot be read, or its content cannot be used (`ssl.SSLError`).
-    """
-    from extproc.shell.peerdial import tls_context
-
-    peers, files = config.peers, config.server.tls
-    if peers is None or files is None:
-        return None
-    return tls_context(
-        ca_file=peers.ca_file or files.client_ca_file or files.cert_file,
-        cert_file=files.cert_file,
-        key_file=files.key_file,
-        verify=peers.tls_verify,
-        checks_name=peers.tls_name is not None,
-    )

@@ -24,7 +24,7 @@ import uvloop
 
 from extproc.app import settings
 from extproc.app.app import App
-from extproc.app.peering import check_peers
+from extproc.app.peeraccess import check_peers, unproven_peers
 from extproc.app.routing import make_policy
 from extproc.app.stores import check_store
 from extproc.app.traced import make_tracing
@@ -97,7 +97,7 @@ def serve(
         found.close()
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
     policy, tracing = found.policy, found.tracing
-    for line in (*warnings, *settings.short_expiry(config)):
+    for line in (*warnings, *settings.short_expiry(config), *unproven_peers(config)):
         log.warning(line)
 
     async def run() -> None:
@@ -126,6 +126,7 @@ def check_start(config: Config) -> Findings:
     found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]
     found.warnings += settings.short_expiry(config)
+    found.warnings += unproven_peers(config)
     _check_addresses(config, found)
     return found
 

@@ -44,6 +44,13 @@ class PeersConfig(Section):
         (),
         description="`ip:port` of the DNS servers for `dns`; none means those in /etc/resolv.conf.",
     )
+    key_file: Path | None = Field(
+        None,
+        description="File with the key that replicas share, of at least 32 characters: each proves "
+        "that it has it, and who does not is no peer. During a change two lines: either key is "
+        "accepted, and the first one proves. None: only who listens at an address of the source "
+        "is believed, or, with `server.tls.client_ca_file`, every client.",
+    )
     ca_file: Path | None = Field(
         None,
         description="PEM file with the CAs that replicas' certificates must be signed by, where "

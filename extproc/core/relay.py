@@ -73,6 +73,7 @@ class Link:
     sent_at_s: float = 0.0  # when the last batch was sent
     is_waiting: bool = False  # the last batch has not been acknowledged
     has_relayed: bool = False  # the other side has sent entries over this link
+    is_heard: bool = True  # the other side takes entries from us; else it gets signs of life alone
     batch: list[tuple[float, bytes]] = field(default_factory=list)  # in transit: (arrival, entry)
 
 
@@ -118,14 +119,14 @@ class Relay:
     def flush(self, *, now: float) -> None:
         """Send the entries that wait for a link that is idle."""
         for link in self._links:
-            if not link.is_waiting and self._queues.get(link.router_id):
+            if link.is_heard and not link.is_waiting and self._queues.get(link.router_id):
                 self._send(link, now)
 
     # --- links -------------------------------------------------------------------------------
 
-    def open(self, router_id: str, send: Send, *, now: float) -> Link:
+    def open(self, router_id: str, send: Send, *, now: float, is_heard: bool = True) -> Link:
         """Open a link to a router, and send the entries that wait for it."""
-        link = Link(router_id, send, sent_at_s=now)
+        link = Link(router_id, send, sent_at_s=now, is_heard=is_heard)
         self._links.append(link)
         self.flush(now=now)
         return link
@@ -177,7 +178,8 @@ class Relay:
     @property
     def has_work(self) -> bool:
         """Whether an entry waits for, or is in transit to, a router that has a link."""
-        return any(link.batch or self._queues.get(link.router_id) for link in self._links)
+        links = [link for link in self._links if link.is_heard]
+        return any(link.batch or self._queues.get(link.router_id) for link in links)
 
     @property
     def is_fed(self) -> bool:
@@ -185,8 +187,8 @@ class Relay:
         return any(link.has_relayed for link in self._links)
 
     def linked_routers(self) -> set[str]:
-        """Return the routers to which there is a link."""
-        return {link.router_id for link in self._links}
+        """Return the routers to which there is a link that they take entries from."""
+        return {link.router_id for link in self._links if link.is_heard}
 
     def _drop_reason(self, router_id: str, entry: bytes) -> str | None:
         """Return the reason to drop an entry, if there is one."""
@@ -197,7 +199,7 @@ class Relay:
         return FULL if is_full or (is_new and len(self._queues) >= MAX_QUEUES) else None
 
     def _send(self, link: Link, now: float) -> None:
-        link.batch = self._take(link.router_id)
+        link.batch = self._take(link.router_id) if link.is_heard else []
         link.is_waiting, link.sent_at_s = True, now
         link.send([entry for _, entry in link.batch])
 

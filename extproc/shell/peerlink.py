@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -11,8 +12,11 @@ from extproc.core.adapters.peers import Word
 from extproc.core.relay import Link, Relay
 from extproc.shell import questions
 from extproc.shell.gen import peers_pb2
+from extproc.shell.peerkeys import NONCE_BYTES, End, is_proven, new_nonce, prove
 from extproc.shell.rpc import Call, Code
 from extproc.shell.tidings import Tidings, decode, decode_word
+
+log = logging.getLogger(__name__)
 
 MAX_ROUTER_ID_CHARS = 64
 """Length of a peer's id; ours have 8."""
@@ -32,8 +36,12 @@ class Links(Protocol):
     relay: Relay
     router_id: str
     answers: bool
+    believes_callers: bool
     num_told: int
     num_untold: int
+
+    def keys(self) -> Sequence[bytes] | None:
+        """Return the keys, ours first; None where nobody needs one."""
 
     def clock(self) -> float:
         """Return monotonic seconds."""
@@ -70,23 +78,36 @@ class PeerLink:
     """One end of one link.
 
     Attributes:
-        link: Its place in the relay, from the other side's hello to the end.
+        begun_at_s: When it began.
+        is_inbound: The other side dialled.
+        link: Its place in the relay, from the other side's hello, and proof, to the end.
+        is_believed: What the other side says counts.
+        is_heard: What we say counts there.
         has_begun: To tell: the picks that were in flight then.
         answers: The other side answers questions.
     """
 
     def __init__(self, service: Links, call: Call, on_hello: OnHello, *, is_inbound: bool) -> None:
         self.link: Link | None = None
+        self.begun_at_s = service.clock()
+        self.is_inbound = is_inbound
+        self.is_believed = self.is_heard = False
         self.has_begun = self.answers = False
         self._service = service
         self._call = call
         self._on_hello = on_hello
-        self._is_inbound = is_inbound
-        self._has_hello = False
+        self._keys = service.keys()
+        self._own = End(service.router_id, b"" if self._keys is None else new_nonce())
+        self._other: End | None = None
         self._is_over = False
         self._num_unread_bytes = 0
         self._is_behind = False  # has dropped what was to be told, and has not read since
-        hello = peers_pb2.Hello(router_id=service.router_id, answers=service.answers)
+        hello = peers_pb2.Hello(
+            router_id=service.router_id,
+            answers=service.answers,
+            nonce=self._own.nonce,
+            believes_callers=service.believes_callers,
+        )
         call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
 
     def receive(self, message: bytes) -> None:
@@ -102,10 +123,19 @@ class PeerLink:
         kind = content.WhichOneof("content")
         if kind == "hello":
             self._handle_hello(content.hello)
-        elif not self._has_hello:
+        elif self._other is None:
             self.end(Code.FAILED_PRECONDITION, "no hello")
         elif self.link is not None:
             self._handle(self.link, content)
+        elif kind == "proof" and self._keys:
+            self._handle_proof(self._keys, self._other, content.proof.mac)
+        else:
+            self._refuse("nothing is proven")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the link is open or over: it holds no place that another should have."""
+        return self.link is not None or self._is_over
 
     def half_close(self) -> None:
         """End the link: the other side does."""
@@ -113,7 +143,7 @@ class PeerLink:
 
     def closed(self) -> None:
         """Forget the link, which has ended."""
-        self._service.closed(self, is_inbound=self._is_inbound)
+        self._service.closed(self, is_inbound=self.is_inbound)
         self._drop_link()
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:
@@ -145,27 +175,66 @@ class PeerLink:
 
     def _handle_hello(self, hello: peers_pb2.Hello) -> None:
         router_id, self.answers = hello.router_id, hello.answers
-        if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
+        if self._other is not None or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
             self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
             return
-        self._has_hello = True
-        self._on_hello(router_id)
+        self._other = End(router_id, hello.nonce)
         if router_id == self._service.router_id:
+            self._on_hello(router_id)
             self.end()  # we dialled ourselves
+        elif self._keys is None:
+            self.is_believed = not self.is_inbound or self._service.believes_callers
+            self.is_heard = self.is_inbound or hello.believes_callers
+            self._open(router_id)
+        elif not self._keys:
+            self._refuse("the file of keys has never been readable")
+        elif len(hello.nonce) != NONCE_BYTES:
+            self._refuse("it has no key")
+        elif not self.is_inbound:
+            self._prove(self._keys, self._other)
+
+    def _handle_proof(self, keys: Sequence[bytes], other: End, mac: bytes) -> None:
+        dials, listens = self._ends(other)
+        by_dialler = self.is_inbound
+        if not is_proven(mac, keys, dials=dials, listens=listens, by_dialler=by_dialler):
+            self._refuse("it has another key")
             return
+        if self.is_inbound:
+            self._prove(keys, other)
+        self.is_believed = self.is_heard = True
+        self._open(other.router_id)
+
+    def _prove(self, keys: Sequence[bytes], other: End) -> None:
+        dials, listens = self._ends(other)
+        mac = prove(keys[0], dials=dials, listens=listens, by_dialler=not self.is_inbound)
+        self._call.send(peers_pb2.PeerMessage(proof=peers_pb2.Proof(mac=mac)).SerializeToString())
+
+    def _ends(self, other: End) -> tuple[End, End]:
+        return (other, self._own) if self.is_inbound else (self._own, other)
+
+    def _refuse(self, why: str) -> None:
+        log.warning("a peer has not proven that it is one, and is refused: %s", why)
+        self.end(Code.UNAUTHENTICATED, why)
+
+    def _open(self, router_id: str) -> None:
+        self._on_hello(router_id)
         service = self._service
-        self.link = service.relay.open(router_id, self._send, now=service.clock())
+        self.link = service.relay.open(
+            router_id, self._send, now=service.clock(), is_heard=self.is_heard
+        )
         service.opened(router_id, self)
 
     def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
         if content.HasField("entries"):
             entries = list(content.entries.log_entries)
-            if entries:
+            if entries and self.is_believed:
                 link.has_relayed = True
                 self._service.record(entries)
             self._call.send(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
             self._handle_acknowledgement(link)
+        elif not self.is_believed:
+            pass  # whoever dials us may say anything
         elif content.HasField("picks"):
             self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):

@@ -4,9 +4,14 @@ Links carry access log entries (`core.relay` decides which and when), the picks 
 each other, and questions to the router that leads. The end that listens and the end that dials
 (`peerdial`) run the same session, a `peerlink`.
 
-Picks go to each router over one link, the oldest, which begins with those in flight. Nobody
-acknowledges them: a link that is slow to acknowledge entries gets no more than `MAX_UNREAD_BYTES`
-of them, the rest is dropped, ends too, and once the link has read it begins again.
+A link is for both directions where each side knows who the other is: by a key that they share, or
+by TLS. Else the side that dials listens alone: it found the other at an address of its own
+discovery, and of itself it can prove nothing.
+
+Picks go to each router over one link, the oldest that it listens to, which begins with those in
+flight. Nobody acknowledges them: a link that is slow to acknowledge entries gets no more than
+`MAX_UNREAD_BYTES` of them, the rest is dropped, ends too, and once the link has read it begins
+again.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ MAX_LINKS = 256
 """Links that others may open to us; far more than the replicas of one router."""
 MAX_FIRST_BYTES = MAX_UNREAD_BYTES // 2
 """Of the picks that a link begins with, some 5,000; the oldest beyond that are not told."""
+OPEN_S = 5.0
+"""From the beginning of a link to the other side's hello, and its proof where there is a key."""
 BEGIN_INTERVAL_S = 1.0
 """Links that open within this begin together: to tell 20,000 picks takes some 30 ms."""
 
@@ -55,6 +62,9 @@ class PeersService:
         in_flight: Returns the picks that a new link is to begin with, the oldest first; None to
             tell nothing.
         answers: Whether we answer questions.
+        keys: Returns the keys that prove who is a peer, ours first; called for each link. None
+            where there are none.
+        believes_callers: Whether whoever calls is believed without a key: TLS knows who that is.
         num_received: Entries relayed by peers.
         num_told: Picks told, once for each router.
         num_untold: Picks and ends not told because a link was slow.
@@ -73,6 +83,8 @@ class PeersService:
     on_owing: Callable[[], None] = lambda: None
     in_flight: Callable[[], Sequence[ToldPick]] | None = None
     answers: bool = False
+    keys: Callable[[], Sequence[bytes] | None] = lambda: None
+    believes_callers: bool = False
     num_received: int = 0
     num_told: int = 0
     num_untold: int = 0
@@ -95,6 +107,8 @@ class PeersService:
         for session in list(self._sessions):
             if session.link is not None and self.relay.is_dead(session.link, now=now):
                 session.end(Code.DEADLINE_EXCEEDED, "no acknowledgement")
+            elif session.link is None and now - session.begun_at_s > OPEN_S:
+                session.end(Code.DEADLINE_EXCEEDED, "no hello, or no proof")
         self.relay.tick(now=now)
 
     def record(self, entries: Sequence[bytes]) -> None:
@@ -126,10 +140,13 @@ class PeersService:
         return session is not None and session.post(message)
 
     def say(self, word: Word) -> None:
-        """Say to every router what is with adapters."""
+        """Say to every router what is with adapters, over each link: one of them may be another's
+        who only says that it is that router.
+        """
         message = encode_word(word)
-        for session in list(self._telling.values()):
-            session.post(message)
+        for session in list(self._sessions):
+            if session.is_heard:
+                session.post(message)
 
     def tell(self, picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> None:
         """Tell every router with a link, and begin the links that have not begun.
@@ -173,20 +190,21 @@ class PeersService:
         return [(first, encode(first)), *reversed(told)]
 
     def opened(self, router_id: str, session: PeerLink) -> None:
-        """Tell a router our picks over a link, unless there is another link to it."""
-        if self.in_flight is not None and router_id not in self._telling:
+        """Tell a router our picks over a link that it listens to, unless there is another one."""
+        if self.in_flight is None or not session.is_heard:
+            return
+        if router_id not in self._telling:
             self._telling[router_id] = session
             self.on_owing()
 
     def lost(self, router_id: str, session: PeerLink) -> None:
         """Tell the router over another link, or forget it."""
-        links = (each for each in self._sessions if each.link and each.link.router_id == router_id)
-        other = next(links, None)
+        links = [each for each in self._sessions if each.link and each.link.router_id == router_id]
         if self._telling.get(router_id) is session:
             del self._telling[router_id]
-            if other is not None:
+            for other in links:
                 self.opened(router_id, other)
-        if other is None:
+        if session.is_believed and not any(each.is_believed for each in links):
             self.on_gone(router_id)
 
     def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
@@ -195,10 +213,18 @@ class PeersService:
         self._num_inbound -= is_inbound
 
     def _accept(self, call: Call, metadata: Metadata) -> Session:
-        if self._num_inbound >= MAX_LINKS:
+        if self._num_inbound >= MAX_LINKS and not self._make_room():
             call.end(Code.RESOURCE_EXHAUSTED, "too many links")
             return NO_SESSION
         return self._begin(call, lambda _: None, is_inbound=True)
+
+    def _make_room(self) -> bool:
+        """End the oldest link to us that is not open; return whether there is one."""
+        unopened = (each for each in self._sessions if each.is_inbound and not each.is_open)
+        oldest = next(unopened, None)
+        if oldest is not None:
+            oldest.end(Code.RESOURCE_EXHAUSTED, "too many links, and this one is not open")
+        return oldest is not None
 
     def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> PeerLink:
         session = PeerLink(self, call, on_hello, is_inbound=is_inbound)

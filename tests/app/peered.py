@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -13,8 +13,12 @@ from extproc.app.observers import Observers
 from extproc.app.peering import Peering
 from extproc.core.pool import Pool
 from extproc.shell import wire
-from tests.app.test_peering import configured, eventually
+from extproc.shell.gen import peers_pb2
+from extproc.shell.peerkeys import End, new_nonce, prove, read_keys
+from extproc.shell.rpc import Method, Session
+from tests.app.test_peering import KEY_FILE, configured, eventually
 from tests.builders import address, cards, endpoint
+from tests.shell.fake_call import FakeCall, begin
 
 
 class Peered:
@@ -47,6 +51,22 @@ class Peered:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.peering.aclose()
+
+
+def begin_proven(methods: Iterable[Method], router_id: str) -> tuple[FakeCall, Session]:
+    """A link that another router has dialled, which has the key of the tests."""
+    call, session = begin(methods, "Link")
+    theirs = peers_pb2.PeerMessage.FromString(call.sent[0]).hello
+    dials, listens = End(router_id, new_nonce()), End(theirs.router_id, theirs.nonce)
+    [key] = read_keys(KEY_FILE)
+    mac = prove(key, dials=dials, listens=listens, by_dialler=True)
+    hello = peers_pb2.Hello(router_id=router_id, nonce=dials.nonce, answers=True)
+    for message in (
+        peers_pb2.PeerMessage(hello=hello),
+        peers_pb2.PeerMessage(proof=peers_pb2.Proof(mac=mac)),
+    ):
+        session.receive(message.SerializeToString())
+    return call, session
 
 
 P = TypeVar("P", bound=Peered)

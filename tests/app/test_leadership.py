@@ -36,10 +36,9 @@ from extproc.core.types import (
 from extproc.shell import wire
 from extproc.shell.gen import peers_pb2
 from extproc.shell.telemetry import Telemetry
-from tests.app.peered import Peered, linking
+from tests.app.peered import Peered, begin_proven, linking
 from tests.app.test_peering import eventually
 from tests.builders import address, report, request
-from tests.shell.fake_call import begin
 
 LEAD = {"lead": True, "lead_timeout_s": 1.0}
 """A busy machine may take long; who tests silence changes it."""
@@ -247,9 +246,7 @@ async def test_a_request_that_does_not_fit_in_a_question_is_decided_alone() -> N
 async def test_messages_that_make_no_sense_cost_nothing() -> None:
     """From a peer that answers what nobody asked, withdraws at random, and asks about anything."""
     async with linked() as (near, _):
-        call, session = begin(near.peering.methods(), "Link")
-        hello = peers_pb2.Hello(router_id="zz", answers=True)
-        session.receive(peers_pb2.PeerMessage(hello=hello).SerializeToString())
+        call, session = begin_proven(near.peering.methods(), "zz")
         for number in range(50):
             for message in (
                 peers_pb2.PeerMessage(answer=peers_pb2.Answer(number=number, address="10.9.9.9:1")),

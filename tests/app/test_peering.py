@@ -7,12 +7,14 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from extproc.app.observers import Observers
-from extproc.app.peering import Peering, check_peers, peer_port
+from extproc.app.peeraccess import check_peers, peer_port
+from extproc.app.peering import Peering
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.core.accounting import Completion
@@ -25,6 +27,7 @@ from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
 
 PATIENCE_S = 60.0
+KEY_FILE = Path(__file__).with_name("peers_key.txt")
 ELSEWHERE = "192.0.2.1"
 """Documentation range (RFC 5737): nobody answers there."""
 
@@ -42,6 +45,9 @@ def completion(pick_id: str) -> Completion:
 
 
 def configured(peers: dict[str, Any] | None, server: dict[str, Any] | None = None) -> Config:
+    """A configuration whose peers have a key, unless `peers` says otherwise."""
+    if peers is not None:
+        peers = {"key_file": KEY_FILE, **peers}
     sections: dict[str, Any] = {"discovery": {"static": []}, "peers": peers, "server": server or {}}
     return Config.model_validate(sections)
 
@@ -123,7 +129,7 @@ class DeadCall:
 
 
 def test_a_relay_that_fails_is_counted_and_no_access_log_breaks_off_for_it() -> None:
-    replica = Replica("aa", {"static": []})
+    replica = Replica("aa", {"static": [], "key_file": None})
     [method] = replica.peering.methods()
     session = method.open(DeadCall(), {})
     hello = peers_pb2.PeerMessage(hello=peers_pb2.Hello(router_id="bb"))
@@ -153,7 +159,7 @@ class Silent:
     """A peer that says who it is and then takes nothing."""
 
     def __init__(self, call: Call, metadata: Metadata) -> None:
-        hello = peers_pb2.Hello(router_id="bb")
+        hello = peers_pb2.Hello(router_id="bb", believes_callers=True)
         call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
 
     def receive(self, message: bytes) -> None:
@@ -170,7 +176,7 @@ async def test_the_end_does_not_wait_for_a_peer_that_hangs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = await wire.serve([Method(METHOD, Silent)])
-    near = Replica("aa", {"static": [server.address]})
+    near = Replica("aa", {"static": [server.address], "key_file": None})
     async with near.running():
         await eventually(lambda: near.counts == [2])
         near.pass_on("bb-1", b"1")

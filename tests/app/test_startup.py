@@ -22,6 +22,7 @@ from extproc.commands.main import app
 from extproc.config.file import ConfigError
 from extproc.core.address import MAX_UNIX_PATH_BYTES
 from extproc.shell import logs
+from tests.app.test_peering import KEY_FILE
 from tests.shell.pki import Pki
 
 PATIENCE_S = 60.0
@@ -288,20 +289,28 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         "policy no.such:Policy: cannot be imported",
     ),
     "peers' port": (
-        lambda f: {"peers": {"dns": "routers"}},
+        lambda f: {"peers": {"dns": "routers", "key_file": str(KEY_FILE)}},
         "peers.port: must be given where server.address has no fixed port",
     ),
     "peers' CA missing": (
         lambda f: {
             "server": tls(f),
-            "peers": {"static": ["127.0.0.1:1"], "ca_file": str(MISSING)},
+            "peers": {
+                "static": ["127.0.0.1:1"],
+                "key_file": str(KEY_FILE),
+                "ca_file": str(MISSING),
+            },
         },
         "peers.ca_file: /nonexistent/file: No such file or directory",
     ),
     "peers' CA garbage": (
         lambda f: {
             "server": tls(f),
-            "peers": {"static": ["127.0.0.1:1"], "ca_file": str(f.garbage)},
+            "peers": {
+                "static": ["127.0.0.1:1"],
+                "key_file": str(KEY_FILE),
+                "ca_file": str(f.garbage),
+            },
         },
         "peers: ",
     ),
@@ -340,7 +349,10 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "mutual tls with grpcio": lambda f: {
         "server": {**tls(f, client_ca_file=f.ca), "transport": "grpcio"}
     },
-    "peers": lambda f: {"server": tls(f), "peers": {"static": ["127.0.0.1:1"]}},
+    "peers": lambda f: {
+        "server": tls(f),
+        "peers": {"static": ["127.0.0.1:1"], "key_file": str(KEY_FILE)},
+    },
     "pods": lambda f: {
         "pods": {"tls": True, "ca_file": str(f.ca), "api_key_file": str(f.write("key", "a-b\n"))}
     },
@@ -449,7 +461,7 @@ EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {
         "kubernetes",
     ),
     "peers.service": (
-        {"peers": {"service": "extproc", "port": 9002}},
+        {"peers": {"service": "extproc", "port": 9002, "key_file": str(KEY_FILE)}},
         "kubernetes_asyncio",
         "kubernetes",
     ),

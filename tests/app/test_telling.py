@@ -184,7 +184,9 @@ def teller(
 ) -> tuple[Pool, Telling, PeersService, Observers]:
     pool, observers = Pool(), Observers()
     pool.set_endpoints([endpoint(1)])
-    service = PeersService(Relay(), "aa", on_entries=lambda _: None, clock=clock)
+    service = PeersService(
+        Relay(), "aa", on_entries=lambda _: None, clock=clock, believes_callers=True
+    )
     telling = Telling(pool, service, call_later=later, clock=clock, observers=observers)
     telling.begin()
     return pool, telling, service, observers
@@ -327,7 +329,9 @@ def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> N
 
 def hear(call: FakeCall, pool: Pool) -> None:
     """Count in another router's pool what was told over a link."""
-    service = PeersService(Relay(), "bb", on_entries=lambda _: None, clock=lambda: 0.0)
+    service = PeersService(
+        Relay(), "bb", on_entries=lambda _: None, clock=lambda: 0.0, believes_callers=True
+    )
     telling = Telling(pool, service, call_later=Later(), clock=lambda: 0.0, observers=Observers())
     telling.begin()
     session = service.dialled(FakeCall(), lambda _: None)

@@ -323,3 +323,19 @@ class Relaying(RuleBasedStateMachine):
 
 TestRelaying = Relaying.TestCase
 TestRelaying.settings = settings(stateful_step_count=40)
+
+
+def test_over_a_link_that_takes_none_go_signs_of_life_alone() -> None:
+    """Its entries wait for a link that takes them, as if there were none."""
+    relay, wire = Relay(), Wire()
+    deaf = relay.open("b", wire.send, now=0.0, is_heard=False)
+    relay.offer("b", b"1", now=0.0)
+    relay.pass_on("", b"for all", now=0.0)
+    relay.flush(now=0.0)
+    assert (wire.batches, relay.linked_routers(), relay.has_work) == ([], set(), False)
+
+    relay.tick(now=RelaySettings().heartbeat_s)
+    relay.acknowledged(deaf, now=RelaySettings().heartbeat_s)
+    assert wire.batches == [[]]
+    _, heard = opened(relay, now=RelaySettings().heartbeat_s)
+    assert (heard.batches, relay.has_work) == ([[b"1"]], True)

@@ -45,7 +45,11 @@ class Router:
         self.taken: list[bytes] = []
         self.relay = Relay()
         self.service = PeersService(
-            self.relay, router_id, on_entries=self.taken.extend, clock=monotonic
+            self.relay,
+            router_id,
+            on_entries=self.taken.extend,
+            clock=monotonic,
+            believes_callers=True,
         )
         self.dialler = PeerDialler(
             METHOD,

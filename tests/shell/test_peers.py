@@ -45,9 +45,16 @@ class Clock:
 
 
 class Router:
-    """A router as far as its links go."""
+    """A router as far as its links go; by its TLS it knows who calls, unless said otherwise."""
 
-    def __init__(self, router_id: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        router_id: str,
+        clock: Clock | None = None,
+        *,
+        keys: Sequence[bytes] | None = None,
+        believes_callers: bool = True,
+    ) -> None:
         self.clock = clock or Clock()
         self.relay = Relay(RelaySettings())
         self.taken: list[bytes] = []
@@ -62,6 +69,8 @@ class Router:
             on_garbage=self._count,
             on_tidings=lambda *told: self.heard.append(told),
             on_gone=self.gone.append,
+            keys=lambda: keys,
+            believes_callers=believes_callers,
         )
 
     def _count(self) -> None:
@@ -96,12 +105,19 @@ class Wire:
         far_end = method.open(to_near, {})
         self._ways = [(to_far, far_end), (to_near, near_end)]
 
-    def pump(self) -> None:
-        """Deliver until nothing is under way."""
+    def pump(self) -> list[bytes]:
+        """Deliver until nothing is under way; return what was, in order."""
+        crossed = []
         while any(way.messages for way, _ in self._ways):
             for way, end in self._ways:
                 while way.messages:
-                    end.receive(way.messages.popleft())
+                    crossed.append(way.messages.popleft())
+                    end.receive(crossed[-1])
+        return crossed
+
+    def ends(self) -> list[Code | None]:
+        """How either end has ended the link."""
+        return [way.ended for way, _ in self._ways]
 
     def waiting(self) -> list[bytes]:
         """What is under way."""
@@ -129,7 +145,7 @@ class _Way:
 
 
 def hello(router_id: str) -> bytes:
-    return message(hello=peers_pb2.Hello(router_id=router_id))
+    return message(hello=peers_pb2.Hello(router_id=router_id, believes_callers=True))
 
 
 def entries(*each: bytes) -> bytes:
@@ -320,6 +336,8 @@ def test_a_half_close_ends_the_link() -> None:
 def test_links_beyond_the_limit_are_refused_until_one_ends() -> None:
     router = Router("a")
     sessions = [router.accept()[1] for _ in range(MAX_LINKS)]
+    for number, each in enumerate(sessions):
+        each.receive(hello(f"router-{number}"))
     refused, session = router.accept()
     session.receive(hello("b"))
     session.half_close()

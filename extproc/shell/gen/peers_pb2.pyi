@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "entries", "acknowledgement", "picks", "question", "answer", "withdrawal", "adapters")
+    __slots__ = ("hello", "entries", "acknowledgement", "picks", "question", "answer", "withdrawal", "adapters", "proof")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class PeerMessage(_message.Message):
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWAL_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     entries: Entries
     acknowledgement: Acknowledgement
@@ -24,15 +25,26 @@ class PeerMessage(_message.Message):
     answer: Answer
     withdrawal: Withdrawal
     adapters: Adapters
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ...) -> None: ...
+    proof: Proof
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("router_id", "answers")
+    __slots__ = ("router_id", "answers", "nonce", "believes_callers")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    BELIEVES_CALLERS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     answers: bool
-    def __init__(self, router_id: _Optional[str] = ..., answers: _Optional[bool] = ...) -> None: ...
+    nonce: bytes
+    believes_callers: bool
+    def __init__(self, router_id: _Optional[str] = ..., answers: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., believes_callers: _Optional[bool] = ...) -> None: ...
+
+class Proof(_message.Message):
+    __slots__ = ("mac",)
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    mac: bytes
+    def __init__(self, mac: _Optional[bytes] = ...) -> None: ...
 
 class Entries(_message.Message):
     __slots__ = ("log_entries",)

@@ -1,0 +1,89 @@
+"""The key that the replicas of one router share, and the proof on a link that the other has it.
+
+The key never crosses the wire. A proof is of both ends' nonces, so it is worth nothing on another
+link, and of the end that made it, so it is worth nothing when sent back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from extproc.shell.files import FileError, describe_failure, read_text
+
+NONCE_BYTES = 16
+MAX_KEYS = 2
+"""In one file, a line each: the first proves who we are, either is accepted of others."""
+MIN_KEY_CHARS = 32
+"""`openssl rand -base64 32` writes 44."""
+MAX_KEY_FILE_BYTES = 4096
+
+
+class End(NamedTuple):
+    """One end of a link, by its hello."""
+
+    router_id: str
+    nonce: bytes
+
+
+def new_nonce() -> bytes:
+    """Return what a proof to us has to be of."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def prove(key: bytes, *, dials: End, listens: End, by_dialler: bool) -> bytes:
+    """Return the proof of one end."""
+    parts = [b"dials" if by_dialler else b"listens", dials.nonce, listens.nonce]
+    parts += [dials.router_id.encode(), listens.router_id.encode()]
+    return hmac.digest(key, b"extproc peers 1" + b"".join(map(_framed, parts)), "sha256")
+
+
+def is_proven(
+    mac: bytes, keys: Iterable[bytes], *, dials: End, listens: End, by_dialler: bool
+) -> bool:
+    """Return whether a proof of one end is by one of the keys."""
+    proofs = [prove(key, dials=dials, listens=listens, by_dialler=by_dialler) for key in keys]
+    return sum(hmac.compare_digest(mac, each) for each in proofs) > 0
+
+
+def read_keys(path: Path) -> list[bytes]:
+    """Return the keys in a file.
+
+    Raises:
+        OSError: It cannot be read, or has none, too many, or one that is too short.
+    """
+    text = read_text(path, max_bytes=MAX_KEY_FILE_BYTES)
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not 0 < len(keys) <= MAX_KEYS:
+        raise FileError(path, f"must have one key or {MAX_KEYS}, a line each")
+    if any(len(key) < MIN_KEY_CHARS for key in keys):
+        raise FileError(path, f"a key has less than {MIN_KEY_CHARS} characters")
+    return [key.encode() for key in keys]
+
+
+class PeerKeys:
+    """The keys in a file, read again for each link.
+
+    Args:
+        on_failure: Called with a message when the file cannot be used; the last keys stay.
+    """
+
+    def __init__(self, path: Path, *, on_failure: Callable[[str], None]) -> None:
+        self._path = path
+        self._on_failure = on_failure
+        self._keys: list[bytes] = []
+
+    def __call__(self) -> Sequence[bytes]:
+        """Return the keys, the one to prove with first; none if the file never had one."""
+        try:
+            self._keys = read_keys(self._path)
+        except OSError as error:
+            self._on_failure(f"{self._path}: {describe_failure(error)}")
+        return self._keys
+
+
+def _framed(part: bytes) -> bytes:
+    return len(part).to_bytes(4) + part
