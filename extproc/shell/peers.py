@@ -127,9 +127,14 @@ class PeersService:
         return not all(session.has_begun for session in self._telling.values())
 
     def answerers(self) -> list[str]:
-        """Return the routers that answer questions and know our picks, or will before those."""
-        links = self._telling.items()
-        return [router_id for router_id, link in links if link.answers and link.has_begun]
+        """Return the routers that answer questions, are believed, and know our picks, or will
+        before those.
+        """
+        links, sessions = self._telling.items(), self._sessions
+        believed = {each.link.router_id for each in sessions if each.link and each.is_believed}
+        return [
+            name for name, link in links if link.answers and link.has_begun and name in believed
+        ]
 
     def post(self, router_id: str, message: bytes) -> bool:
         """Send a question, an answer or a withdrawal after what was told; False if it is dropped.

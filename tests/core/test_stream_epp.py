@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.core import messages as m
-from extproc.core.hints import TRUSTABLE, names_of
+from extproc.core.hints import FAIRNESS_ID, TRUSTABLE, names_of
 from extproc.core.messages import BodyMode
 from extproc.core.types import Hints
 from tests.builders import address, body, request_headers
@@ -51,6 +51,20 @@ def test_a_hint_that_cannot_be_used_is_refused_before_the_body_comes() -> None:
     assert (reply.status, error["code"], error["param"]) == (400, "invalid_header", TTFT)
     assert error["type"] == "invalid_request_error"
     assert exchange.dispatcher.routed == []
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_two_tenants_in_one_request_are_refused_to_read_a_list_too(method: str) -> None:
+    """Lists, too, show what is private to a tenant."""
+    new, old = FAIRNESS_ID
+    path = "/v1/models" if method == "GET" else "/v1/completions"
+    headers = {new: "victim", old: "own"}
+    exchange = begin(trusted_headers=ALL)
+    event = request_headers(method, path, headers=headers, end_of_stream=method == "GET")
+    [reply, _] = exchange.tell(event)
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (400, "invalid_header")
 
 
 def test_a_hint_that_is_not_trusted_is_kept_from_the_endpoint_and_says_nothing() -> None:

@@ -131,6 +131,21 @@ def test_who_only_says_that_it_is_a_peer_keeps_nothing_from_that_peer() -> None:
     assert near.gone == []
 
 
+def test_nobody_is_asked_who_is_not_believed() -> None:
+    """Its answers would not count, and requests would wait for them."""
+    router = unkeyed("b")
+    router.begin_with()
+    _, session = router.accept()
+    answering = peers_pb2.Hello(router_id="a", answers=True)
+    session.receive(message(hello=answering))
+    router.service.tell((), ())
+    assert router.service.is_telling
+    assert router.service.answerers() == []
+
+    router.service.dialled(FakeCall(), lambda _: None).receive(message(hello=answering))
+    assert router.service.answerers() == ["a"]
+
+
 # --- with a key -----------------------------------------------------------------------------
 
 
