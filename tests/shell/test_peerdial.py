@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -41,6 +41,7 @@ class Router:
         *,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         tls_name: str | None = None,
+        keys: Sequence[bytes] | None = None,
     ) -> None:
         self.taken: list[bytes] = []
         self.relay = Relay()
@@ -49,6 +50,7 @@ class Router:
             router_id,
             on_entries=self.taken.extend,
             clock=monotonic,
+            keys=lambda: keys,
             believes_callers=True,
         )
         self.dialler = PeerDialler(
@@ -119,6 +121,21 @@ async def test_a_link_over_the_other_transport() -> None:
         far.offer("a", b"2")
         await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
     await server.stop(0)
+
+
+async def test_with_a_key_those_who_have_it_are_linked_and_others_never() -> None:
+    key, other = b"k" * 32, b"o" * 32
+    near, far = Router("a", keys=[key]), Router("b", keys=[key])
+    stranger = Router("c", keys=[other])
+    async with far.listening() as address, closing(near, far, stranger):
+        stranger.dialler.set_addresses([address])
+        near.dialler.set_addresses([address])
+        await eventually(lambda: near.dialler.routers == ["b"])
+        near.offer("b", b"to b")
+        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        far.offer("a", b"to a")
+        await eventually(lambda: (near.taken, far.taken) == ([b"to a"], [b"to b"]))
+        assert stranger.dialler.routers == [None]
 
 
 async def test_many_large_entries_arrive_in_order() -> None:
