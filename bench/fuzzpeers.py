@@ -148,11 +148,19 @@ async def open_calls_at_grpc(field: Field) -> str:
 
 
 async def false_router_at_grpc(field: Field) -> str:
-    """Another router, which asks, answers and withdraws at random, but does not lead."""
+    """Who says to be the router that leads and loads, and has nothing that proves it: says that it
+    unloads what there is and that picks have ended, asks, answers and withdraws at random.
+    """
     rng, said = field.rng, [peers_pb2.PeerMessage() for _ in range(100)]
-    said[0].hello.router_id, said[0].hello.answers, said[1].picks.is_first = "~", True, True
+    said[0].hello.router_id, said[0].hello.answers, said[1].picks.is_first = "!", True, True
     for each in said[2:]:
-        asked = rng.choice((each.question, each.question, each.answer, each.withdrawal))
+        asked = rng.choice((each.question, each.answer, each.withdrawal, each.adapters))
+        if isinstance(asked, peers_pb2.Adapters):
+            asked.loads, asked.declared = True, rng.getrandbits(64)
+            for name in HONEST:
+                asked.failed.add(name=name, reason="files")
+                asked.leaving.add(address="127.0.0.1:1", name=name)
+            continue
         asked.number = rng.randrange(100)
         if isinstance(asked, peers_pb2.Question):
             asked.model, asked.body_bytes = rng.choice((*HONEST, "x" * 5000)), rng.getrandbits(64)
