@@ -44,6 +44,7 @@ _Asked = TypeVar("_Asked", bound=Struct)
 
 Status = Callable[[str], Mapping[str, Any]]
 Wait = Callable[[str, float], Awaitable[bool]]
+WhyNot = Callable[[str], str]
 
 
 class Declarations(Protocol):
@@ -66,6 +67,7 @@ class Registration:
         tokens: Who may.
         status: Returns what the pods have of an adapter by its name, as plain values.
         wait_until_ready: Returns whether enough pods list an adapter, within so many seconds.
+        why_not: Returns why a declared name would not count, for people; "" if it would.
         ready_s: How long vLLM's path waits for that.
     """
 
@@ -76,12 +78,14 @@ class Registration:
         *,
         status: Status,
         wait_until_ready: Wait,
+        why_not: WhyNot,
         ready_s: float,
     ) -> None:
         self._declarations = declarations
         self._tokens = tokens
         self._status = status
         self._wait_until_ready = wait_until_ready
+        self._why_not = why_not
         self._ready_s = ready_s
 
     def add_to(self, app: web.Application) -> None:
@@ -128,7 +132,7 @@ class Registration:
         declaration = decode_asked(await _body(request))
         if_match = _tag_in(request)
         try:
-            put = await self._declarations.put(declaration, if_match=if_match)
+            put = await self._put(declaration, if_match)
         except ConflictError as error:
             return _conflict(error, if_match)
         body = {**as_json(declaration), "object": "adapter", "change": put.change.value}
@@ -172,7 +176,7 @@ class Registration:
         declaration = Declaration(name, source=f"hf:{path}" if is_hub else path, origin="store")
         declaration.check()
         try:
-            await self._declarations.put(declaration)
+            await self._put(declaration)
         except ConflictError as error:
             return _conflict(error, None)
         if not await self._wait_until_ready(name, self._ready_s):
@@ -194,6 +198,11 @@ class Registration:
         if not was_there:
             return _error(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def _put(self, declaration: Declaration, if_match: str | None = None) -> Put:
+        if why := self._why_not(declaration.name):
+            raise ConflictError(f"{declaration.name}: {why}", "")
+        return await self._declarations.put(declaration, if_match=if_match)
 
     def _described(self, stored: Stored) -> dict[str, Any]:
         return {
@@ -254,9 +263,8 @@ def _tag_in(request: web.Request) -> str | None:
 def _conflict(error: ConflictError, if_match: str | None) -> web.Response:
     headers = {"ETag": f'"{error.tag}"'} if error.tag else None
     if if_match is None:
-        return _error(
-            409, "conflict", f"{error}; send its ETag in If-Match to replace it.", headers
-        )
+        hint = "; send its ETag in If-Match to replace it" if error.tag else ""
+        return _error(409, "conflict", f"{error}{hint}.", headers)
     return _error(412, "precondition_failed", f"{error}.", headers)
 
 

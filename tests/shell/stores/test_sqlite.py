@@ -113,7 +113,7 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
     assert isinstance(medium, Sqlite)
     await medium._run(lambda connection: connection.execute("PRAGMA max_page_count = 1"))
     with pytest.raises(StoreFullError, match="full"):
-        await store.put(declared("large", "/" + "a" * 60_000))
+        await store.put(declared("large", "/" + "a" * 8_000))
     await medium._run(lambda connection: connection.execute("PRAGMA max_page_count = 10000"))
     await store.put(declared("later"))
 
