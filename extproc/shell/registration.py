@@ -35,10 +35,15 @@ from extproc.shell.stores.content import (
     decode_asked,
 )
 from extproc.shell.stores.medium import StoreError, StoreFullError
-from extproc.shell.tokens import Tokens
+from extproc.shell.tokens import Places, Tokens, TooManyError
 
 BODY_S = 10.0
 """Seconds for a body of at most `MAX_CONTENT_BYTES` to arrive."""
+MAX_WAITING = 32
+"""Requests of vLLM's path, which wait until pods list an adapter: an equal part for each token;
+further ones get 429. The port has 128 places and Envoy's cluster 64: what is left is for others."""
+MAX_AT_ONCE = 16
+"""Other requests in progress, likewise."""
 
 _Asked = TypeVar("_Asked", bound=Struct)
 
@@ -90,17 +95,19 @@ class Registration:
 
     def add_to(self, app: web.Application) -> None:
         """Add the paths to an application."""
-        for method, path, handler in (
-            ("POST", "/v1/adapters", self._post),
-            ("GET", "/v1/adapters", self._list),
-            ("GET", "/v1/adapters/{name:.+}", self._get),
-            ("DELETE", "/v1/adapters/{name:.+}", self._delete),
-            ("POST", "/v1/load_lora_adapter", self._load),
-            ("POST", "/v1/unload_lora_adapter", self._unload),
+        all_others = Places(MAX_AT_ONCE, self._tokens)
+        waiting = Places(MAX_WAITING, self._tokens)
+        for method, path, handler, places in (
+            ("POST", "/v1/adapters", self._post, all_others),
+            ("GET", "/v1/adapters", self._list, all_others),
+            ("GET", "/v1/adapters/{name:.+}", self._get, all_others),
+            ("DELETE", "/v1/adapters/{name:.+}", self._delete, all_others),
+            ("POST", "/v1/load_lora_adapter", self._load, waiting),
+            ("POST", "/v1/unload_lora_adapter", self._unload, all_others),
         ):
-            app.router.add_route(method, path, self._guarded(handler))
+            app.router.add_route(method, path, self._guarded(handler, places))
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guarded(self, handler: Handler, places: Places) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             found = self._tokens.find(token.strip().encode(errors="replace"))
@@ -113,9 +120,12 @@ class Registration:
                 after = {"Retry-After": str(int(wait_s) + 1)}
                 return _error(429, "rate_limit_exceeded", "Too many requests.", after)
             try:
-                return await handler(request)
+                with places.take(found):
+                    return await handler(request)
             except _BodyError as error:
                 return _error(error.status, error.code, str(error))
+            except TooManyError as error:
+                return _error(429, "too_many_requests", f"{error}.", {"Retry-After": "1"})
             except DeclarationError as error:
                 return _error(400, "invalid_adapter", f"{error}.")
             except StoreFullError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from extproc.core.adapters.declared import Declaration
 from extproc.core.types import Snapshot
 from extproc.shell.admin import AdminServer
 from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS, HttpLimits
-from extproc.shell.registration import Registration
+from extproc.shell.registration import MAX_AT_ONCE, MAX_WAITING, Registration
 from extproc.shell.stores.content import Put, Stored
 from extproc.shell.stores.directory import Directory
 from extproc.shell.stores.medium import StoreError, StoreFullError
@@ -446,6 +446,60 @@ async def test_a_repository_of_the_hub_is_declared_as_one(port: Port) -> None:
     await port.ask("POST", LOAD, {"lora_name": "x", "lora_path": "org/repo"})
 
     assert port.store.entries["x"].declaration.source == "hf:org/repo"
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def test_loads_that_wait_keep_nobody_else_out(port: Port) -> None:
+    """One token's part of the waiting is taken: its other requests and other tokens' go on."""
+    port.ready = asyncio.get_running_loop().create_future()
+    asking = []
+    for number in range(MAX_WAITING):
+        port.now += 1
+        asked = {"lora_name": f"x{number}", "lora_path": "/x"}
+        asking.append(asyncio.ensure_future(port.ask("POST", LOAD, asked)))
+        await until(lambda: len(port.waited) + sum(map(asyncio.Future.done, asking)) > number)  # noqa: B023
+    refused = [each.result() for each in asking if each.done()]
+    port.now += 1
+    own = [await port.ask("GET", path) for path in ("/v1/adapters", "/healthz", "/metrics")]
+    other = asyncio.ensure_future(port.ask("POST", LOAD, ASKED, token="secret-2"))
+    await until(lambda: port.waited[-1][0] == "x")
+    port.ready.set_result(True)
+    statuses = [(await each).status for each in asking]
+
+    assert len(refused) == MAX_WAITING // 2  # of two tokens
+    assert {(each.status, each.code) for each in refused} == {(429, "too_many_requests")}
+    assert refused[0].headers["Retry-After"] == "1"
+    assert port.store.entries.keys() == {f"x{n}" for n in range(MAX_WAITING // 2)} | {"x"}
+    assert [each.status for each in own] == [200] * 3
+    assert (await other).status == 200
+    assert statuses.count(200) == MAX_WAITING // 2
+
+
+async def test_bodies_that_do_not_come_take_a_tokens_part_alone(port: Port) -> None:
+    head = (
+        "POST /v1/adapters HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+        f"Authorization: Bearer {TOKEN}\r\n\r\n"
+    )
+    writers = []
+    for _ in range(MAX_AT_ONCE // 2 + 1):
+        port.now += 1
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.server.port)
+        writer.write(head.encode())
+        writers.append(writer)
+    answer = await reader.readline()
+    port.now += 1
+    own, other = [await port.ask("GET", "/v1/adapters", token=f"secret-{n}") for n in (1, 2)]
+    health = await port.ask("GET", "/healthz", token=None)
+    for each in writers:
+        each.close()
+
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert [each.status for each in (own, other, health)] == [429, 200, 200]
 
 
 async def test_a_long_wait_with_a_body_that_came_later_is_not_dropped(tmp_path: Path) -> None:
