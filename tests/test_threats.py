@@ -12,6 +12,10 @@ _TESTS = Path(__file__).parent
 _PAGE = (_TESTS.parent / "docs" / "threats.md").read_text()
 _ID = re.compile(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`")
 _COLUMNS = ["what", "CPU", "memory", "time", "log", "metric series", "test"]
+_OTHER_COLUMNS = [
+    ["limit", "bounds", "ends", "who else was on it", "test"],
+    ["what", "size", "number", "product", "test"],
+]
 _SENDERS = {"client", "pod", "Envoy", "router", "watcher", "Kubernetes", "DNS", "operator"}
 
 
@@ -47,9 +51,33 @@ def test_every_sender_has_a_table() -> None:
     assert sum(row == _COLUMNS for row in _rows()) == _PAGE.count("\n## ")
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in _rows() if row != _COLUMNS and set(row) != {"---"}], ids=lambda r: r[0]
-)
+def _rows_of(*headers: list[str]) -> list[list[str]]:
+    """Return the rows of the tables with these headers."""
+    found, is_wanted = [], False
+    for row in _rows():
+        if row == _COLUMNS or row in _OTHER_COLUMNS:
+            is_wanted = row in headers
+        elif is_wanted and set(row) != {"---"}:
+            found.append(row)
+    return found
+
+
+def test_every_row_is_in_a_table_that_is_known() -> None:
+    num_headers = sum(row == _COLUMNS or row in _OTHER_COLUMNS for row in _rows())
+
+    assert sum(set(row) == {"---"} for row in _rows()) == num_headers
+
+
+@pytest.mark.parametrize("row", _rows_of(*_OTHER_COLUMNS), ids=lambda r: r[0])
+def test_every_limit_says_what_it_ends_and_names_a_test_in_which_others_go_on(
+    row: list[str],
+) -> None:
+    assert len(row) == len(_OTHER_COLUMNS[0])
+    assert all(row)
+    assert _ID.search(row[-1])
+
+
+@pytest.mark.parametrize("row", _rows_of(_COLUMNS), ids=lambda r: r[0])
 def test_every_row_says_in_each_cell_what_bounds_it_and_names_a_test(row: list[str]) -> None:
     assert len(row) == len(_COLUMNS)
     assert all(row)
