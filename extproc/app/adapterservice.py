@@ -81,6 +81,7 @@ class AdapterService:
             on_stored=self._on_stored,
             status=self._status,
             wait_until_ready=self._adapters.wait_until_ready,
+            why_not=self._declaring.why_not,
             clock=world.clock,
         )
         peers = self._adapters.peers

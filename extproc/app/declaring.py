@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from extproc.config import Config
 from extproc.config.routes import declaration_of
-from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.declared import Declaration, Names
 from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
 from extproc.core.kubernetes.declaring import Reading
 
@@ -25,6 +25,11 @@ class Declaring:
         self._stored: Sequence[Declaration] = ()
         self._offers: Sequence[Offer] = ()
         self._rules: Sequence[RuleSet] = ()
+
+    def why_not(self, name: str) -> str:
+        """Return why a name that is declared in a store would not count; "" if it would."""
+        own = [each.name for each in self._own()]
+        return "it is declared by the configuration" if name in own else Names(own).why_not(name)
 
     def configure(self, config: Config) -> None:
         """Take a changed configuration."""
@@ -49,16 +54,19 @@ class Declaring:
     def merge(self) -> None:
         """Hand on what counts."""
         routes = self._config.routes
-        own = [
-            declaration_of(route.models[0], route.adapter)
-            for route in routes
-            if route.adapter is not None
-        ]
         merged = merge(
-            configured=[Offer(each) for each in (*own, *self._stored)],
+            configured=[Offer(each) for each in (*self._own(), *self._stored)],
             routes=self._offers,
             rewrites=self._rules,
             routed={model for route in routes for model in route.models},
             aliased={model for route in routes if route.targets for model in route.models} - {"*"},
         )
         self._on_merged(merged)
+
+    def _own(self) -> list[Declaration]:
+        """Return what the configuration itself declares."""
+        return [
+            declaration_of(route.models[0], route.adapter)
+            for route in self._config.routes
+            if route.adapter is not None
+        ]

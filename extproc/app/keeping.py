@@ -12,7 +12,7 @@ from extproc.app.stores import make_registration, make_store
 from extproc.config.adapters import AdaptersConfig
 from extproc.core.adapters.declared import Declaration
 from extproc.core.errors import ExtprocError
-from extproc.shell.registration import Status, Wait
+from extproc.shell.registration import Status, Wait, WhyNot
 from extproc.shell.stores.content import Stored
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class Keeping:
         on_stored: Called with what is declared, and with what was deleted and may still be loaded.
         status: Returns how a declared adapter is, for those who ask over HTTP.
         wait_until_ready: Returns whether enough pods have an adapter within so many seconds.
+        why_not: Returns why a name that is declared there would not count.
         clock: Monotonic seconds.
 
     Raises:
@@ -44,6 +45,7 @@ class Keeping:
         on_stored: Callable[[Sequence[Declaration], Sequence[Declaration]], None],
         status: Status,
         wait_until_ready: Wait,
+        why_not: WhyNot,
         clock: Callable[[], float],
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, config.lease_s, on_stored
@@ -66,6 +68,7 @@ class Keeping:
                 clock=clock,
                 status=status,
                 wait_until_ready=wait_until_ready,
+                why_not=why_not,
                 on_failure=lambda message: log.warning("adapters.registration: %s", message),
             )
 

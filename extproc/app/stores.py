@@ -9,7 +9,7 @@ from extproc.config.adapters import RedisStoreConfig, RegistrationConfig, StoreC
 from extproc.config.file import ConfigError
 from extproc.core.errors import needs_extra
 from extproc.shell.files import check_readable, describe_failure, read_key
-from extproc.shell.registration import Registration, Status, Wait
+from extproc.shell.registration import Registration, Status, Wait, WhyNot
 from extproc.shell.stores.content import Stored
 from extproc.shell.stores.directory import Directory
 from extproc.shell.stores.medium import Medium
@@ -46,6 +46,7 @@ def make_registration(
     clock: Callable[[], float],
     status: Status,
     wait_until_ready: Wait,
+    why_not: WhyNot,
     on_failure: Callable[[str], None],
 ) -> Registration:
     """Return what `AdminServer` adds to its paths; the arguments are those of `Registration`.
@@ -62,6 +63,7 @@ def make_registration(
         tokens,
         status=status,
         wait_until_ready=wait_until_ready,
+        why_not=why_not,
         ready_s=config.ready_s,
     )
 

@@ -142,6 +142,11 @@ class AdaptersConfig(Section):
         description="Adapters that pods list and nobody declares: whether requests for them are "
         "routed. They are never unloaded. Live.",
     )
+    show_sources: bool = Field(
+        False,
+        description="Whether `GET /v1/models` says where pods have an adapter from, as vLLM does: "
+        "its `root`. Without, that is the adapter's name. Live.",
+    )
     roots: tuple[RootConfig, ...] = Field(
         (),
         max_length=100,

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from extproc.config.base import Section
-from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.declared import (
+    MAX_RANK,
+    MAX_REPLICAS,
+    MAX_SOURCE_BYTES,
+    Declaration,
+    LoadMode,
+    Names,
+)
 
 MAX_ROUTES = 1000
 MAX_PATTERNS = 100
@@ -51,44 +58,38 @@ class ReplicasConfig(Section):
     min: int = Field(
         1,
         ge=0,
-        le=1024,
-        description="Pods that should have it, as long as there are so many. Live.",
+        le=MAX_REPLICAS,
+        description="Pods that should have it; where fewer can, it is loaded on those and does not "
+        "count as ready. Live.",
     )
     max: int | None = Field(
-        None, ge=1, le=1024, description="Pods that may have it; none means all. Live."
+        None, ge=1, le=MAX_REPLICAS, description="Pods that may have it; none means all. Live."
     )
-
-    @model_validator(mode="after")
-    def _in_order(self) -> ReplicasConfig:
-        if self.max is not None and self.max < self.min:
-            raise ValueError(f"max is {self.max}: must be at least min, {self.min}")
-        return self
 
 
 class AdapterConfig(Section):
     """An adapter that the router has the pods load."""
 
+    # What else its fields may be is said by `Declaration.check`, as for all who declare.
+
     source: str = Field(
         "",
-        max_length=4096,
         description="Directory of its files, as pods see it; or `hf:ORG/REPO`, which pods download "
-        "from Hugging Face. Empty where pods find it by themselves. Live.",
+        f"from Hugging Face; at most {MAX_SOURCE_BYTES} bytes. Empty where pods find it by "
+        "themselves. Live.",
     )
     version: str = Field(
         "",
-        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$",
         description="Pods have it under `NAME@VERSION`, and clients go on to write `NAME`; a new "
-        "version needs a new source. Live.",
+        "version needs a new source. Letters, digits and `._-`, at most 63. Live.",
     )
     base: str = Field(
-        "",
-        max_length=256,
-        description="Its base model, by the name that pods list; empty for whichever. Live.",
+        "", description="Its base model, by the name that pods list; empty for whichever. Live."
     )
     rank: int | None = Field(
         None,
         ge=1,
-        le=512,
+        le=MAX_RANK,
         description="`r` of its `adapter_config.json`, where the router does not see that. Live.",
     )
     replicas: ReplicasConfig = Field(
@@ -190,24 +191,25 @@ class RouteConfig(Section):
         "has restarted. Live.",
     )
 
-    @field_validator("models")
-    @classmethod
-    def _can_match(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for model in value:
-            if model != model.strip() or "**" in model:
-                raise ValueError(f"{model!r}: must have no blanks at its ends and no ** in it")
-        return value
-
     @model_validator(mode="after")
     def _adapter_can_be_declared(self) -> RouteConfig:
         if self.adapter is not None:
-            if len(self.models) > 1 or "*" in self.models[0]:
+            if len(self.models) > 1:
                 raise ValueError(
                     f"{self.name}: a route with an adapter must have one model, its name"
                 )
             if self.targets:
                 raise ValueError(f"{self.name}: a route has an adapter or targets, not both")
             declaration_of(self.models[0], self.adapter).check()
+        return self
+
+    @model_validator(mode="after")
+    def _models_can_match(self) -> RouteConfig:
+        for model in self.models:
+            if model != model.strip() or "**" in model:
+                raise ValueError(
+                    f"models: {model!r}: must have no blanks at its ends and no ** in it"
+                )
         return self
 
     @model_validator(mode="after")
@@ -243,10 +245,12 @@ def check_routes(routes: Iterable[RouteConfig]) -> None:
     """Check the routes together.
 
     Raises:
-        ValueError: Two have the same name, or one model; or there are too many patterns.
+        ValueError: Two have the same name, or one model, or adapters that can be mistaken for each
+            other; or there are too many patterns.
     """
     names: set[str] = set()
     owners: dict[str, str] = {}
+    adapters = Names()
     for route in routes:
         if route.name in names:
             raise ValueError(f"routes: two are named {route.name}")
@@ -257,5 +261,9 @@ def check_routes(routes: Iterable[RouteConfig]) -> None:
                     f"routes: {model} is in {owners[model]} and in {route.name}; allowed: once"
                 )
             owners[model] = route.name
+        if route.adapter is not None:
+            if why := adapters.why_not(route.models[0]):
+                raise ValueError(f"routes: {route.name}: {why}")
+            adapters.add(route.models[0])
     if sum("*" in model for model in owners) > MAX_PATTERNS:
         raise ValueError(f"routes: must have at most {MAX_PATTERNS} models with * in all")

@@ -86,10 +86,11 @@ class Models:
         snapshot, card = self._pool.snapshot(now=now), self._card(name, tenant)
         if card is None:
             return self._unknown(name, snapshot, subset)
+        shown = self._catalog.shown(card)
         if self._catalog.card(name) is not None:
-            return card
+            return shown
         has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
-        return card if has_it else no_endpoints(name)
+        return shown if has_it else no_endpoints(name)
 
     def _unknown(self, model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
         """Reject a model that nobody has: 404 if that is sure and any endpoint is allowed."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from extproc.shell.httpserver import (
     HttpLimits,
     HttpListener,
 )
-from extproc.shell.turns import SharedPage, Turns
+from extproc.shell.turns import BusyError, SharedPage, Turns
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -46,6 +46,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
 }
 _DEFAULT_DECISIONS = 20
+MAX_DEBUGGING = 16
+"""Requests for `/debug/` at once; further ones get 503, so that they leave places to others."""
 _OPENMETRICS = "application/openmetrics-text"
 
 
@@ -164,7 +166,7 @@ class AdminServer(MetricsServer):
         self._warnings = warnings
         self._add_page = add_page
         self._add_registration = add_registration
-        self._debugging = Turns()
+        self._debugging = Turns(max_waiting=MAX_DEBUGGING)
 
     def _app(self) -> web.Application:
         app = super()._app()
@@ -185,15 +187,22 @@ class AdminServer(MetricsServer):
             status=503 if reasons else 200,
         )
 
+    async def _debug(self, make: Callable[[], Awaitable[bytes]]) -> web.Response:
+        try:
+            return web.json_response(body=await self._debugging.run(make))
+        except BusyError as error:
+            after = {"Retry-After": "5"}
+            raise web.HTTPServiceUnavailable(text=f"{error}\n", headers=after) from error
+
     async def _get_snapshot(self, request: web.Request) -> web.Response:
-        return web.json_response(body=await self._debugging.run(self._make_snapshot))
+        return await self._debug(self._make_snapshot)
 
     async def _make_snapshot(self) -> bytes:
         # Megabytes for many pods and adapters. A snapshot is immutable, so a thread may encode it.
         return await asyncio.to_thread(_snapshot_as_json, self._snapshot(), self._queue())
 
     async def _get_adapters(self, request: web.Request) -> web.Response:
-        return web.json_response(body=await self._debugging.run(self._make_adapters))
+        return await self._debug(self._make_adapters)
 
     async def _make_adapters(self) -> bytes:
         return await asyncio.to_thread(msgspec.json.encode, {"adapters": self._adapters()})
@@ -203,7 +212,7 @@ class AdminServer(MetricsServer):
         if not (asked.isascii() and asked.isdigit() and len(asked) <= 6):
             raise web.HTTPBadRequest(text="n is the number of decisions wanted, 0 to 999999\n")
         make = partial(self._make_decisions, int(asked))
-        return web.json_response(body=await self._debugging.run(make))
+        return await self._debug(make)
 
     async def _make_decisions(self, limit: int) -> bytes:
         described = []

@@ -3,6 +3,11 @@
 aiohttp closes idle connections and bounds the size of headers. The rest is bounded here, around it:
 the number of connections, the time for a request to arrive, and the time for a response to be
 read. Connections over a limit are aborted: closing would wait for the peer to read what is left.
+
+No peer keeps others out. Where connections or unread bytes are too many, those of the address that
+has most of them go: first those that ask for nothing, then those that do not read, the oldest
+first. What holds a place for longer while it is answered is bounded by those who answer: the live
+page's viewers, the requests of registration, those that wait for a turn.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import cast
 
 from aiohttp import web
@@ -24,13 +30,13 @@ class HttpLimits:
     """Bounds on the resources of a listener's peers.
 
     Attributes:
-        max_connections: Open at one time; further ones are dropped at once. Prometheus needs one, a
-            browser six at most, and the live page has its own limit.
+        max_connections: Open at one time; for a further one another is dropped, or itself where all
+            are being answered. Prometheus needs one, a browser six at most.
         request_s: From connecting, or from a request's first byte, to the end of its headers.
         idle_s: Between two requests of a connection; above Prometheus's usual minute.
         answer_s: Longest time that a response may remain unread.
-        max_unread_bytes: Unread on all connections together; the connection that exceeds it is
-            dropped. Thirty pages of metrics about a thousand pods.
+        max_unread_bytes: Unread on all connections together; beyond, those that have not been read
+            for longest are dropped. Thirty pages of metrics about a thousand pods.
         body_s: Time to read and discard a request's body, so that the response arrives.
         stop_s: Time for requests in progress when the listener stops.
         tick_s: Interval of the checks, and so the precision of the times.
@@ -117,6 +123,30 @@ class HttpListener:
             guard.abort()
         self._runner = None
 
+    def make_room(self, host: str) -> bool:
+        """Drop a connection for one more of `host`; return whether there was one to drop.
+
+        One that is being answered goes only for another host than its own.
+        """
+        [(largest, num)] = Counter(guard.host for guard in self.guards.values()).most_common(1)
+        found = min((each for each in self.guards.values() if each.host == largest), key=_rank)
+        if found.is_answering and (largest == host or num == 1):
+            return False
+        found.drop(HttpLimit.CONNECTIONS)
+        return True
+
+    def keep_unread_bounded(self) -> None:
+        """Drop connections until the bytes that are not read are within their limit."""
+        while True:
+            by_host: Counter[str] = Counter()
+            for guard in self.guards.values():
+                by_host[guard.host] += guard.num_unread_bytes
+            if by_host.total() <= self.limits.max_unread_bytes:
+                return
+            [(largest, _)] = by_host.most_common(1)
+            unread = [g for g in self.guards.values() if g.host == largest and g.num_unread_bytes]
+            min(unread, key=_unread_since_s).drop(HttpLimit.ANSWER)
+
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self.limits.tick_s, self._tick)
         for guard in tuple(self.guards.values()):
@@ -138,7 +168,9 @@ class _Guard(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol, and enforces the limits.
 
     Attributes:
+        host: The peer's address, without its port.
         since_s: Start of the request that is arriving; None while none is.
+        unread_since_s: When a response was first seen to be unread; None while none is.
         is_answering: Whether a handler has it, which bounds the time of the body that it reads.
     """
 
@@ -149,15 +181,19 @@ class _Guard(asyncio.Protocol):
         self._inner = server()
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._unread_since_s: float | None = None
+        self.host = ""
+        self.unread_since_s: float | None = None
         self.since_s: float | None = None
         self.is_answering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports implement the interface without being registered for it.
-        tcp, guards = cast(asyncio.Transport, transport), self._listener.guards
-        if len(guards) >= self._listener.limits.max_connections:
-            self._listener.dropped[HttpLimit.CONNECTIONS] += 1
+        tcp, listener = cast(asyncio.Transport, transport), self._listener
+        guards = listener.guards
+        self.host = str((tcp.get_extra_info("peername") or ("",))[0])
+        is_full = len(guards) >= listener.limits.max_connections
+        if is_full and not listener.make_room(self.host):
+            listener.dropped[HttpLimit.CONNECTIONS] += 1
             tcp.abort()
             return
         self._transport = tcp
@@ -167,7 +203,7 @@ class _Guard(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            del self._listener.guards[self._inner]
+            self._listener.guards.pop(self._inner, None)
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -180,12 +216,12 @@ class _Guard(asyncio.Protocol):
         self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        guards = self._listener.guards.values()
-        if sum(each.num_unread_bytes for each in guards) > self._listener.limits.max_unread_bytes:
-            self._drop(HttpLimit.ANSWER)
+        self.unread_since_s = self._clock()
+        self._listener.keep_unread_bounded()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        self.unread_since_s = None
         self._inner.resume_writing()
 
     @property
@@ -198,20 +234,31 @@ class _Guard(asyncio.Protocol):
         """Drop the connection if it has exceeded a time limit."""
         now, limits = self._clock(), self._listener.limits
         if not self.num_unread_bytes:
-            self._unread_since_s = None
-        elif self._unread_since_s is None:
-            self._unread_since_s = now
-        elif now - self._unread_since_s > limits.answer_s:
-            self._drop(HttpLimit.ANSWER)
+            self.unread_since_s = None
+        elif self.unread_since_s is None:
+            self.unread_since_s = now
+        elif now - self.unread_since_s > limits.answer_s:
+            self.drop(HttpLimit.ANSWER)
             return
         if self.since_s is not None and now - self.since_s > limits.request_s:
-            self._drop(HttpLimit.REQUEST)
+            self.drop(HttpLimit.REQUEST)
 
     def abort(self) -> None:
         """Drop the socket and its unsent bytes."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _drop(self, limit: HttpLimit) -> None:
+    def drop(self, limit: HttpLimit) -> None:
+        """Drop the connection, for a limit; its place is free at once."""
         self._listener.dropped[limit] += 1
+        self._listener.guards.pop(self._inner, None)
         self.abort()
+
+
+def _rank(guard: _Guard) -> int:
+    """Return how much would be lost with a connection."""
+    return 2 if guard.is_answering else 1 if guard.num_unread_bytes else 0
+
+
+def _unread_since_s(guard: _Guard) -> float:
+    return inf if guard.unread_since_s is None else guard.unread_since_s

@@ -35,15 +35,21 @@ from extproc.shell.stores.content import (
     decode_asked,
 )
 from extproc.shell.stores.medium import StoreError, StoreFullError
-from extproc.shell.tokens import Tokens
+from extproc.shell.tokens import Places, Tokens, TooManyError
 
 BODY_S = 10.0
 """Seconds for a body of at most `MAX_CONTENT_BYTES` to arrive."""
+MAX_WAITING = 32
+"""Requests of vLLM's path, which wait until pods list an adapter: an equal part for each token;
+further ones get 429. The port has 128 places and Envoy's cluster 64: what is left is for others."""
+MAX_AT_ONCE = 16
+"""Other requests in progress, likewise."""
 
 _Asked = TypeVar("_Asked", bound=Struct)
 
 Status = Callable[[str], Mapping[str, Any]]
 Wait = Callable[[str, float], Awaitable[bool]]
+WhyNot = Callable[[str], str]
 
 
 class Declarations(Protocol):
@@ -66,6 +72,7 @@ class Registration:
         tokens: Who may.
         status: Returns what the pods have of an adapter by its name, as plain values.
         wait_until_ready: Returns whether enough pods list an adapter, within so many seconds.
+        why_not: Returns why a declared name would not count, for people; "" if it would.
         ready_s: How long vLLM's path waits for that.
     """
 
@@ -76,27 +83,31 @@ class Registration:
         *,
         status: Status,
         wait_until_ready: Wait,
+        why_not: WhyNot,
         ready_s: float,
     ) -> None:
         self._declarations = declarations
         self._tokens = tokens
         self._status = status
         self._wait_until_ready = wait_until_ready
+        self._why_not = why_not
         self._ready_s = ready_s
 
     def add_to(self, app: web.Application) -> None:
         """Add the paths to an application."""
-        for method, path, handler in (
-            ("POST", "/v1/adapters", self._post),
-            ("GET", "/v1/adapters", self._list),
-            ("GET", "/v1/adapters/{name:.+}", self._get),
-            ("DELETE", "/v1/adapters/{name:.+}", self._delete),
-            ("POST", "/v1/load_lora_adapter", self._load),
-            ("POST", "/v1/unload_lora_adapter", self._unload),
+        all_others = Places(MAX_AT_ONCE, self._tokens)
+        waiting = Places(MAX_WAITING, self._tokens)
+        for method, path, handler, places in (
+            ("POST", "/v1/adapters", self._post, all_others),
+            ("GET", "/v1/adapters", self._list, all_others),
+            ("GET", "/v1/adapters/{name:.+}", self._get, all_others),
+            ("DELETE", "/v1/adapters/{name:.+}", self._delete, all_others),
+            ("POST", "/v1/load_lora_adapter", self._load, waiting),
+            ("POST", "/v1/unload_lora_adapter", self._unload, all_others),
         ):
-            app.router.add_route(method, path, self._guarded(handler))
+            app.router.add_route(method, path, self._guarded(handler, places))
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guarded(self, handler: Handler, places: Places) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             found = self._tokens.find(token.strip().encode(errors="replace"))
@@ -109,9 +120,12 @@ class Registration:
                 after = {"Retry-After": str(int(wait_s) + 1)}
                 return _error(429, "rate_limit_exceeded", "Too many requests.", after)
             try:
-                return await handler(request)
+                with places.take(found):
+                    return await handler(request)
             except _BodyError as error:
                 return _error(error.status, error.code, str(error))
+            except TooManyError as error:
+                return _error(429, "too_many_requests", f"{error}.", {"Retry-After": "1"})
             except DeclarationError as error:
                 return _error(400, "invalid_adapter", f"{error}.")
             except StoreFullError as error:
@@ -128,7 +142,7 @@ class Registration:
         declaration = decode_asked(await _body(request))
         if_match = _tag_in(request)
         try:
-            put = await self._declarations.put(declaration, if_match=if_match)
+            put = await self._put(declaration, if_match)
         except ConflictError as error:
             return _conflict(error, if_match)
         body = {**as_json(declaration), "object": "adapter", "change": put.change.value}
@@ -172,7 +186,7 @@ class Registration:
         declaration = Declaration(name, source=f"hf:{path}" if is_hub else path, origin="store")
         declaration.check()
         try:
-            await self._declarations.put(declaration)
+            await self._put(declaration)
         except ConflictError as error:
             return _conflict(error, None)
         if not await self._wait_until_ready(name, self._ready_s):
@@ -194,6 +208,11 @@ class Registration:
         if not was_there:
             return _error(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def _put(self, declaration: Declaration, if_match: str | None = None) -> Put:
+        if why := self._why_not(declaration.name):
+            raise ConflictError(f"{declaration.name}: {why}", "")
+        return await self._declarations.put(declaration, if_match=if_match)
 
     def _described(self, stored: Stored) -> dict[str, Any]:
         return {
@@ -254,9 +273,8 @@ def _tag_in(request: web.Request) -> str | None:
 def _conflict(error: ConflictError, if_match: str | None) -> web.Response:
     headers = {"ETag": f'"{error.tag}"'} if error.tag else None
     if if_match is None:
-        return _error(
-            409, "conflict", f"{error}; send its ETag in If-Match to replace it.", headers
-        )
+        hint = "; send its ETag in If-Match to replace it" if error.tag else ""
+        return _error(409, "conflict", f"{error}{hint}.", headers)
     return _error(412, "precondition_failed", f"{error}.", headers)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
 from extproc.core.bounds import fits_header
+from extproc.core.errors import ExtprocError
 from extproc.shell.files import FileError, describe_failure, read_stamp, read_text
 
 MAX_TOKENS = 16
@@ -43,6 +46,11 @@ class Tokens:
         self._stamp: object = None
         self._tokens: list[bytes] = []
         self._buckets: dict[bytes, _Bucket] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """How many are right, at least 1."""
+        return max(1, len(self._tokens))
 
     def find(self, token: bytes) -> bytes | None:
         """Return the token if it is right. Takes the same time for any that is not."""
@@ -79,6 +87,40 @@ class Tokens:
         self._buckets = {
             each: self._buckets[each] for each in self._tokens if each in self._buckets
         }
+
+
+class TooManyError(ExtprocError):
+    """As many requests with a token are in progress as may be."""
+
+
+class Places:
+    """Requests in progress, of which each token has an equal part, whatever the others do.
+
+    Args:
+        num_places: For all tokens together.
+    """
+
+    def __init__(self, num_places: int, tokens: Tokens) -> None:
+        self._num_places = num_places
+        self._tokens = tokens
+        self._taken: Counter[bytes] = Counter()
+
+    @contextmanager
+    def take(self, token: bytes) -> Iterator[None]:
+        """Take a place for a request.
+
+        Raises:
+            TooManyError: The token's part is taken.
+        """
+        most = self._num_places // self._tokens.num_tokens
+        if self._taken[token] >= most:
+            raise TooManyError(f"At most {most} of these may be in progress with one token")
+        self._taken[token] += 1
+        try:
+            yield
+        finally:
+            self._taken[token] -= 1
+            self._taken = +self._taken  # without tokens that have none
 
 
 def read_tokens(path: Path) -> list[bytes]:

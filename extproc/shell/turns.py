@@ -10,10 +10,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from extproc.core.errors import ExtprocError
+
 MAX_SHARE = 0.2
 """Largest share of the time for one kind of work, at any rate of requests."""
 
 T = TypeVar("T")
+
+
+class BusyError(ExtprocError):
+    """As many wait for a turn as may."""
 
 
 class Turns:
@@ -22,29 +28,47 @@ class Turns:
     Args:
         clock: Monotonic seconds; the loop's own by default.
         sleep: Waits for so many seconds.
+        max_waiting: Jobs that wait or run at once; None for no limit.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        max_waiting: int | None = None,
     ) -> None:
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._sleep = sleep
         self._lock = asyncio.Lock()
         self._free_at_s = 0.0
 
     async def run(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a turn, and return the result of `make`."""
-        async with self._lock:
-            if self._free_at_s > self._clock():
-                await self._sleep(self._free_at_s - self._clock())
-            began_s = self._clock()
-            try:
-                return await make()
-            finally:
-                now = self._clock()
-                self._free_at_s = now + (now - began_s) * (1 / MAX_SHARE - 1)
+        """Wait for a turn, and return the result of `make`.
+
+        Raises:
+            BusyError: Too many wait.
+        """
+        if self._num_waiting == self._max_waiting:
+            raise BusyError(f"{self._max_waiting} requests wait already")
+        self._num_waiting += 1
+        try:
+            async with self._lock:
+                return await self._run(make)
+        finally:
+            self._num_waiting -= 1
+
+    async def _run(self, make: Callable[[], Awaitable[T]]) -> T:
+        if self._free_at_s > self._clock():
+            await self._sleep(self._free_at_s - self._clock())
+        began_s = self._clock()
+        try:
+            return await make()
+        finally:
+            now = self._clock()
+            self._free_at_s = now + (now - began_s) * (1 / MAX_SHARE - 1)
 
 
 class SharedPage(Generic[T]):

@@ -25,6 +25,7 @@ def keeping(
         on_stored=lambda _kept, _deleted: None,
         status=lambda _name: {},
         wait_until_ready=_never_ready,
+        why_not=lambda _name: "",
         clock=clock,
     )
 

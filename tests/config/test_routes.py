@@ -64,6 +64,7 @@ def test_a_route_reaches_the_core_as_it_is_written() -> None:
         ([route("r", "a**")], "no ** in it"),
         ([route("r", " a")], "no blanks at its ends"),
         ([route("r", "")], "routes.0.models.0"),
+        ([route("r", "a", adapter={}), route("s", "a@2", adapter={})], "a, which is declared"),
         ([route("r")], "routes.0.models"),
         ([route("r", "a", tenants={"t": 0})], "routes.0.tenants.t"),
         ([route("r", "a", on_unavailable="hold")], "routes.0.on_unavailable"),

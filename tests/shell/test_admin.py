@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric, Sample
 
 from extproc.core.types import EndpointView, Snapshot
-from extproc.shell.admin import AdminServer, describe_snapshot, is_loopback
+from extproc.shell.admin import MAX_DEBUGGING, AdminServer, describe_snapshot, is_loopback
 from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
 
 VIEW = EndpointView(
@@ -376,6 +376,21 @@ async def test_decisions_are_described_for_one_at_a_time() -> None:
         await asyncio.gather(*(admin.get("/debug/decisions") for _ in range(NUM_ASKING)))
 
     assert admin.most_describing == 1
+
+
+async def test_so_many_wait_for_a_turn_and_metrics_and_health_go_on() -> None:
+    async with serving() as admin:
+        async with admin.server._debugging._lock:  # somebody's page is being made
+            asking = [
+                asyncio.create_task(admin.get("/debug/snapshot")) for _ in range(MAX_DEBUGGING + 1)
+            ]
+            (refused,), _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            others = [(await admin.get(path))[0] for path in ("/metrics", "/healthz")]
+        statuses = sorted(status for status, _, _ in await asyncio.gather(*asking))
+
+    assert refused.result()[0] == 503
+    assert others == [200, 200]
+    assert statuses == [200] * MAX_DEBUGGING + [503]
 
 
 async def test_nothing_is_made_for_those_who_have_left() -> None:

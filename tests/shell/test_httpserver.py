@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, TCPConnector, web
 
 from extproc.shell.httpserver import HttpLimit, HttpLimits, HttpListener
 
@@ -71,9 +71,9 @@ class Served:
     def num_unread_bytes(self) -> int:
         return sum(guard.num_unread_bytes for guard in self.listener.guards.values())
 
-    async def get(self) -> str:
+    async def get(self, connector: TCPConnector | None = None) -> str:
         url = f"http://127.0.0.1:{self.listener.port}/small"
-        async with ClientSession() as http, http.get(url) as response:
+        async with ClientSession(connector=connector) as http, http.get(url) as response:
             return await response.text()
 
     async def until(self, check: Callable[[], bool]) -> None:
@@ -241,9 +241,15 @@ def test_connections_beyond_the_limit_are_dropped_at_once_and_a_place_becomes_fr
     run: Run,
 ) -> None:
     async def main() -> None:
+        asked = HEAD % b"stream" + b"\r\n"
         async with serving(max_connections=5) as served:
-            async with stalling(served, b"", 5):
-                await served.until(lambda: served.num_open == 5)
+            async with stalling(served, asked, 5):
+                await served.until(
+                    lambda: (
+                        served.num_open == 5
+                        and all(each.is_answering for each in served.listener.guards.values())
+                    )
+                )
                 async with stalling(served, b"") as further:
                     for client in further:
                         await send_until_gone(client, b"x", rest_s=0.01)
@@ -252,6 +258,69 @@ def test_connections_beyond_the_limit_are_dropped_at_once_and_a_place_becomes_fr
             await served.until(lambda: served.num_open == 0)
 
             assert await served.get() == "small"
+
+    run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD % b"small", HEAD % b"small" + b"\r\n"])
+def test_connections_that_ask_for_nothing_make_room_for_others(run: Run, sent: bytes) -> None:
+    """Silent, half a request, idle after an answer: the oldest go, one for each further one."""
+
+    async def main() -> None:
+        async with serving(max_connections=5) as served, stalling(served, sent, 5):
+            await served.until(lambda: served.num_open == 5)
+            answers = [await served.get() for _ in range(3)]
+            async with stalling(served, b""):
+                assert await served.get() == "small"
+
+            assert answers == ["small"] * 3
+            assert served.num_open <= 5
+
+    run(main())
+
+
+def test_connections_that_do_not_read_make_room_for_others(run: Run) -> None:
+    async def main() -> None:
+        asked = HEAD % b"large" + b"\r\n"
+        async with serving(max_connections=5) as served, stalling(served, asked, 5):
+            await served.until(lambda: served.num_large == 5 and served.num_unread_bytes > 0)
+
+            assert await served.get() == "small"
+
+    run(main())
+
+
+def test_whoever_does_not_read_loses_more_than_who_reads_then(run: Run) -> None:
+    """A large answer to one who reads is served, however much others have left unread."""
+
+    async def main() -> None:
+        asked = HEAD % b"large" + b"\r\n"
+        limits = {"max_unread_bytes": 2 * LARGE_BYTES}
+        async with serving(**limits) as served, stalling(served, asked), ClientSession() as http:
+            url = f"http://127.0.0.1:{served.listener.port}/large"
+            for _ in range(3):
+                async with http.get(url) as response:
+                    assert len(await response.read()) == LARGE_BYTES
+            assert served.num_unread_bytes <= 2 * LARGE_BYTES
+
+    run(main())
+
+
+def test_one_address_does_not_keep_another_out_even_where_all_its_requests_are_answered(
+    run: Run,
+) -> None:
+    async def main() -> None:
+        asked = HEAD % b"stream" + b"\r\n"
+        async with serving(max_connections=5) as served, stalling(served, asked, 5):
+            await served.until(
+                lambda: (
+                    served.num_open == 5
+                    and all(each.is_answering for each in served.listener.guards.values())
+                )
+            )
+            other = TCPConnector(local_addr=("127.0.0.2", 0))
+            assert await served.get(other) == "small"
+            assert served.dropped == {HttpLimit.CONNECTIONS: 1}
 
     run(main())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from extproc.core.adapters.declared import Declaration
 from extproc.core.types import Snapshot
 from extproc.shell.admin import AdminServer
 from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS, HttpLimits
-from extproc.shell.registration import Registration
+from extproc.shell.registration import MAX_AT_ONCE, MAX_WAITING, Registration
 from extproc.shell.stores.content import Put, Stored
 from extproc.shell.stores.directory import Directory
 from extproc.shell.stores.medium import StoreError, StoreFullError
@@ -106,6 +106,7 @@ class Port:
             ),
             status=lambda name: {"state": f"of {name}"},
             wait_until_ready=self._wait,
+            why_not=lambda name: "the configuration has it" if name == "of/config" else "",
             ready_s=60,
         )
 
@@ -295,7 +296,33 @@ async def test_another_content_is_409_and_with_a_wrong_tag_412(port: Port) -> No
     assert port.store.entries.keys() == {"org/a"}
 
 
-@pytest.mark.parametrize("name", ["a", "org/name", "a b", "ü", "%2F", "a/../b", "..", "x?y", "*"])
+@pytest.mark.parametrize(("first", "second"), [("sql", "sql@2"), ("sql@2", "sql")])
+async def test_names_that_pods_could_mistake_for_each_other_are_a_409(
+    port: Port, first: str, second: str
+) -> None:
+    answers = [
+        await port.post({"name": first}),
+        await port.post({"name": second, "version": "" if "@" in second else "2"}),
+        await port.ask("POST", LOAD, {"lora_name": second, "lora_path": "/x"}),
+    ]
+
+    assert [each.status for each in answers] == [201, 409, 409]
+    assert f"{first}, which is declared" in answers[1].json["error"]["message"]
+    assert "If-Match" not in answers[1].text
+
+
+async def test_what_would_not_count_beside_the_configuration_is_a_409(port: Port) -> None:
+    answers = [
+        await port.post({"name": "of/config"}),
+        await port.ask("POST", LOAD, {"lora_name": "of/config", "lora_path": "/x"}),
+    ]
+
+    assert [(each.status, each.code) for each in answers] == [(409, "conflict")] * 2
+    assert "the configuration has it" in answers[0].json["error"]["message"]
+    assert port.store.entries == {}
+
+
+@pytest.mark.parametrize("name", ["a", "org/name", "a b", "ü", "%2F", "a/../b", "..", "x?y", "+"])
 async def test_any_name_can_be_asked_for(port: Port, name: str) -> None:
     await port.post({"name": name})
     shown = await port.ask("GET", f"/v1/adapters/{quote(name, safe='').replace('.', '%2E')}")
@@ -308,9 +335,9 @@ async def test_any_name_can_be_asked_for(port: Port, name: str) -> None:
     [
         (b"", "not a declaration"),
         (b"{", "not a declaration"),
-        (b"[" * 60_000, "not a declaration"),
+        (b"[" * 8_000, "not a declaration"),
         ({"name": "a,b"}, "without commas"),
-        ({"name": "a", "source": "/adapters/../etc"}, "plain absolute path"),
+        ({"name": "a", "source": "/adapters/../etc"}, "must be the absolute path of a directory"),
         ({"name": "a", "source": "s3://bucket/a"}, "mount the files"),
         ({"name": "a", "replcias": {}}, "unknown field `replcias`"),
         ({"name": "a", "origin": "config"}, "unknown field `origin`"),
@@ -419,6 +446,60 @@ async def test_a_repository_of_the_hub_is_declared_as_one(port: Port) -> None:
     await port.ask("POST", LOAD, {"lora_name": "x", "lora_path": "org/repo"})
 
     assert port.store.entries["x"].declaration.source == "hf:org/repo"
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def test_loads_that_wait_keep_nobody_else_out(port: Port) -> None:
+    """One token's part of the waiting is taken: its other requests and other tokens' go on."""
+    port.ready = asyncio.get_running_loop().create_future()
+    asking = []
+    for number in range(MAX_WAITING):
+        port.now += 1
+        asked = {"lora_name": f"x{number}", "lora_path": "/x"}
+        asking.append(asyncio.ensure_future(port.ask("POST", LOAD, asked)))
+        await until(lambda: len(port.waited) + sum(map(asyncio.Future.done, asking)) > number)  # noqa: B023
+    refused = [each.result() for each in asking if each.done()]
+    port.now += 1
+    own = [await port.ask("GET", path) for path in ("/v1/adapters", "/healthz", "/metrics")]
+    other = asyncio.ensure_future(port.ask("POST", LOAD, ASKED, token="secret-2"))
+    await until(lambda: port.waited[-1][0] == "x")
+    port.ready.set_result(True)
+    statuses = [(await each).status for each in asking]
+
+    assert len(refused) == MAX_WAITING // 2  # of two tokens
+    assert {(each.status, each.code) for each in refused} == {(429, "too_many_requests")}
+    assert refused[0].headers["Retry-After"] == "1"
+    assert port.store.entries.keys() == {f"x{n}" for n in range(MAX_WAITING // 2)} | {"x"}
+    assert [each.status for each in own] == [200] * 3
+    assert (await other).status == 200
+    assert statuses.count(200) == MAX_WAITING // 2
+
+
+async def test_bodies_that_do_not_come_take_a_tokens_part_alone(port: Port) -> None:
+    head = (
+        "POST /v1/adapters HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+        f"Authorization: Bearer {TOKEN}\r\n\r\n"
+    )
+    writers = []
+    for _ in range(MAX_AT_ONCE // 2 + 1):
+        port.now += 1
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.server.port)
+        writer.write(head.encode())
+        writers.append(writer)
+    answer = await reader.readline()
+    port.now += 1
+    own, other = [await port.ask("GET", "/v1/adapters", token=f"secret-{n}") for n in (1, 2)]
+    health = await port.ask("GET", "/healthz", token=None)
+    for each in writers:
+        each.close()
+
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert [each.status for each in (own, other, health)] == [429, 200, 200]
 
 
 async def test_a_long_wait_with_a_body_that_came_later_is_not_dropped(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from extproc.shell.turns import MAX_SHARE, SharedPage, Turns
+from extproc.shell.turns import MAX_SHARE, BusyError, SharedPage, Turns
 
 
 class Time:
@@ -47,6 +47,18 @@ async def test_the_first_is_not_waited_for_and_neither_is_one_after_a_rest() -> 
     await turns.run(lambda: time.work(1.0))
 
     assert time.now == 1102.0
+
+
+async def test_so_many_wait_at_most_and_there_is_room_again_afterwards() -> None:
+    time, going_on = Time(), asyncio.Event()
+    turns = Turns(time.clock, time.sleep, max_waiting=2)
+    waiting = [asyncio.ensure_future(turns.run(going_on.wait)) for _ in range(3)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(each.exception()) for each in waiting if each.done()] == [BusyError]
+    going_on.set()
+    assert await asyncio.gather(*waiting[:2]) == [True, True]
+
+    assert await turns.run(lambda: time.work(1.0)) == 1.0
 
 
 async def test_who_asks_while_a_page_is_made_gets_the_next_one_with_all_others() -> None:

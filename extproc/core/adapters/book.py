@@ -96,8 +96,7 @@ class Book:
             kept.edit(declaration)
             self.fleet.attempts.forget_name(kept.served)
             self.later[name] = None
-        owner = self.by_served.setdefault(kept.served, name)
-        kept.taken_by = "" if owner == name else owner
+        self.by_served[kept.served] = name
         self.old.pop(kept.served, None)
         return kept
 

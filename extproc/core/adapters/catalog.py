@@ -28,10 +28,12 @@ class CatalogSettings(Struct, frozen=True):
     Attributes:
         cold_wait_s: For which a request waits until a pod has its adapter.
         admits_undeclared: Adapters that pods list, and nobody declares, get requests.
+        show_sources: Clients see where pods have an adapter from: its `root`, as vLLM says it.
     """
 
     cold_wait_s: float = 20.0
     admits_undeclared: bool = True
+    show_sources: bool = False
 
 
 class Catalog:
@@ -114,17 +116,26 @@ class Catalog:
         """Return the declared names that a tenant does not see."""
         return frozenset(name for name, each in self._of_tenants.items() if tenant not in each)
 
+    def shown(self, card: ModelCard) -> ModelCard:
+        """Return a model as clients see it.
+
+        Where an adapter's files are is nobody's business but the pods', and an adapter's `root` is
+        its name. That of a base model stays: clients find its tokenizer by it.
+        """
+        if card.parent is None or self._settings.show_sources or not card.root:
+            return card
+        return replace(card, root=card.id)
+
     def registry(self, listed: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
         """Return all that clients may ask for, given what pods list, whose versions do not show.
 
         The same object as long as nothing changes.
         """
         cards, leaving = self._cards, self.planner.leaving()
-        if not cards and not leaving and self._settings.admits_undeclared:
-            return listed
         if self._listed[0] is not listed or self._leaving != leaving:
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            self._listed, self._leaving = (listed, {**shown, **cards}), leaving
+            merged = {name: self.shown(card) for name, card in {**shown, **cards}.items()}
+            self._listed, self._leaving = (listed, merged), leaving
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import Struct
 
 from extproc.core.openai import MAX_MODEL_BYTES, is_model_name
+from extproc.core.words import shortened
+
+MAX_SOURCE_BYTES = 1024
+"""Of a source in UTF-8. With names of `MAX_MODEL_BYTES` a declaration has 2 KB at the most."""
+MAX_RANK = 512
+MAX_REPLICAS = 1024
+"""More pods than one router serves."""
+_MAX_SHOWN_CHARS = 80
+"""Of a wrong value, in the message about it."""
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_HUB = re.compile(r"hf:[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?", re.ASCII)
+_HUB = re.compile(
+    r"hf:[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@(?=.{1,128}$)\w[\w.-]*(/\w[\w.-]*)*)?",
+    re.ASCII,
+)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -59,48 +72,119 @@ class Declaration(Struct, frozen=True):
         return f"{self.name}@{self.version}" if self.version else self.name
 
     def check(self) -> None:
-        """Raise DeclarationError if it cannot stand."""
-        if not is_model_name(self.name) or "," in self.name or self.name != self.name.strip():
-            raise DeclarationError(
-                f"name {self.name!r}: must be a model's name without commas (vLLM's metrics join "
-                "names by them) and without blanks at its ends"
-            )
+        """Raise DeclarationError if it cannot stand. Whoever declares, this is what counts."""
+        check_model("name", self.name)
         if self.version and not _VERSION.fullmatch(self.version):
-            raise DeclarationError(
-                f"version {self.version!r}: must be letters, digits and ._-, at most 63"
-            )
+            raise _error("version", self.version, "must be letters, digits and ._-, at most 63")
         if len(self.served_name.encode()) > MAX_MODEL_BYTES:
-            raise DeclarationError(f"{self.served_name}: longer than {MAX_MODEL_BYTES} bytes")
-        check_source(self.source)
-        if self.rank is not None and not 1 <= self.rank <= 512:
-            raise DeclarationError(f"rank {self.rank}: must be from 1 to 512")
-        if self.min_replicas < 0:
-            raise DeclarationError(f"min {self.min_replicas}: must not be negative")
-        if self.max_replicas is not None and self.max_replicas < max(1, self.min_replicas):
-            raise DeclarationError(f"max {self.max_replicas}: must be at least 1, and at least min")
-
-
-def check_source(source: str) -> None:
-    """Raise DeclarationError for a source that no pod can load."""
-    if not source or source.startswith("/"):
-        if ".." in source.split("/") or not source.isprintable():
-            raise DeclarationError(f"source {source!r}: must be a plain absolute path")
-        return
-    if source.startswith("hf:"):
-        if not _HUB.fullmatch(source):
-            raise DeclarationError(
-                f"source {source!r}: must be hf:ORG/REPO, or hf:ORG/REPO@REVISION"
+            raise _error(
+                "version", self.version, f"NAME@VERSION must have at most {MAX_MODEL_BYTES} bytes"
             )
-        return
-    if _SCHEME.match(source):
-        scheme = source.partition(":")[0]
-        raise DeclarationError(
-            f"source {source!r}: {scheme} is not fetched here; mount the files into the pods and "
-            "name their directory, or run a resolver in the pods (docs/adapters.md)"
+        _check_source(self.source)
+        if self.base:
+            check_model("base", self.base)
+        if self.base == self.name:
+            raise _error("base", self.base, "must be another model than the adapter itself")
+        _check_number("rank", self.rank, 1, MAX_RANK)
+        _check_number("replicas.min", self.min_replicas, 0, MAX_REPLICAS)
+        _check_number("replicas.max", self.max_replicas, 1, MAX_REPLICAS)
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise _error("replicas.max", self.max_replicas, "must be at least min")
+
+
+def check_model(field: str, name: str) -> None:
+    """Raise DeclarationError for what cannot be a model's name in a declaration.
+
+    `*` stands for anything in the names of routes.
+    """
+    if not is_model_name(name) or name != name.strip() or "," in name or "*" in name:
+        raise _error(
+            field,
+            name,
+            f"must be a model's name of at most {MAX_MODEL_BYTES} bytes, without control "
+            "characters, without commas (vLLM's metrics join names by them), without * and "
+            "without blanks at its ends",
         )
-    raise DeclarationError(f"source {source!r}: must be an absolute path, or hf:ORG/REPO")
 
 
-def is_version_of(served_name: str, name: str) -> bool:
-    """Return whether pods may have `name` under `served_name`, in whichever version."""
-    return served_name == name or served_name.startswith(f"{name}@")
+def check_fallback(fallback: str, name: str) -> None:
+    """Raise DeclarationError for what cannot serve an adapter's requests."""
+    check_model("fallback", fallback)
+    if fallback == name:
+        raise _error("fallback", fallback, "must be another model than the adapter itself")
+
+
+def _check_source(source: str) -> None:
+    """Raise DeclarationError for a source that no pod can load."""
+    if not source:
+        return
+    if not source.isprintable() or len(source.encode()) > MAX_SOURCE_BYTES:
+        raise _error(
+            "source",
+            source,
+            f"must have at most {MAX_SOURCE_BYTES} bytes, all of them of printable characters",
+        )
+    if source.startswith("/"):
+        parts = source.split("/")
+        if ".." in parts or not any(part not in ("", ".") for part in parts):
+            raise _error(
+                "source", source, "must be the absolute path of a directory below /, without .."
+            )
+    elif source.startswith("hf:"):
+        if ".." in source or not _HUB.fullmatch(source):
+            raise _error("source", source, "must be hf:ORG/REPO, or hf:ORG/REPO@REVISION")
+    elif _SCHEME.match(source):
+        raise _error(
+            "source",
+            source,
+            "is not fetched here; mount the files into the pods and name their directory, or run a "
+            "resolver in the pods (docs/adapters.md)",
+        )
+    else:
+        raise _error("source", source, "must be an absolute path, or hf:ORG/REPO")
+
+
+def _check_number(field: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise _error(field, value, f"must be from {least} to {most}")
+
+
+def _error(field: str, value: str | int, why: str) -> DeclarationError:
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return DeclarationError(f"{field} {shortened(shown, _MAX_SHOWN_CHARS)}: {why}")
+
+
+class Names:
+    """Declared names, of which no two can be meant by one served name.
+
+    Pods have version 2 of `sql` as `sql@2`: beside `sql`, in whichever version, nobody can declare
+    an adapter `sql@2`. Apart from that names that differ in any byte are different adapters, as
+    they are for vLLM: `SQL` is not `sql`.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names: set[str] = set()
+        self._longer: dict[str, str] = {}
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """Take one more."""
+        self._names.add(name)
+        self._longer.setdefault(_family_of(name), name)
+
+    def why_not(self, name: str) -> str:
+        """Return why a name cannot be declared beside the others, for people; "" if it can."""
+        family = _family_of(name)
+        if family in self._names:
+            return f"pods have versions of {family}, which is declared, under names like {name}"
+        if name in self._longer:
+            longer = self._longer[name]
+            return f"pods would have a version of it as {longer}, which is declared"
+        return ""
+
+
+def _family_of(name: str) -> str:
+    """Return the name that this one would be a version of; "" for none."""
+    family, _, version = name.rpartition("@")
+    return family if version else ""

@@ -43,15 +43,11 @@ def _judge(book: Book, name: str, kept: Kept, *, now: float) -> None:
     """Find who has an adapter, which version serves, and where it is to be loaded."""
     book.open.discard(name)
     book.surplus.discard(name)
-    if kept.taken_by:
-        message = f"pods know it as {kept.served}, which is {kept.taken_by}"
-        kept.trouble, kept.retry_s, kept.ready = (Failure.CONFLICT, "", message), inf, {}
-        return
     _count(book, name, kept)
     num = _num_wanted(book, name, kept)
-    _aim(book, name, kept, num or 1, now=now)
-    kept.serve(min(kept.declaration.min_replicas, kept.num_desired))
-    kept.num_desired = num and kept.num_desired
+    num_able = _aim(book, name, kept, num or 1, now=now)
+    kept.serve(min(kept.declaration.min_replicas, num_able or num))
+    kept.num_desired = num
     kept.missing = _missing(book, kept, num)
     if kept.missing:
         book.open.add(name)
@@ -112,8 +108,8 @@ def _num_wanted(book: Book, name: str, kept: Kept) -> int:
     return num if declared.max_replicas is None else min(num, declared.max_replicas)
 
 
-def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
-    """Find the pods that should have an adapter."""
+def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
+    """Find the pods that should have an adapter; return how many can, up to `num` and spares."""
     good: list[str] = []
     failed_s: list[float] = []
     num_bad = num_untried = 0
@@ -146,7 +142,10 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
     if kept.earlier_holders:
         message = f"a new source needs a new version: pods have {kept.served} from elsewhere"
         kept.trouble = Failure.CONFLICT, min(kept.earlier_holders), message
-    kept.num_desired = min(num, len(good) + len(failed_s)) or num
+    num_able = len(good) + len(failed_s)
+    if num_able < num and kept.trouble is None:
+        message = f"replicas.min is {kept.declaration.min_replicas}, and pods that can: {num_able}"
+        kept.trouble = Failure.TOO_FEW, "", message
     if num_untried:
         kept.retry_s = -inf
     elif good or failed_s:
@@ -155,6 +154,7 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
     else:
         kept.trouble = _why_nowhere(book, kept)
         kept.retry_s = -inf if kept.trouble is None else inf
+    return num_able
 
 
 def _problem(book: Book, kept: Kept, pod: Pod) -> tuple[Failure, str, float] | None:

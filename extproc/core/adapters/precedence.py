@@ -1,6 +1,7 @@
 """Whose word counts, where several declare: the configuration, LLMRoutes, InferenceModelRewrites.
 
 1. A name that is declared twice is the configuration's; of two LLMRoutes' it is the older one's.
+   So it is with two names that pods could mistake for each other (`Names`).
 2. A route of the configuration that lists the name says its priority and objectives, whoever
    declares the adapter.
 3. A declared name is no alias: rules leave it alone, generic ones too. Nor is one that the
@@ -17,7 +18,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.declared import Declaration, Names
 from extproc.core.modelroutes import ModelRoute
 from extproc.core.rewrites import Rule
 
@@ -102,14 +103,20 @@ def merge(
         aliased: Those of them that it rewrites.
     """
     offers: dict[str, Offer] = {}
+    names = Names()
     lost: dict[str, Loss] = {}
     for offer in (*configured, *routes):
         name, origin = offer.declaration.name, offer.declaration.origin
-        first = offers.setdefault(name, offer)
-        if first is not offer:
-            owner = first.declaration.origin
+        if name in offers:
+            owner = offers[name].declaration.origin
             lost[origin] = Loss(is_whole=True, why=f"{name} is declared by {owner} already")
-        elif offer.route is not None and name in routed:
+            continue
+        if why := names.why_not(name):
+            lost[origin] = Loss(is_whole=True, why=f"{name}: {why}")
+            continue
+        offers[name] = offer
+        names.add(name)
+        if offer.route is not None and name in routed:
             why = f"priority and objectives of {name}: those of the configured route count"
             lost[origin] = Loss(is_whole=False, why=why)
     declared = {name: each.declaration.origin for name, each in offers.items()}

@@ -122,6 +122,7 @@ class Failure(StrEnum):
     ENGINE = "engine"  # an answer that no engine gives that works
     UNVERIFIED = "unverified"  # the pod said yes, and does not list it
     UNFIT = "unfit"  # no pod has its base model, or carries its rank
+    TOO_FEW = "too_few"  # it asks for more pods than there are that can have it
 
 
 OF_THE_POD = frozenset({Failure.NO_RUNTIME, Failure.UNAUTHORIZED})

@@ -21,7 +21,6 @@ class Kept:
             on serving: a new source needs a new version, since pods that load something else
             under a known name mix it up with what they remember of that
             (vllm-project/vllm issue 42125).
-        taken_by: The other adapter that has the same served name, "" for none.
         ready: Pods that requests can be sent to, by served name, for all versions that any has.
         serving: The version that requests get; None before any has.
         before: The one that served before that.
@@ -29,7 +28,7 @@ class Kept:
         holders: Pods that have the declared version, of those that requests can be sent to.
         earlier_holders: Pods that have it from an earlier path, likewise.
         strays: Pods that have the declared version, and are in other pools than may.
-        targets: Pods that should have it; `num_desired` counts those that cannot have it now, too.
+        targets: Pods that should have it; `num_desired` counts those that are missing, too.
         spares: Pods that may have it instead, where requests wait.
         missing: Those of them on which it is to be loaded.
         is_eager: It is to be loaded without a request.
@@ -41,7 +40,7 @@ class Kept:
         *("before", "declaration", "earlier", "earlier_holders", "holders", "is_eager"),
         *("missing", "num_desired"),
         *("path", "ready", "removed", "retry_s", "served", "serving", "spares", "strays"),
-        *("taken_by", "targets", "trouble"),
+        *("targets", "trouble"),
     )
 
     def __init__(self, declaration: Declaration) -> None:
@@ -49,7 +48,6 @@ class Kept:
         self.serving: str | None = None
         self.before: str | None = None
         self.removed: tuple[str, ...] = ()
-        self.taken_by = ""
         self.holders: set[str] = set()
         self.earlier_holders: set[str] = set()
         self.strays: set[str] = set()

@@ -20,13 +20,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.declared import Declaration, LoadMode, check_fallback
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.engines import PROFILES
 from extproc.core.kubernetes.declaring import decode_spec, origin_of
 from extproc.core.kubernetes.objects import LLMRoute, PoolRef
 from extproc.core.modelroutes import ModelRoute, Objective
-from extproc.core.openai import is_model_name
 
 _DURATION = re.compile(r"(?:\d{1,5}(?:h|ms|m|s)){1,4}", re.ASCII)
 """As in the Gateway API. Source: gateway-api.sigs.k8s.io/geps/gep-2257."""
@@ -134,8 +133,8 @@ def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:
         origin=origin_of(source),
     )
     declaration.check()
-    if spec.fallback == adapter.name or (spec.fallback and not is_model_name(spec.fallback)):
-        raise ValueError(f"spec.fallback {spec.fallback[:80]!r}: must be another model's name")
+    if spec.fallback:
+        check_fallback(spec.fallback, adapter.name)
     return Offer(
         declaration,
         tenants=frozenset(spec.tenants or ()),

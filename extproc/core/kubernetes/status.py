@@ -162,7 +162,9 @@ def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
     kept = sorted(found.versions, key=_is_nowhere)[:MAX_VERSIONS]
     versions = tuple(sorted(kept, key=_name_of))
     is_short = any(each.ready < each.desired for each in versions)
-    reason = "Serving" if found.is_ready else "NotServing"
+    is_served = any(each.ready for each in versions)
+    reason = "FewerThanDesired" if is_served else "NotServing"
+    reason = "Serving" if found.is_ready else reason
     why = "" if found.is_ready else found.why
     ready = _condition("Ready", found.is_ready, reason, why, generation)
     reason = "FewerThanDesired" if is_short else "AsDesired"

@@ -19,10 +19,12 @@ from msgspec import UNSET, Struct, UnsetType
 from extproc.core.adapters.declared import Declaration, DeclarationError, LoadMode
 from extproc.core.errors import ExtprocError
 
-MAX_CONTENT_BYTES = 64 * 1024
-"""Of one declaration: a name and a path of the longest kind have 4.4 KB."""
+MAX_CONTENT_BYTES = 8 * 1024
+"""Of one declaration: names and a source of the longest kind have 2 KB, and 5 KB where other
+programs write what is not ASCII as `\\u00fc`."""
 MAX_DECLARATIONS = 10_000
-"""In one store, deleted ones included until they are forgotten."""
+"""In one store, deleted ones included until they are forgotten: 80 MB of contents, 17 MB if all
+are declared over HTTP, as long as can be."""
 
 
 class Stored(Struct, frozen=True):

@@ -1,5 +1,9 @@
 """Contents in Redis or Valkey, for routers on several hosts.
 
+Nothing is fetched before its length is known: a script returns what is short enough, and says what
+is too long. Versions are integers of fewer than `MAX_DIGITS` digits, and no script writes a number
+of its own.
+
 | key | what is in it |
 |---|---|
 | `KEY` | hash: adapter's name to content |
@@ -23,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis as Client
 from redis.asyncio.retry import Retry
@@ -37,10 +42,45 @@ NUM_RETRIES, RETRY_S = 2, 0.05
 """Of a question whose connection was cut, as all are when the server restarts. A script that ran
 already does no harm when it runs again."""
 
+MAX_DIGITS = 16
+"""Of a version and a little more: a thousand writes a second for 30,000 years. Lua's numbers, which
+are doubles, count so far without rounding. More is somebody's mistake."""
+MAX_NAME_BYTES = 256
+"""Of the names of contents; what has a longer one is not read."""
+_PROBLEMS = {0: "too large", -1: "gone"}
+"""What the script says in place of a content. One is gone that was written and deleted since: the
+next read has no such name."""
+
 T = TypeVar("T")
 
 # KEYS: contents, version, changes, floor, and for one more the lease.
+# ARGV: longest content, longest name, most names, which: one, those since a version, or all; and of
+# how many digits a version is none.
+_READ = """
+local names
+if ARGV[4] == 'one' then
+    names = {ARGV[5]}
+elseif ARGV[4] == 'since' then
+    names = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[5], '+inf', 'LIMIT', 0, ARGV[3])
+else
+    names = redis.call('HKEYS', KEYS[1])
+end
+local found = {}
+local version = redis.call('GETRANGE', KEYS[2], 0, ARGV[6])
+local floor = redis.call('GETRANGE', KEYS[4], 0, ARGV[6])
+for i = 1, math.min(#names, tonumber(ARGV[3])) do
+    local name, content = names[i], 0
+    local length = redis.call('HSTRLEN', KEYS[1], name)
+    if #name <= tonumber(ARGV[2]) and length <= tonumber(ARGV[1]) then
+        content = redis.call('HGET', KEYS[1], name) or -1
+    end
+    found[2 * i - 1] = string.sub(name, 1, tonumber(ARGV[2]))
+    found[2 * i] = content
+end
+return {version, floor, found}
+"""
 _SWAP = """
+if redis.call('HSTRLEN', KEYS[1], ARGV[1]) ~= #ARGV[2] then return 0 end
 local there = redis.call('HGET', KEYS[1], ARGV[1])
 if (there or '') ~= ARGV[2] then return 0 end
 if ARGV[3] ~= '' and not there and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then
@@ -59,12 +99,11 @@ redis.call('PUBLISH', KEYS[3], version)
 return 1
 """
 _RESTORE = """
-local known = tonumber(ARGV[1])
-if tonumber(redis.call('GET', KEYS[2]) or '0') >= known then return 0 end
-for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-redis.call('SET', KEYS[2], known + 1)
-redis.call('SET', KEYS[4], known + 1)
-redis.call('PUBLISH', KEYS[3], known + 1)
+if tonumber(redis.call('GET', KEYS[2]) or '0') >= tonumber(ARGV[1]) then return 0 end
+for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('SET', KEYS[4], ARGV[2])
+redis.call('PUBLISH', KEYS[3], ARGV[2])
 return 1
 """
 _LEASE = """
@@ -74,6 +113,12 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+
+
+class _Reading(Struct):
+    version: int
+    floor: int
+    contents: dict[str, bytes | StoreError]
 
 
 class Redis:
@@ -104,6 +149,7 @@ class Redis:
         self._key = key
         self._keys = [key, f"{key}:version", f"{key}:changes", f"{key}:floor"]
         self._interval_s = interval_s
+        self._fetch = self._client.register_script(_READ)
         self._swap = self._client.register_script(_SWAP)
         self._restore = self._client.register_script(_RESTORE)
         self._take = self._client.register_script(_LEASE)
@@ -180,44 +226,49 @@ class Redis:
             pass  # one read answers all that are there
 
     async def _get(self, name: str) -> bytes | None:
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.get(self._keys[1])
-            pipe.hget(self._key, name)
-            version, content = await pipe.execute()
-        if int(version or 0) < self._version:
+        read = await self._take_from("one", name)
+        if read.version < self._version:
             await self._write_back()
-            content = await self._client.hget(self._key, name)
-        found: bytes | None = content
-        return found
+            read = await self._take_from("one", name)
+        content = read.contents[name]
+        if isinstance(content, StoreError):
+            if str(content) == _PROBLEMS[-1]:
+                return None
+            raise StoreError(f"{name}: {content}")
+        return content
 
     async def _read(self) -> Mapping[str, bytes | StoreError]:
         if self._contents is None:
             return await self._read_all()
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.get(self._keys[1])
-            pipe.get(self._keys[3])
-            pipe.zrangebyscore(self._keys[2], f"({self._version}", "+inf")
-            version, floor, names = await pipe.execute()
-        if int(version or 0) < self._version:
+        read = await self._take_from("since", str(self._version))
+        if read.version < self._version:
             await self._write_back()
             return await self._read_all()
-        if int(floor or 0) > self._version:
+        if read.floor > self._version:
             return await self._read_all()
-        if int(version or 0) > self._version:
-            found = await self._client.hmget(self._key, names) if names else []
-            fresh = dict(zip(map(_text, names), map(_bounded, found), strict=True))
-            self._contents = {**self._contents, **fresh}
-            self._version = int(version)
+        if read.version > self._version:
+            self._contents = {**self._contents, **read.contents}
+            self._version = read.version
         return self._contents
 
     async def _read_all(self) -> Mapping[str, bytes | StoreError]:
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.get(self._keys[1])
-            pipe.hgetall(self._key)
-            version, contents = await pipe.execute()
-        self._contents = {_text(name): _bounded(content) for name, content in contents.items()}
-        self._version = int(version or 0)
+        read = await self._take_from("all", "")
+        self._contents, self._version = read.contents, read.version
         return self._contents
+
+    async def _take_from(self, which: str, argument: str) -> _Reading:
+        """Return contents, and the versions of the same moment."""
+        # One more than are allowed, so that the excess is noticed.
+        limits = MAX_CONTENT_BYTES, MAX_NAME_BYTES, MAX_DECLARATIONS + 1
+        args: list[str | int] = [*limits, which, argument, MAX_DIGITS]
+        version, floor, found = await self._fetch(keys=self._keys, args=args)
+        contents = {
+            name.decode(errors="replace"): (
+                content if isinstance(content, bytes) else StoreError(_PROBLEMS[content])
+            )
+            for name, content in zip(found[::2], found[1::2], strict=True)
+        }
+        return _Reading(_integer("version", version), _integer("floor", floor), contents)
 
     async def _write_back(self) -> None:
         known = self._contents or {}
@@ -227,15 +278,17 @@ class Redis:
             if isinstance(content, bytes)
             for part in (name, content)
         ]
-        await self._restore(keys=self._keys, args=[self._version, *pairs])
+        await self._restore(keys=self._keys, args=[self._version, self._version + 1, *pairs])
 
 
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
+def _integer(key: str, digits: bytes) -> int:
+    """Return a version; 0 for none.
 
-
-def _bounded(content: Any) -> bytes | StoreError:
-    if content is None:
-        return StoreError("gone")  # since its name was read: the next read has no such name
-    found: bytes = content
-    return found if len(found) <= MAX_CONTENT_BYTES else StoreError("too large")
+    Raises:
+        StoreError: It is none.
+    """
+    if not digits:
+        return 0
+    if not (digits.isdigit() and len(digits) < MAX_DIGITS):
+        raise StoreError(f"the key :{key} must be an integer below 10^{MAX_DIGITS - 1}: {digits!r}")
+    return int(digits)

@@ -22,6 +22,14 @@ CREATE TABLE IF NOT EXISTS lease (id INTEGER PRIMARY KEY CHECK (id = 1), holder 
     renewed_s REAL NOT NULL);
 """
 
+# Kind and content, none if that is too large. SQLite counts the bytes of a blob without reading it;
+# a text, which only people write, it reads for that, one at a time.
+_CONTENT = """
+typeof(content), CASE WHEN length(content) <= :most THEN
+    CASE typeof(content) WHEN 'blob' THEN content WHEN 'text' THEN CAST(content AS BLOB) END
+END
+"""
+
 T = TypeVar("T")
 
 
@@ -116,8 +124,12 @@ class Sqlite:
         (data_version,) = connection.execute("PRAGMA data_version").fetchone()
         version = (data_version, connection.total_changes)  # others' changes, and ours
         if version != self._version:
-            rows = connection.execute("SELECT name, content FROM adapters ORDER BY name")
-            self._contents = {str(name): _checked(content) for name, content in rows}
+            # One more than are allowed, so that the excess is noticed.
+            rows = connection.execute(
+                f"SELECT name, {_CONTENT} FROM adapters ORDER BY name LIMIT :num",
+                {"most": MAX_CONTENT_BYTES, "num": MAX_DECLARATIONS + 1},
+            )
+            self._contents = {str(name): _checked(*found) for name, *found in rows}
             self._version = version
         return self._contents
 
@@ -175,19 +187,22 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _content(connection: sqlite3.Connection, name: str) -> bytes | None:
-    row = connection.execute("SELECT content FROM adapters WHERE name = ?", (name,)).fetchone()
-    if row is None:
+    found = connection.execute(
+        f"SELECT {_CONTENT} FROM adapters WHERE name = :name",
+        {"most": MAX_CONTENT_BYTES, "name": name},
+    ).fetchone()
+    if found is None:
         return None
-    content = _checked(row[0])
+    content = _checked(*found)
     if isinstance(content, StoreError):
         raise content
     return content
 
 
-def _checked(content: object) -> bytes | StoreError:
-    """Return a value of a row, into which SQLite lets anybody write anything."""
-    if isinstance(content, str):
-        content = content.encode(errors="replace")
-    if not isinstance(content, bytes):
+def _checked(kind: str, content: bytes | None) -> bytes | StoreError:
+    """Return what a row has, into which SQLite lets anybody write anything."""
+    if kind not in ("blob", "text"):
         return StoreError("not text")
-    return content if len(content) <= MAX_CONTENT_BYTES else StoreError("too large")
+    if content is None or len(content) > MAX_CONTENT_BYTES:
+        return StoreError("too large")
+    return content

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from extproc.core.adapters.declared import Declaration, DeclarationError
+from extproc.core.adapters.declared import Declaration, DeclarationError, Names
 from extproc.shell.stores.content import (
     MAX_DECLARATIONS,
     Change,
@@ -81,6 +81,7 @@ class Store:
         self._read: Mapping[str, bytes | StoreError] | None = None
         self._was_handed_on = False
         self._failures: frozenset[str] = frozenset()
+        self._names = Names()
         self._turn = asyncio.Lock()  # a read that began before a write must not hide it
 
     @property
@@ -108,7 +109,7 @@ class Store:
                 same. What is deleted counts as nothing.
 
         Raises:
-            ConflictError: Something else is there.
+            ConflictError: Something else is there, or pods could mistake another one for it.
             DeclarationError: It is too large.
             StoreError: It cannot be written; nothing has changed.
         """
@@ -122,6 +123,8 @@ class Store:
                     raise ConflictError(f"{declaration.name} is declared otherwise", there.tag)
             else:
                 _check_match(declaration.name, there, if_match)
+            if there is None and (why := self._names.why_not(declaration.name)):
+                raise ConflictError(f"{declaration.name}: {why}", "")
             return None if is_same else new
 
         old = await self._write(declaration.name, change)
@@ -238,8 +241,25 @@ class Store:
                 break
             else:
                 entries[name] = kept.good
+        for name, why in self._take_names(entries).items():
+            del entries[name]
+            problems[name] = f"{name}: {why}"
         self.problems = MappingProxyType(problems)
         self._hand_on(entries)
+
+    def _take_names(self, entries: Mapping[str, Stored]) -> dict[str, str]:
+        """Return which entries cannot stand beside the others, and why.
+
+        Two writers may have declared them at the same moment, or somebody wrote past us. The
+        shorter name counts, so that it is the same one for all routers.
+        """
+        self._names, refused = Names(), dict[str, str]()
+        for name in sorted(name for name, each in entries.items() if not each.is_deleted):
+            if why := self._names.why_not(name):
+                refused[name] = why
+            else:
+                self._names.add(name)
+        return refused
 
     def _look_at(self, key: str, content: bytes | StoreError) -> _Kept:
         before = self._kept.get(key)

@@ -522,8 +522,11 @@ def test_a_pods_own_adapter_is_admitted_though_another_of_its_name_was_deleted()
 
 
 def test_without_declarations_pods_alone_say_what_there_is() -> None:
-    listed: dict[str, ModelCard] = {}
-    assert Catalog().registry(listed) is listed
+    listed, catalog = {"own": ModelCard("own", BASE, "/own")}, Catalog()
+    registry = catalog.registry(listed)
+
+    assert registry.keys() == listed.keys()
+    assert catalog.registry(listed) is registry
 
 
 def test_the_pool_says_what_was_configured_of_a_pod() -> None:
@@ -677,3 +680,26 @@ def test_a_deleted_adapter_that_pods_found_by_themselves_is_served_on() -> None:
 
     assert scene.listed() == [BASE, "sql"]
     assert scene.picked("sql").request.model == "sql"
+
+
+# --- what clients see of it ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("show_sources", [False, True])
+def test_clients_see_where_an_adapter_s_files_are_only_if_the_operator_wants_it(
+    show_sources: bool,
+) -> None:
+    scene = Scene(Declaration("sql", "/secret/sql"), show_sources=show_sources)
+    scene.lists(1, ("sql", "/secret/sql"), ("own", "/secret/own"))
+    models = scene.router.models
+    body = models.body(None, now=scene.now)
+    assert isinstance(body, bytes)
+    listed = json.loads(body)["data"]
+    single = {name: models.find(name, None, now=scene.now) for name in ("sql", "own", BASE)}
+    roots = {card["id"]: card["root"] for card in listed}
+
+    if show_sources:
+        assert (roots["sql"], roots["own"]) == ("/secret/sql", "/secret/own")
+    else:
+        assert (roots["sql"], roots["own"]) == ("sql", "own")
+    assert {name: getattr(card, "root", None) or None for name, card in single.items()} == roots

@@ -4,46 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core.adapters.declared import Declaration, DeclarationError, is_version_of
-
-GOOD = [
-    Declaration("sql"),
-    Declaration("acme/sql", "/adapters/sql", "2", "llama", 16, 2, 4),
-    Declaration("sql", "hf:acme/sql"),
-    Declaration("sql", "hf:acme/sql@v1.0", min_replicas=0),
-]
-BAD = [
-    (Declaration(""), "name"),
-    (Declaration("a,b"), "comma"),
-    (Declaration(" a"), "blanks"),
-    (Declaration("a\n"), "name"),
-    (Declaration("a", version="@"), "version"),
-    (Declaration("a" * 250, version="1234567"), "longer than 256 bytes"),
-    (Declaration("a", "relative/path"), "absolute path"),
-    (Declaration("a", "/adapters/../etc"), "plain"),
-    (Declaration("a", "/adapters/\n"), "plain"),
-    (Declaration("a", "hf:only-org"), "hf:ORG/REPO"),
-    (Declaration("a", "s3://bucket/a"), "s3 is not fetched here"),
-    (Declaration("a", "https://host/a.tar.gz"), "mount"),
-    (Declaration("a", rank=0), "rank"),
-    (Declaration("a", rank=513), "rank"),
-    (Declaration("a", min_replicas=-1), "min"),
-    (Declaration("a", min_replicas=3, max_replicas=2), "at least min"),
-    (Declaration("a", min_replicas=0, max_replicas=0), "at least 1"),
-]
+from extproc.core.adapters.declared import Declaration, DeclarationError, Names, check_fallback
+from tests.core.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
 
 
-@pytest.mark.parametrize("declaration", GOOD)
-def test_a_declaration_that_pods_can_serve_stands(declaration: Declaration) -> None:
-    declaration.check()
+def of(fields: Fields) -> Declaration:
+    plain = {key: value for key, value in fields.items() if key != "replicas"}
+    bounds = {f"{key}_replicas": value for key, value in fields.get("replicas", {}).items()}
+    return Declaration(**plain, **bounds)
 
 
-@pytest.mark.parametrize(("declaration", "why"), BAD)
+@pytest.mark.parametrize("fields", GOOD, ids=str)
+def test_a_declaration_that_pods_can_serve_stands(fields: Fields) -> None:
+    of(fields).check()
+
+
+@pytest.mark.parametrize(("fields", "why"), [each[:2] for each in BAD], ids=str)
 def test_a_declaration_that_no_pod_can_serve_is_refused_and_told_why(
-    declaration: Declaration, why: str
+    fields: Fields, why: str
 ) -> None:
-    with pytest.raises(DeclarationError, match=why):
-        declaration.check()
+    with pytest.raises(DeclarationError) as refused:
+        of(fields).check()
+
+    assert why in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_fallback_is_another_model_that_can_be_asked_for() -> None:
+    check_fallback("b", "a")
+    for fallback, why in BAD_FALLBACKS:
+        with pytest.raises(DeclarationError, match=why):
+            check_fallback(fallback, "a")
 
 
 def test_pods_have_a_version_under_a_name_of_its_own() -> None:
@@ -51,7 +42,16 @@ def test_pods_have_a_version_under_a_name_of_its_own() -> None:
     assert Declaration("sql", version="2").served_name == "sql@2"
 
 
-def test_every_version_of_an_adapter_is_known_by_its_name() -> None:
-    assert is_version_of("sql", "sql")
-    assert is_version_of("sql@1", "sql")
-    assert not is_version_of("sql2", "sql")
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [("sql", "sql@2"), ("sql@2", "sql"), ("sql@a@1", "sql@a"), ("sql@a", "sql@a@1")],
+)
+def test_two_names_that_one_served_name_can_mean_do_not_stand_together(
+    there: str, name: str
+) -> None:
+    assert f"{there}, which is declared" in Names([there]).why_not(name)
+
+
+@pytest.mark.parametrize("name", ["sql", "SQL", "sql@", "@2", "sql@2@3", "sql-2", "sq", "other@2"])
+def test_names_that_differ_otherwise_are_different_adapters(name: str) -> None:
+    assert Names(["sql"]).why_not(name) == ""

@@ -17,7 +17,7 @@ from extproc.core.adapters.states import (
     Result,
     State,
 )
-from tests.core.adapters.world import FakePod, World, adapters, pods
+from tests.core.adapters.world import BASE, FakePod, World, adapters, pods
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
 
@@ -212,20 +212,25 @@ def test_no_more_pods_than_declared_get_it_and_those_beyond_lose_it() -> None:
     assert len(world.log) == num_calls
 
 
-def test_two_adapters_cannot_have_one_name_at_pods() -> None:
-    world = World(pods(1))
-    world.declare(
-        Declaration("a", "/a", version="2"),
-        Declaration("a@2", "/other"),
-        Declaration("a", "/second"),
-    )
-    world.run(5)
+def test_more_replicas_than_pods_can_have_are_missed_and_all_that_can_have_it() -> None:
+    world = World([*pods(3), FakePod("10.0.0.9:8000", base="other")])
+    world.declare(Declaration("a", "/a", base=BASE, min_replicas=50))
+    world.run(10)
+    status = world.status("a")
 
-    assert world.pods[ONE].models == {"a@2": "/a"}
+    assert len(world.having("a")) == status.versions[0].ready == 3
+    assert (status.state, status.reason) == (State.READY, Failure.TOO_FEW)
+    assert status.message == "replicas.min is 50, and pods that can: 3"
+    assert (status.versions[0].desired, status.is_degraded) == (50, True)
+
+    world.declare(Declaration("a", "/a/2", "2", base=BASE, min_replicas=50))
+    world.run(10)
     assert world.planner.serving("a") == "a@2"
-    assert world.state("a@2") is State.FAILED
-    assert world.status("a@2").reason is Failure.CONFLICT
-    assert len(world.planner.statuses()) == 2
+
+    world.declare(Declaration("a", "/a/2", "2", base=BASE, min_replicas=3))
+    world.run(2)
+    status = world.status("a")
+    assert (status.reason, status.versions[0].desired) == (None, 3)
 
 
 # --- versions -----------------------------------------------------------------------------------

@@ -50,6 +50,17 @@ def test_of_two_llmroutes_the_older_one_counts() -> None:
     assert merged.routes == ()
 
 
+@pytest.mark.parametrize(("first", "second"), [("sql", "sql@2"), ("sql@2", "sql")])
+def test_of_two_names_that_pods_could_mistake_for_each_other_the_first_counts(
+    first: str, second: str
+) -> None:
+    merged = merge(configured=[offer(first, "config")], routes=[offer(second, "r/1")])
+
+    assert owners(merged) == {first: "config"}
+    assert merged.lost["r/1"].is_whole
+    assert f"{first}, which is declared" in merged.lost["r/1"].why
+
+
 def test_a_configured_route_says_the_priority_and_the_llmroute_the_adapter() -> None:
     merged = merge(
         routes=[offer("a", "r/1", route="n/1"), offer("b", "r/2", route="n/2")], routed={"a"}

@@ -111,6 +111,11 @@ def test_a_verdict_says_whether_an_object_counts_and_what_of_it_does_not(
             ("True", "FewerThanDesired", "pod-2: files"),
         ),
         (
+            AdapterReport(False, "too few", (VersionReport("a", "serving", 50, 3),)),
+            ("False", "FewerThanDesired", "too few"),
+            ("True", "FewerThanDesired", "too few"),
+        ),
+        (
             AdapterReport(False, "no files", (VersionReport("a", "failed", 1, 0),)),
             ("False", "NotServing", "no files"),
             ("True", "FewerThanDesired", "no files"),

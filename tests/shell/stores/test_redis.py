@@ -180,6 +180,65 @@ async def test_garbage_in_the_keys_is_a_failure(media: Opened) -> None:
     assert len(store.failures) == 1
 
 
+@pytest.mark.parametrize("key", ["version", "floor"])
+@pytest.mark.parametrize("wrong", ["many", "9" * 30, "1e+30", "-1", "1.5", "1" * 999])
+async def test_a_version_that_is_none_costs_nothing_once_it_is_put_right(
+    media: Opened, key: str, wrong: str
+) -> None:
+    store = await media.store()
+    there = await fill(store)
+    client = store._medium._client  # type: ignore[attr-defined]
+    right = await client.get(f"{KEY}:{key}") or "0"
+    await client.set(f"{KEY}:{key}", wrong)
+    await store.look()
+    with pytest.raises(StoreError, match=f"the key :{key} must be an integer"):
+        await store.put(declared("d"))
+    lost = shown(store)
+    for again in (right, "2"):  # the second one as if the server had lost its data
+        await client.set(f"{KEY}:{key}", again)
+        await store.look()
+        await store.put(declared(f"d{int(again)}"))
+        assert shown(store) == shown(await media.store())
+
+    assert lost == there
+    assert (len(store.failures), store.num_recoveries) == (1, 1)
+    assert store.failures[0].count("9") < 30
+    assert (await client.get(f"{KEY}:version")).isdigit()
+
+
+async def test_what_is_too_long_is_never_fetched_and_costs_its_own_entry_alone(
+    media: Opened, server: RedisServer
+) -> None:
+    """A value, a name, and the value of a known name; 32 MB each."""
+    store = await media.store()
+    there = await fill(store)
+    client = store._medium._client  # type: ignore[attr-defined]
+    huge = b"x" * 2**25
+    await client.config_resetstat()
+    sent_before = (await client.info("stats"))["total_net_output_bytes"]
+    for name, content in ((b"a", huge), (b"huge", huge), (huge, b"x")):
+        await client.hset(KEY, name, content)
+        await client.zadd(f"{KEY}:changes", {name: await client.incr(f"{KEY}:version")})
+    await store.look()
+    other = await media.store()
+    with pytest.raises(StoreError, match="a: too large"):
+        await store.put(declared("a", "/other"))
+    sent_bytes = (await client.info("stats"))["total_net_output_bytes"] - sent_before
+
+    assert shown(store) == there
+    assert shown(other) == {name: source for name, source in there.items() if name != "a"}
+    assert store.problems.keys() == {"a", "huge", "x" * 256}
+    assert store.problems["a"] == "a: too large"
+    assert sent_bytes < 100_000
+
+    await client.hset(KEY, "a", b'{"name": "a", "source": "/right"}')
+    await client.hdel(KEY, "huge", huge)
+    await client.set(f"{KEY}:floor", await client.incr(f"{KEY}:version"))
+    await store.look()
+    assert shown(store)["a"] == "/right"
+    assert (dict(store.problems), store.num_recoveries) == ({}, 1)
+
+
 async def test_following_ends_when_it_is_cancelled_whenever_that_is(media: Opened) -> None:
     store = await media.store()
     for each in range(60):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import sqlite3
 import stat
@@ -15,6 +16,8 @@ import pytest
 from extproc.shell.stores.medium import StoreError, StoreFullError
 from extproc.shell.stores.sqlite import Sqlite
 from tests.shell.stores.media import Opened, declared, opened, shown
+
+HUGE_BYTES = 2**26
 
 
 @pytest.fixture
@@ -89,19 +92,52 @@ async def test_a_database_that_was_replaced_is_read(media: Opened, file: Path) -
     assert shown(store) == {"b": "/adapters/a"}
 
 
-@pytest.mark.parametrize(("value", "problem"), [(7, "not text"), (b"x" * 70_000, "too large")])
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (7, "not text"),
+        (b"x" * 9_000, "too large"),
+        ("x" * 9_000, "too large"),
+    ],
+    ids=["number", "blob", "text"],
+)
 async def test_what_others_wrote_into_a_row_is_named(
     media: Opened, file: Path, value: object, problem: str
 ) -> None:
     store = await media.store()
     await store.put(declared())
-    execute(file, "UPDATE adapters SET content = ?", value)
+    await store.put(declared("other"))
+    execute(file, "UPDATE adapters SET content = ? WHERE name = 'org/a'", value)
     await store.look()
     with pytest.raises(StoreError, match=problem):
         await store.delete("org/a")
 
-    assert shown(store) == {"org/a": "/adapters/a"}
+    assert shown(store) == {"org/a": "/adapters/a", "other": "/adapters/a"}
     assert store.problems == {"org/a": f"org/a: {problem}"}
+
+    execute(file, "UPDATE adapters SET content = ? WHERE name = 'org/a'", '{"name": "org/a"}')
+    await store.look()
+    assert store.entries["org/a"].declaration.source == ""
+
+
+def _peak_kb_of_a_read(file: Path) -> None:
+    """End with 0 if a read takes less memory than the value has that is too large."""
+    medium = Sqlite(file, interval_s=1, clock=lambda: 0.0)
+    connection = medium._connected()
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(medium._read(connection)) == 1
+    os._exit(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb > HUGE_BYTES // 2048)
+
+
+async def test_what_is_too_large_is_not_read(media: Opened, file: Path) -> None:
+    store = await media.store()
+    await store.put(declared())
+    execute(file, "UPDATE adapters SET content = zeroblob(?)", HUGE_BYTES)
+    reading = multiprocessing.get_context("spawn").Process(target=_peak_kb_of_a_read, args=(file,))
+    reading.start()
+    reading.join(60)
+
+    assert reading.exitcode == 0
 
 
 async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
@@ -113,7 +149,7 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
     assert isinstance(medium, Sqlite)
     await medium._run(lambda connection: connection.execute("PRAGMA max_page_count = 1"))
     with pytest.raises(StoreFullError, match="full"):
-        await store.put(declared("large", "/" + "a" * 60_000))
+        await store.put(declared("large", "/" + "a" * 8_000))
     await medium._run(lambda connection: connection.execute("PRAGMA max_page_count = 10000"))
     await store.put(declared("later"))
 

@@ -12,7 +12,7 @@ from extproc.shell.stores.medium import StoreError
 from extproc.shell.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
 from tests.shell.stores.media import Opened, declared, following, shown, until
 
-NAMES = ("a", "A", "org/name", ".", "..", "-", "CON", "a b", "ü", "*", "x" * 256, "ü" * 128)
+NAMES = ("a", "A", "org/name", ".", "..", "-", "CON", "a b", "ü", "+", "x" * 256, "ü" * 128)
 
 
 async def test_an_empty_store_says_that_it_is_empty(media: Opened) -> None:
@@ -194,7 +194,7 @@ async def test_an_unusable_content_keeps_the_last_good_one_and_is_named(media: O
     assert shown(one) == {"org/a": "/repaired"}
     assert [entries.keys() for entries in one.seen] == [set(), {"org/a"}, {"org/a"}]
     assert len(problems) == 1
-    assert "s3 is not fetched here" in str(problems)
+    assert "is not fetched here" in str(problems)
     assert (len(one.failures), one.num_recoveries, dict(one.problems)) == (2, 1, {})
 
 
@@ -209,7 +209,7 @@ async def test_a_new_router_reads_the_good_ones_beside_a_bad_one(media: Opened) 
 
 async def test_a_declaration_that_is_too_large_is_refused(media: Opened) -> None:
     store = await media.store()
-    with pytest.raises(DeclarationError, match="larger than 65536 bytes"):
+    with pytest.raises(DeclarationError, match="larger than 8192 bytes"):
         await store.put(declared(source="/" + "a" * 70_000))
 
     assert shown(store) == {}
@@ -255,3 +255,31 @@ async def test_who_never_gets_a_turn_is_told() -> None:
         await Store(medium).put(declared())  # type: ignore[arg-type]
 
     assert medium.num_swaps == MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize(("first", "second"), [("sql", "sql@2"), ("sql@2", "sql")])
+async def test_names_that_pods_could_mistake_for_each_other_are_a_conflict(
+    media: Opened, first: str, second: str
+) -> None:
+    store = await media.store()
+    await store.put(declared(first, version="2" if first == "sql" else ""))
+    with pytest.raises(ConflictError, match="which is declared"):
+        await store.put(declared(second))
+    await store.delete(first)
+    await store.put(declared(second))
+
+    assert shown(store) == {first: "deleted", second: "/adapters/a"}
+
+
+async def test_of_names_that_were_declared_at_the_same_moment_the_shorter_one_counts(
+    media: Opened,
+) -> None:
+    one, other = await media.store(), await media.store()
+    await one.put(declared("sql@2"))
+    await other.put(declared("sql"))
+    await one.look()
+
+    assert shown(one) == shown(other) == {"sql": "/adapters/a"}
+    assert "versions of sql, which is declared" in one.problems["sql@2"]
+    await one.delete("sql@2")
+    assert dict(one.problems) == {}

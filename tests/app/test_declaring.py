@@ -1,0 +1,21 @@
+"""What the configuration, a store and a cluster declare, as one."""
+
+from __future__ import annotations
+
+from extproc.app.declaring import Declaring
+from extproc.config.file import check_sections
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Merged
+
+
+def test_what_would_lose_against_the_configuration_is_known_before_it_is_stored() -> None:
+    route = {"name": "r", "models": ["sql"], "adapter": {"source": "/adapters/sql"}}
+    seen: list[Merged] = []
+    config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
+    declaring = Declaring(config, seen.append)
+    names = ("sql", "sql@2", "SQL")
+    declaring.store([Declaration(name, origin="store") for name in names])
+
+    assert [bool(declaring.why_not(name)) for name in names] == [True, True, False]
+    owners = {name: each.declaration.origin for name, each in seen[-1].offers.items()}
+    assert owners == {"sql": "config", "SQL": "store"}
