@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
+from time import perf_counter
 from typing import Annotated, Any
 
 import msgspec
@@ -277,12 +277,12 @@ def _progress(console: Console) -> Watching:
 
     @contextmanager
     def logging(num_trials: int, num_known: int) -> Iterator[OnTrial]:
-        started_s = said_s = monotonic()
+        started_s = said_s = perf_counter()
         num_done = num_known
 
         def advance(_trial: Trial) -> None:
             nonlocal num_done, said_s
-            num_done, now = num_done + 1, monotonic()
+            num_done, now = num_done + 1, perf_counter()
             if now - said_s >= _LINE_INTERVAL_S:
                 said_s = now
                 typer.echo(f"{num_done} of {num_trials} trials, {now - started_s:.0f} s", err=True)
