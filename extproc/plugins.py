@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from inspect import Parameter, signature
+from inspect import Parameter, iscoroutine, signature
+from random import Random
+from traceback import extract_tb
 from typing import Any
 
 from extproc.core.policies import BUILT_IN, Policy
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 GROUP = "extproc.policies"
 """Entry point group of policies in other packages."""
@@ -22,7 +25,8 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
     """Make the policy `name` with `args` as its keyword arguments.
 
     Raises:
-        PolicyError: It is unknown, cannot be imported, refuses its arguments, or is not a policy.
+        PolicyError: It is unknown, cannot be imported, refuses its arguments, is not a policy, or
+            fails to choose between two made-up endpoints.
     """
     factory = _find(name)
     try:
@@ -33,7 +37,43 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
         raise PolicyError(f"policy {name}: {why}") from error
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
-    return policy  # type: ignore[no-any-return] # checked in the line above
+    if name not in BUILT_IN:
+        _try(policy, name)
+    return policy  # type: ignore[no-any-return] # checked above
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error on one line: its type, its text, and the place that raised it."""
+    frames = extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def _try(policy: Any, name: str) -> None:
+    """Have a policy choose between two made-up endpoints: for an adapter, and for the base model.
+
+    Raises:
+        PolicyError: It raises, is asynchronous, or returns neither a Choice of these nor a Wait.
+    """
+    models = frozenset({"base", "adapter"})
+    views = tuple(EndpointView(f"192.0.2.{n}:8000", registered=models) for n in (1, 2))
+    snapshot = Snapshot(views)
+    for request in (RequestInfo("adapter", adapter="adapter", body_bytes=300), RequestInfo("base")):
+        try:
+            choice: object = policy.choose(snapshot, request, rng=Random(0))
+        except Exception as error:  # whatever a user's policy raises
+            raise PolicyError(f"policy {name}: choose raised {describe_error(error)}") from error
+        if iscoroutine(choice):
+            choice.close()
+            raise PolicyError(f"policy {name}: choose is asynchronous; it has to be a plain method")
+        if isinstance(choice, Wait):
+            continue
+        if not isinstance(choice, Choice):
+            raise PolicyError(
+                f"policy {name}: choose returned {type(choice).__name__}; allowed: Choice, Wait"
+            )
+        if not choice.endpoints or not all(each in views for each in choice.endpoints):
+            raise PolicyError(f"policy {name}: choose returned no endpoints of its snapshot")
 
 
 def _unknown(factory: Any, args: Mapping[str, Any]) -> str:

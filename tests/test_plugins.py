@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from extproc.core.policies import BUILT_IN, Founding
-from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
 from extproc.plugins import GROUP, PolicyError, load_policy
 from tests.builders import endpoint_view, request, snapshot
 
@@ -69,6 +69,50 @@ class Outer:
 NOT_A_POLICY = dict
 
 
+class Positional(Last):
+    """Takes `rng` by position alone."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, rng: Any, /) -> Choice:  # type: ignore[override]
+        raise AssertionError
+
+
+class Asynchronous(Last):
+    """Its choice has to be awaited."""
+
+    async def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Any) -> Choice:  # type: ignore[override]
+        raise AssertionError
+
+
+class Address(Last):
+    """Returns an address."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Any) -> str:  # type: ignore[override]
+        return snapshot.endpoints[0].address
+
+
+class Nobody(Last):
+    """Chooses no endpoint."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Any) -> Choice:
+        return Choice(())
+
+
+class BaseFails(Last):
+    """Knows adapters alone."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Any) -> Choice:
+        if request.adapter is None:
+            raise LookupError("which tenant?")
+        return Choice(snapshot.endpoints)
+
+
+class Patient(Last):
+    """Always waits."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Any) -> Wait:  # type: ignore[override]
+        return Wait(1.0)
+
+
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_a_built_in_policy_is_found_by_its_name(name: str) -> None:
     assert isinstance(load_policy(name, {}), BUILT_IN[name])
@@ -106,13 +150,18 @@ def test_a_policy_without_a_signature_takes_its_arguments() -> None:
     assert isinstance(policy, ForTypeCheckers)
 
 
+def test_a_policy_may_wait() -> None:
+    assert isinstance(load_policy(f"{__name__}:Patient", {}), Patient)
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution that offers two policies, one of which cannot be imported."""
     (tmp_path / "acme_policies.py").write_text(
         "class Custom:\n"
         "    def choose(self, snapshot, request, *, rng):\n"
-        "        raise NotImplementedError\n"
+        "        from extproc import Choice\n"
+        "        return Choice(snapshot.endpoints)\n"
     )
     info = tmp_path / "acme_policies-1.0.dist-info"
     info.mkdir()
@@ -163,6 +212,11 @@ def test_an_entry_point_that_leads_nowhere_is_reported() -> None:
         (f"{__name__}:ForTypeCheckers", {"bakc": 1}, "unexpected keyword argument 'bakc'"),
         (f"{__name__}:NOT_A_POLICY", {}, r"has no method choose\(snapshot, request, \*, rng\)"),
         (f"{__name__}:__doc__", {}, "not callable"),
+        (f"{__name__}:Positional", {}, "choose raised TypeError: .*rng"),
+        (f"{__name__}:Asynchronous", {}, "choose is asynchronous; it has to be a plain method"),
+        (f"{__name__}:Address", {}, "choose returned str; allowed: Choice, Wait"),
+        (f"{__name__}:Nobody", {}, "choose returned no endpoints of its snapshot"),
+        (f"{__name__}:BaseFails", {}, r"raised LookupError: which tenant\? \(.*test_plugins.py:"),
     ],
 )
 def test_what_cannot_be_loaded_is_reported_with_what_is_allowed(

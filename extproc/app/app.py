@@ -229,6 +229,8 @@ class App:
             num_left_out=lambda: self._num_left_out,
             is_ready=lambda: not self._why_not_ready(),
             losses=self._pods.losses,
+            policy_failures=self._routing.num_policy_failures,
+            max_hold_s=lambda: self._config.request.max_hold_s,
         )
         self._services.peering.add_metrics(self._telemetry)
         self._discovery.add_metrics(self._telemetry)
@@ -290,13 +292,14 @@ class App:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
         methods = self._services.methods()
-        transport = await transports.listen(self._config, methods, self._wire, self._budget)
-        self.address = transport.address
-        await self._sides.start()
-        await self._admin.start()
-        self.admin_address = str(replace(self._admin_at, port=self._admin.port))
-        log.info("serving on %s, admin on %s", self.address, self.admin_address)
+        transport: transports.Transport | None = None
         try:
+            transport = await transports.listen(self._config, methods, self._wire, self._budget)
+            self.address = transport.address
+            await self._sides.start()
+            await self._admin.start()
+            self.admin_address = str(replace(self._admin_at, port=self._admin.port))
+            log.info("serving on %s, admin on %s", self.address, self.admin_address)
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in self._background()]
                 await self._stop.wait()
@@ -308,6 +311,8 @@ class App:
             await self._pods.aclose()
             await self._admin.stop()
             await self._sides.aclose()
+            if transport is not None:
+                await transport.drain(0.0)  # still open if another port could not be bound
 
     def _background(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield self._upkeep()

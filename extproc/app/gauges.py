@@ -36,6 +36,8 @@ def add_gauges(
     num_left_out: Callable[[], int],
     is_ready: Callable[[], bool],
     losses: Losses,
+    policy_failures: Mapping[str, int],
+    max_hold_s: Callable[[], float],
 ) -> None:
     """Register the parts' own counts, read at each scrape of the metrics."""
     add = telemetry.add_gauge
@@ -68,7 +70,14 @@ def add_gauges(
         "route",
         lambda: routes.tpot_targets,
     )
+    telemetry.add_counters(
+        "policy_failures",
+        "Choices for which a policy raised an error, or chose what it may not",
+        "policy",
+        lambda: policy_failures,
+    )
     add_queue_gauges(telemetry, queue, clock)
+    add("held_seconds_limit", "Longest that a request may be held", max_hold_s)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
     telemetry.add_gauges(

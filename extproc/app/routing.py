@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,20 +15,23 @@ from extproc.core.attainment import Attainment
 from extproc.core.modelroutes import ModelRoute, ModelRoutes
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
-from extproc.core.policies import Policy
+from extproc.core.policies import BUILT_IN, Policy
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue
 from extproc.core.queue.status import describe_queue
 from extproc.core.rewrites import Rewrites, Rule
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, Snapshot
-from extproc.plugins import PolicyError, load_policy
+from extproc.plugins import PolicyError, describe_error, load_policy
 
 log = logging.getLogger(__name__)
 
 
 class Routing:
     """The parts of the core that choose endpoints, and their configuration.
+
+    Attributes:
+        num_policy_failures: Choices that failed, by the policy's name.
 
     Args:
         config: Checked configuration.
@@ -45,6 +49,7 @@ class Routing:
         self._named_groups: set[str] = set()  # by discovery
         self._unknown_groups: set[str] = set()
         self._clock = world.clock
+        self.num_policy_failures: Counter[str] = Counter()
         self.next_id = pick_ids(router_id)
         self._picker = Picker(
             policy,
@@ -53,6 +58,8 @@ class Routing:
             next_id=self.next_id,
             settings=settings.picker_settings(config),
             admission=settings.admission_settings(config),
+            fallback=_make_fallback(config),
+            on_policy_error=self._on_policy_error,
         )
         self.routes = ModelRoutes(settings.model_routes(config), config.admission.priorities)
         self.rewrites = Rewrites(settings.rewrite_rules(config), rng=world.rng)
@@ -76,6 +83,7 @@ class Routing:
             config.policy.name,
             settings.picker_settings(config),
             settings.admission_settings(config),
+            _make_fallback(config),
         )
         self.router.queue.configure(settings.queue_settings(config))
         self.pool.configure(settings.pool_settings(config), settings.outlier_settings(config))
@@ -114,12 +122,21 @@ class Routing:
         """Return what is held, as plain values."""
         return describe_queue(self.router.queue, now=self._clock())
 
+    def _on_policy_error(self, name: str, error: Exception) -> None:
+        self.num_policy_failures[name] += 1
+        log.error("policy %s failed: %s", name, describe_error(error))
+
     def _warn_of_unknown_groups(self) -> None:
         """Warn of those that have become unknown since the last call."""
         unknown = self._named_groups - self._config.pods.groups.keys()
         for name in sorted(unknown - self._unknown_groups):
             log.warning("pods are in the group %r, which pods.groups does not have", name)
         self._unknown_groups = unknown
+
+
+def _make_fallback(config: Config) -> tuple[str, Policy] | None:
+    name = config.policy.fallback
+    return (name, BUILT_IN[name]()) if name else None
 
 
 def make_policy(config: Config) -> Policy:

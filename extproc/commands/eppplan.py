@@ -29,6 +29,9 @@ FOREIGN_KIND = "EndpointPickerConfig"
 DEBUG_VERBOSITY = 4
 """The Go pickers log at debug from this `-v` on."""
 
+_SOURCES = ("pool-name", "pool-namespace", "endpoint-selector")
+"""Flags of which two values would be two sources of pods; the file may name several pools."""
+
 _Sections = dict[str, Any]
 
 DEFAULTS: _Sections = {
@@ -86,7 +89,7 @@ def plan(
         ConfigError: The file cannot be read, or flags and file together are not a valid
             configuration.
     """
-    given = parse_flags(arguments, KINDS)
+    given = parse_flags(arguments, KINDS, unrepeated=_SOURCES)
     for name, value in given.items():
         if KINDS[name] is Kind.SWITCH:
             to_bool(name, value)

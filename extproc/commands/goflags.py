@@ -6,7 +6,7 @@ Names match in every common style: `--pool-name`, `-poolName`, `--pool_name`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 
@@ -39,11 +39,14 @@ _SIZE_UNITS: dict[str | None, int] = {
 }
 
 
-def parse_flags(arguments: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, str]:
+def parse_flags(
+    arguments: Sequence[str], kinds: Mapping[str, Kind], *, unrepeated: Collection[str] = ()
+) -> dict[str, str]:
     """Split a command line into values by flag, as text; the last value of a repeated flag counts.
 
     Raises:
-        FlagError: An unknown flag, a missing value, or a stray argument.
+        FlagError: An unknown flag, a missing value, a stray argument, or two values of one of
+            `unrepeated`.
     """
     found: dict[str, str] = {}
     rest = list(arguments)
@@ -62,6 +65,8 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str
                 value = rest.pop(0)
             else:
                 raise FlagError(f"{written}: needs a value: {kinds[name].value}")
+        if name in unrepeated and found.get(name, value) != value:
+            raise FlagError(f"{written}: {found[name]!r} and {value!r}: it takes one value")
         found[name] = value
     return found
 

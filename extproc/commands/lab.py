@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +26,7 @@ from extproc.commands.labrun import (
     newest,
     read_json,
     read_result,
+    result_path,
     run,
     tune,
 )
@@ -48,8 +50,14 @@ lab_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_TABLE_CHARS = 200
+"""Most columns of the terminal for a table: one that is too wide is not cut."""
+_LINE_INTERVAL_S = 10.0
+"""Between two lines about the progress where there is no terminal."""
+
 JobsOption = Annotated[int, typer.Option(min=0, help="Processes to run it in; 0 for one per core.")]
 OutOption = Annotated[Path, typer.Option(help="Folder of the results.")]
+FileOption = Annotated[Path, typer.Option(help="Folder of the results, or their .json file.")]
 ResultArgument = Annotated[
     Path | None, typer.Argument(help="JSON file of a run; the newest one by default.")
 ]
@@ -71,7 +79,7 @@ def run_command(
     fresh: Annotated[
         bool, typer.Option(help="Ignore the kept results of earlier runs of the same code.")
     ] = False,
-    out: OutOption = DEFAULT_OUT,
+    out: FileOption = DEFAULT_OUT,
 ) -> None:
     """Run a suite and write its results as JSON; an interrupted run continues where it stopped."""
     console = Console()
@@ -89,7 +97,7 @@ def run_command(
         raise failure(error, FAILED) from error
     _print(result, console)
     console.print(speed(result["timing"]))
-    written = out / (result["suite"].name + ".json")
+    written = result_path(out, result["suite"].name)
     console.print(f"[bold]{written}[/]: next, `{own_command()} lab report`")
 
 
@@ -259,13 +267,28 @@ def _is_load_test(path: Path) -> bool:
 
 
 def _progress(console: Console) -> Watching:
-    """Return a progress bar that names the last trial."""
+    """Return a progress bar that names the last trial; without a terminal, a line now and then."""
     columns = (
         TextColumn("{task.description:<44}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
+
+    @contextmanager
+    def logging(num_trials: int, num_known: int) -> Iterator[OnTrial]:
+        started_s = said_s = perf_counter()
+        num_done = num_known
+
+        def advance(_trial: Trial) -> None:
+            nonlocal num_done, said_s
+            num_done, now = num_done + 1, perf_counter()
+            if now - said_s >= _LINE_INTERVAL_S:
+                said_s = now
+                typer.echo(f"{num_done} of {num_trials} trials, {now - started_s:.0f} s", err=True)
+
+        typer.echo(f"{num_trials} trials, of which {num_known} are known", err=True)
+        yield advance
 
     @contextmanager
     def watching(num_trials: int, num_known: int) -> Iterator[OnTrial]:
@@ -278,7 +301,7 @@ def _progress(console: Console) -> Watching:
 
             yield advance
 
-    return watching
+    return watching if console.is_terminal else logging
 
 
 def _print(result: dict[str, Any], console: Console) -> None:
@@ -303,4 +326,4 @@ def _print(result: dict[str, Any], console: Console) -> None:
                 f"{measures['loads_per_1000']:.0f}",
                 style="dim" if row["is_bound"] else "",
             )
-        console.print(table)
+        console.print(table, width=_TABLE_CHARS, crop=False)

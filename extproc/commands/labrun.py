@@ -68,11 +68,13 @@ def run(
     Args:
         name: A suite in `loadtest/scenarios/`, or a path.
         policy: As `policy.name` in the configuration file.
-        only: Policies to run instead of the suite's, without its bounds and sweeps. The results
-            are those of a suite `<suite>-only`, and leave the whole suite's as they are.
+        only: Policies to run instead of the suite's, without its bounds and sweeps; `policy` or
+            others of one's own may be among them. The results are those of a suite `<suite>-only`,
+            and leave the whole suite's as they are.
         jobs: Processes; 0 for one per core. The result does not depend on it.
         fresh: Ignore the kept results of earlier runs of the same code.
-        out: Where `<suite>.json` is written, and `<suite>.trials.jsonl` while it runs.
+        out: Where `<suite>.json` is written, and `<suite>.trials.jsonl` while it runs; a path that
+            ends with `.json` is the file itself.
         watching: Shows progress.
 
     Returns:
@@ -84,20 +86,29 @@ def run(
         OSError: A file cannot be read or written.
     """
     suite = read_suite(name)
-    if only:
-        suite = _with_only(suite, only)
-    if policy is not None:
+    added = [policy] if policy else []
+    own = dict.fromkeys([*added, *(each for each in only if ":" in each)])
+    if own:
         sys.path.insert(0, os.getcwd())  # where a user's policy is
-        load_policy(policy, {})
-        suite = msgspec.structs.replace(suite, policies=[policy, *suite.policies])
-    kept = out / f"{suite.name}.trials.jsonl"
+    for each in own:
+        load_policy(each, {})
+    if only:
+        suite = _with_only(suite, [each for each in only if each not in own])
+    suite = msgspec.structs.replace(suite, policies=[*own, *suite.policies])
+    written = result_path(out, suite.name)
+    kept = written.with_suffix(".trials.jsonl")
     if fresh:
         kept.unlink(missing_ok=True)
     results = run_all(plan(suite), jobs, watching, TrialCache(kept))
     result = {**summarize(suite, results), "provenance": PROFILES[suite.profile].provenance}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{suite.name}.json").write_bytes(msgspec.json.encode(result))
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_bytes(msgspec.json.encode(result))
     return result
+
+
+def result_path(out: Path, suite: str) -> Path:
+    """Return the file of a suite's results: `out` itself if it is a `.json` file, or in it."""
+    return out if out.suffix == ".json" else out / f"{suite}.json"
 
 
 def _with_only(suite: Suite, policies: Sequence[str]) -> Suite:

@@ -45,7 +45,7 @@ class SqliteStoreConfig(Section):
 
 
 class RedisStoreConfig(Section):
-    """A Redis or Valkey server (`pip install 'lora-extproc[redis]'`), for several hosts."""
+    """A Redis or Valkey server (`pip install '.[redis]'`), for several hosts."""
 
     url: str = Field(
         pattern=r"^(redis|rediss|unix)://\S+$",  # a count in the pattern would compile for a second

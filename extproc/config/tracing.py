@@ -8,7 +8,7 @@ from extproc.config.base import Section
 
 
 class TracingConfig(Section):
-    """Spans by OpenTelemetry (`pip install 'lora-extproc[otel]'`)."""
+    """Spans by OpenTelemetry (`pip install '.[otel]'`)."""
 
     enabled: bool = Field(
         False,

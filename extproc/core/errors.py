@@ -26,7 +26,7 @@ def needs_extra(what: str, extra: str, error: ImportError | None = None) -> str:
         error: What is missing, if it is known: an extra may be there, but broken.
     """
     missing = f" ({error})" if error else ""
-    return f"{what} needs the extra: pip install 'lora-extproc[{extra}]'{missing}"
+    return f"{what} needs the extra `{extra}`: in a checkout, pip install '.[{extra}]'{missing}"
 
 
 class RequestError(ExtprocError):

@@ -20,7 +20,7 @@ from extproc.core.admission import AdmissionSettings, admit, fitting
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.following import Asking, Led
 from extproc.core.policies import Policy
-from extproc.core.rejections import STORED_RESPONSE, no_endpoints
+from extproc.core.rejections import STORED_RESPONSE, no_endpoints, policy_failed
 from extproc.core.routes import NO_PATH, RESPONSES_PATH
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
@@ -42,8 +42,16 @@ class PickerSettings(Struct, frozen=True):
     max_sessions: int = 10_000  # remembered; the least recently used is forgotten first
 
 
+OnPolicyError = Callable[[str, Exception], None]
+"""Called with the name of a policy and what it raised, or what is wrong with its choice."""
+
+
 class Picker:
     """Asks `policy`, the one in force; remembers the endpoints of sessions.
+
+    Args:
+        fallback: The name and the policy that is asked where that one fails; None for none.
+        on_policy_error: Told of each failure; None lets it out of `pick`.
 
     Attributes:
         uses_cached_bytes: The policy weighs `RequestInfo.cached_bytes`. A session is then no reason
@@ -60,11 +68,14 @@ class Picker:
         next_id: Callable[[], str],
         settings: PickerSettings | None = None,
         admission: AdmissionSettings | None = None,
+        fallback: tuple[str, Policy] | None = None,
+        on_policy_error: OnPolicyError | None = None,
     ) -> None:
         self._rng = rng
         self._next_id = next_id
+        self._on_policy_error = on_policy_error
         self._sessions: OrderedDict[str, str] = OrderedDict()
-        self.configure(policy, policy_name, settings, admission)
+        self.configure(policy, policy_name, settings, admission, fallback)
 
     def configure(
         self,
@@ -72,9 +83,10 @@ class Picker:
         policy_name: str,
         settings: PickerSettings | None = None,
         admission: AdmissionSettings | None = None,
+        fallback: tuple[str, Policy] | None = None,
     ) -> None:
-        """Apply another policy and other thresholds from the next request on."""
-        self.policy, self._policy_name = policy, policy_name
+        """Apply other policies and other thresholds from the next request on."""
+        self.policy, self._policy_name, self._fallback = policy, policy_name, fallback
         self.uses_cached_bytes = getattr(policy, "uses_cached_bytes", False) is True
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
@@ -94,8 +106,9 @@ class Picker:
         """Choose an endpoint for `request`; with `asking`, the leader is asked before the policy.
 
         Raises:
-            ValueError: The policy chose nothing, or an endpoint that was not among its candidates,
-                or a wait until a time that is none.
+            Exception: The policy's, without `on_policy_error`.
+            ValueError: Likewise if it chose nothing, or an endpoint that was not among its
+                candidates, or a wait until a time that is none.
         """
         usable = fitting(_usable(snapshot.endpoints, request), request, self._admission)
         if isinstance(usable, Rejection):
@@ -111,21 +124,26 @@ class Picker:
         session, stays = self._session(request)
         chosen = self._stay(views, session) if stays else None
         reason, terms, pick_id, leader = "session", None, "", ""
+        policy_name = self._policy_name
         if chosen is None:
             asked = Snapshot(views, snapshot.now, snapshot.num_routers)
             choice: Choice | Wait | None
             choice = None if asking is None else asking.choose(asked, request)
             if choice is None and not request.model:
                 return STORED_RESPONSE
-            if choice is None:
-                choice = self.policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
-                return self._check_wait(choice)
-            terms = choice.terms
+                return self._check_wait(choice, policy_name)
+            if choice is None:
+                decided = self._decide(asked, request)
+                if not isinstance(decided, tuple):
+                    return decided
+                policy_name, chosen, choice = decided
+            else:
+                chosen = self._check(choice, asked, policy_name)
+            reason, terms = plain(str(choice.reason), MAX_SLUG_CHARS), choice.terms
             if isinstance(choice, Led):
                 pick_id, leader = choice.pick_id, choice.leader
                 terms = getattr(self.policy, "terms", None)  # our own estimate
-            chosen, reason = self._check(choice, asked), plain(str(choice.reason), MAX_SLUG_CHARS)
         if session is not None:
             self._remember(session, chosen[0].address)
         chosen = self._with_fallbacks(chosen, views, request)
@@ -135,7 +153,7 @@ class Picker:
             id=pick_id or self._next_id(),
             request=request,
             endpoints=addresses[:num_listed],
-            policy=self._policy_name,
+            policy=policy_name,
             reason=reason,
             candidates=views,
             picked_at_s=snapshot.now,
@@ -164,18 +182,37 @@ class Picker:
             return None
         return [view for view in admitted if view.address == own] or None
 
-    def _check_wait(self, wait: Wait) -> Wait:
+    def _decide(
+        self, asked: Snapshot, request: RequestInfo
+    ) -> tuple[str, list[EndpointView], Choice] | Wait | Rejection:
+        """Ask the policy, and where it fails its fallback; return whose choice it is, and what."""
+        asked_in_turn = [(self._policy_name, self.policy)]
+        if self._fallback is not None:
+            asked_in_turn.append(self._fallback)
+        for name, policy in asked_in_turn:
+            try:
+                choice = policy.choose(asked, request, rng=self._rng)
+                if isinstance(choice, Wait):
+                    return self._check_wait(choice, name)
+                return name, self._check(choice, asked, name), choice
+            except Exception as error:  # whatever a policy of somebody's raises
+                if self._on_policy_error is None:
+                    raise
+                self._on_policy_error(name, error)
+        return policy_failed(request.client_model)
+
+    def _check_wait(self, wait: Wait, policy_name: str) -> Wait:
         """Return a policy's wait; the queue reckons with its time, for all requests together."""
         if not isinstance(wait.until_s, int | float) or isnan(wait.until_s):
-            raise ValueError(f"policy {self._policy_name} waits until {wait.until_s!r}")
+            raise ValueError(f"policy {policy_name} waits until {wait.until_s!r}")
         return wait
 
-    def _check(self, choice: Choice, snapshot: Snapshot) -> list[EndpointView]:
+    def _check(self, choice: Choice, snapshot: Snapshot, policy_name: str) -> list[EndpointView]:
         """Return the policy's endpoints, without repetitions; raise ValueError as `pick`."""
         chosen = list({view.address: view for view in choice.endpoints}.values())
         addresses = {view.address for view in snapshot.endpoints}
         if not chosen or any(view.address not in addresses for view in chosen):
-            raise ValueError(f"policy {self._policy_name} chose outside its candidates")
+            raise ValueError(f"policy {policy_name} chose outside its candidates")
         return chosen
 
     def _with_fallbacks(

@@ -1,4 +1,7 @@
-"""The price of a choice in words: what it is, and which of its terms made the difference."""
+"""The price of a choice in words: a score, and which of its terms made the difference.
+
+It is told without a unit: the seconds of a price are harm to all, and nobody waits that long.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from math import inf
 
 from extproc.core.policies.ranking import at_random
 from extproc.core.types import EndpointView, Pick, Snapshot
-from extproc.core.words import SHOWN_S, duration, pod_name, short
+from extproc.core.words import SHOWN_S, pod_name, score, short
 
 MAX_TERMS = 3
 """Terms that a sentence names."""
@@ -31,7 +34,7 @@ def chosen_terms(pick: Pick) -> Mapping[str, float]:
 
 
 def priced(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
-    """Say what the choice costs there, and on the pod of `others` where it would cost least.
+    """Say the score of the choice, and the least that it would have on a pod of `others`.
 
     Return "" where the policy has no prices.
     """
@@ -40,17 +43,17 @@ def priced(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> 
     snapshot = Snapshot(pick.candidates, pick.picked_at_s)
     own, *rest = pick.terms(snapshot, pick.request, (chosen, *others))
     price_s, prices_s = sum(own.values()), [sum(terms.values()) for terms in rest]
-    costs = f"It costs {duration(price_s)} there"
+    said = f"Its score is {score(price_s)} there"
     if not others:
-        return costs
+        return said
     equals = [
         view for view, s in zip(others, prices_s, strict=True) if abs(s - price_s) <= _EQUAL_S
     ]
     if equals:
-        return f"{costs}, {at_random(equals)}"
+        return f"{said}, {at_random(equals)}"
     nearest = prices_s.index(min(prices_s))
-    there = f"{duration(prices_s[nearest])} on {pod_name(others[nearest])}, the nearest other"
-    return f"{costs} and {there}: {_differences(own, rest[nearest])}"
+    there = f"{score(prices_s[nearest])} on {pod_name(others[nearest])}, the nearest other"
+    return f"{said} and {there}: {_differences(own, rest[nearest])}"
 
 
 def _differences(own: Mapping[str, float], other: Mapping[str, float]) -> str:
@@ -65,6 +68,6 @@ def _differences(own: Mapping[str, float], other: Mapping[str, float]) -> str:
     if abs(rest_s) >= SHOWN_S:
         named.append((rest_s, "the rest"))
     return ", ".join(
-        f"{short(name.replace('_', ' '))} {duration(abs(s))} {'more' if s > 0 else 'less'}"
+        f"{short(name.replace('_', ' '))} {score(abs(s))} {'more' if s > 0 else 'less'}"
         for s, name in named
     )

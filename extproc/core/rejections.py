@@ -106,6 +106,13 @@ def no_endpoints(model: str = "") -> Rejection:
     return Rejection(503, Reason.NO_ENDPOINTS, message, retry_after_s=RETRY_AFTER_S, model=model)
 
 
+def policy_failed(model: str) -> Rejection:
+    """503: the policy raised an error, or chose what it may not; the router's log says which."""
+    message = "The router's policy failed. The operator finds the error in the router's log."
+    reason = Reason.POLICY_FAILED
+    return Rejection(503, reason, message, retry_after_s=RETRY_AFTER_S, model=model)
+
+
 def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejection:
     """503: a declared adapter that no pod has, or could load; `reason` is a slug."""
     if reason:

@@ -55,11 +55,20 @@ def pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
 def duration(seconds: float) -> str:
     """Say a duration with two or three digits."""
     ms = 1000 * seconds
-    if abs(seconds) < SHOWN_S:
-        return "under 0.1 ms"
     if abs(ms) < 999.5:
         return f"{ms:.1f} ms" if abs(ms) < 9.95 else f"{ms:.0f} ms"
     return f"{seconds:.2f} s"
+
+
+def score(price_s: float) -> str:
+    """Say a price as a score, with up to three digits."""
+    return (
+        "0"
+        if abs(price_s) < SHOWN_S
+        else f"{price_s:.3g}"
+        if abs(price_s) < 1000
+        else f"{price_s:.0f}"
+    )
 
 
 def held(seconds: float, reason: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from random import Random
 
 import grpc
 import pytest
 from grpc import aio
 
+from extproc.core.types import Choice, RequestInfo, Snapshot
 from extproc.sim.fakepod.pod import RunningPod
 from tests import clients
 from tests.app.serving import Service, configuration, eventually, serving, starting
@@ -255,3 +257,51 @@ async def test_orca_is_asked_for_and_read_where_it_is_on(pods: list[RunningPod])
 
         await eventually(is_read)
         await log.close()
+
+
+class Buggy:
+    """A policy that fails in service, and not when it is loaded."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Random) -> Choice:
+        if request.request_id:
+            raise LookupError("no such tenant")
+        return Choice(snapshot.endpoints)
+
+
+@pytest.mark.parametrize("fallback", ["least_pending", ""])
+async def test_a_policy_that_fails_is_named_counted_and_replaced_by_the_fallback(
+    pods: list[RunningPod], fallback: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = {"name": f"{__name__}:Buggy", "fallback": fallback}
+    async with serving(configuration(pods, policy=policy)) as service:
+        answer = await clients.route(service.channel, "a", x_request_id="r")
+        failures = await service.metric("extproc_policy_failures_total{")
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+
+    if fallback:
+        assert answer.destination in {pod.address for pod in pods}
+    else:
+        assert (answer.status, answer.body["error"]["code"]) == (503, "policy_failed")
+    assert failures == 1
+    assert [(error.getMessage().partition(" (")[0], error.exc_info) for error in errors] == [
+        (f"policy {__name__}:Buggy failed: LookupError: no such tenant", None)
+    ]
+    assert f"{Path(__file__).name}:" in errors[0].getMessage()
+
+
+@pytest.mark.parametrize("section", ["admin.address", "admin.metrics_address"])
+async def test_a_start_that_fails_at_one_port_leaves_no_other_open(section: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        ours = unused.getsockname()
+        unused.close()
+        config = configuration([])
+        config["server"]["address"] = f"127.0.0.1:{ours[1]}"
+        config["admin"][section.removeprefix("admin.")] = f"127.0.0.1:{busy.getsockname()[1]}"
+
+        with pytest.raises(OSError, match="in use"):
+            async with starting(config):
+                pass
+
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(ours, timeout=60.0)

@@ -89,7 +89,7 @@ async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> Non
         )
         assert (await page.evaluate(text_of("#decisions .text"))).startswith(
             f"{chosen.name}: customer-07 is not loaded there, where a slot is free: "
-            "the least harm by estimate, 0 pending, 0 elsewhere. It costs "
+            "the least harm by estimate, 0 pending, 0 elsewhere. Its score is "
         )
 
         await scene.route("nobody")

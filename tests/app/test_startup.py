@@ -487,7 +487,9 @@ def test_an_extra_that_is_missing_is_named_with_the_field_and_the_command(
 
     assert (check.exit_code, serve.exit_code) == (2, 2)
     assert check.stderr == serve.stderr
-    expected = f"extproc: {field} needs the extra: pip install 'lora-extproc[{extra}]' ("
+    expected = (
+        f"extproc: {field} needs the extra `{extra}`: in a checkout, pip install '.[{extra}]' ("
+    )
     assert check.stderr.startswith(expected)
     assert len(check.stderr.splitlines()) == 1
 

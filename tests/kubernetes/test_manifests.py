@@ -54,9 +54,28 @@ def test_an_overlay_is_applied_by_one_command(
     folder = str(MANIFESTS / "overlays" / overlay)
     api_server.kubectl(*APPLY, folder)
     api_server.kubectl("get", "deployment", "extproc", "-n", llm)
-    # As the manifests' README has it: without the definitions, which are the cluster's.
-    others = ("-l", "app.kubernetes.io/component!=definition")
-    api_server.kubectl("delete", "-k", folder, *others, "--wait=false")
+    api_server.kubectl("delete", "-k", folder, "--wait=false")
+
+
+def test_deleting_an_overlay_deletes_no_llmroute(
+    api_server: ApiServer, llm: str, crds: Path
+) -> None:
+    """The definition is an artefact of its own."""
+    api_server.kubectl("apply", "-k", str(MANIFESTS / "definitions"))
+    api_server.kubectl("wait", "--for=condition=Established", "crd/llmroutes.llm.extproc")
+    route = {
+        "apiVersion": "llm.extproc/v1alpha1",
+        "kind": "LLMRoute",
+        "metadata": {"name": "kept", "namespace": llm},
+        "spec": {"adapter": {"name": "kept"}, "backendRefs": [{"name": "vllm"}]},
+    }
+    api_server.kubectl("apply", "-f", "-", input=json.dumps(route))
+    for overlay in OVERLAYS:
+        folder = str(MANIFESTS / "overlays" / overlay)
+        api_server.kubectl(*APPLY, folder)
+        api_server.kubectl("delete", "-k", folder, "--wait=false")
+
+    api_server.kubectl("get", "llmroute", "kept", "-n", llm)
 
 
 @pytest.mark.parametrize("way", MODEL_SERVERS)
@@ -71,12 +90,28 @@ def test_an_example_of_a_model_server_is_applied_by_one_command(
 def test_the_router_s_pods_are_allowed_where_pod_security_is_restricted(
     api_server: ApiServer, namespace: str, overlay: str
 ) -> None:
+    deployment = only(build(MANIFESTS / "overlays" / overlay), "Deployment", "extproc")
+
+    assert_restricted_allows(api_server, namespace, deployment)
+
+
+@pytest.mark.parametrize("way", MODEL_SERVERS)
+def test_pods_of_the_example_model_servers_are_allowed_where_pod_security_is_restricted(
+    api_server: ApiServer, namespace: str, way: str
+) -> None:
+    deployment = only(build(MANIFESTS / "vllm" / way), "Deployment")
+
+    assert_restricted_allows(api_server, namespace, deployment)
+
+
+def assert_restricted_allows(
+    api_server: ApiServer, namespace: str, deployment: dict[str, Any]
+) -> None:
+    """Assert that a pod of a deployment may be created, and not if it might be root."""
     label = "pod-security.kubernetes.io/enforce=restricted"
     api_server.kubectl("label", "namespace", namespace, label)
-    template = only(build(MANIFESTS / "overlays" / overlay), "Deployment", "extproc")["spec"][
-        "template"
-    ]
-    template["metadata"].update(name="extproc", namespace=namespace)
+    template = deployment["spec"]["template"]
+    template["metadata"].update(name=deployment["metadata"]["name"], namespace=namespace)
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
 
     api_server.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod))

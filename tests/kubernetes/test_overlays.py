@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from extproc.commands.eppplan import plan
+from extproc.config import Config
+from extproc.config.file import parse_config
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 from extproc.core.stream import HOLD_MARGIN_S
 from extproc.envoyconfig import BootstrapOptions, render
@@ -107,14 +110,26 @@ def test_istio_accepts_the_router_s_own_certificate(tmp_path: Path) -> None:
     assert rule["spec"]["trafficPolicy"]["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
 
 
+def config_in_force(text: str) -> Config:
+    """What an overlay's router makes of its file, by the command that it runs."""
+    command, *arguments = container(text)["args"]
+    file = yaml.safe_dump(router_config(text))
+    if command == "serve":
+        return parse_config(file)
+    kept = [each for each in arguments if not each.startswith("--config-file")]
+    pair = Path("cert"), Path("key")
+    made = plan([*kept, f"--config-text={file}"], environment={}, make_certificate=lambda: pair)
+    return made.config
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_drain_fits_into_the_time_before_the_kill(overlay: str) -> None:
     text = build(MANIFESTS / "overlays" / overlay)
-    server = router_config(text)["server"]
     pod = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]
-    drain_s = server["drain_delay_s"] + server.get("drain_timeout_s", 30)
+    server = config_in_force(text).server
+    drain_s = server.drain_delay_s + server.drain_timeout_s
 
-    assert 0 < server["drain_delay_s"] < drain_s < pod["terminationGracePeriodSeconds"]
+    assert 0 < server.drain_delay_s < drain_s < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

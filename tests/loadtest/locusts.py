@@ -31,7 +31,7 @@ class Locust(ChildProcess):
         self.records_path = self.dir / "records.jsonl"
         beside = Path(sys.executable).with_name("locust")
         program = str(beside) if beside.exists() else shutil.which("locust")
-        assert program, "pip install 'lora-extproc[loadtest]'"
+        assert program, "pip install '.[loadtest]'"
         self.spawn([program, "-f", str(LOCUSTFILE), *arguments], {"COLUMNS": "200"})
 
     @property

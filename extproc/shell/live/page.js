@@ -132,7 +132,7 @@ function showSlo() {
   if (!slo.known) {
     setText($("slo-note"), "Not known: no access log tells how long answers took.");
   } else {
-    setText($("slo-note"), `${slo.paths.length ? "Requests" : "None yet. Requests"} ${what}.`);
+    setText($("slo-note"), `${slo.paths.length ? "Requests" : "None yet. Requests"} ${what}. A response that is not streamed begins at its end.`);
   }
   if (!isShown) return;
   const rows = slo.paths.map(([path, attained, total]) => {
