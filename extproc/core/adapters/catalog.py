@@ -145,7 +145,7 @@ class Catalog:
         The same object as long as nothing changes.
         """
         cards, leaving, is_open = self._cards, self.planner.leaving(), self._admits_undeclared
-        if not cards and not leaving and is_open and not self._withheld:
+        if not cards and is_open and not self._withheld and not self.planner.deleting():
             return listed
         if self._listed[0] is not listed or self._listed_for != (leaving, is_open):
             shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}

@@ -237,5 +237,7 @@ def _text(name: bytes) -> str:
 def _bounded(content: Any) -> bytes | StoreError:
     if content is None:
         return StoreError("gone")  # since its name was read: the next read has no such name
+    if isinstance(content, exceptions.RedisError):
+        raise content  # in the middle of an answer: then the rest says nothing either
     found: bytes = content
     return found if len(found) <= MAX_CONTENT_BYTES else StoreError("too large")

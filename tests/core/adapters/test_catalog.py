@@ -445,16 +445,15 @@ def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
     assert [cached(), cached()] == [{}, {address(1): 2048}]
 
 
-def test_a_deleted_adapter_is_not_listed_once_it_is_known_that_pods_have_it() -> None:
-    """As after a start: its tombstone is read, and models are asked for before the first look."""
+def test_a_deleted_adapter_is_not_served_before_the_first_look_at_pods_either() -> None:
+    """As after a start: its tombstone is read, and pods list what they have."""
     scene = Scene()
     scene.catalog.planner.declare([], deleted=[SQL], now=scene.now)
     scene.lists(1, ("sql", "/adapters/sql"))
-    assert scene.listed() == [BASE, "sql"]
-
-    scene.tick()
-
-    assert scene.listed() == [BASE]
+    for _ in range(2):
+        assert refusal(scene.ask("sql")) == (404, Reason.MODEL_NOT_FOUND)
+        assert scene.listed() == [BASE]
+        scene.tick()
 
 
 def test_another_router_s_name_for_what_a_resolver_finds_is_known() -> None:
