@@ -125,6 +125,7 @@ class Adapters:
         if deleted != self._deleted:
             self._deleted = deleted
             self.planner.declare(self._declarations(), deleted=deleted, now=self._clock())
+            self.look()
 
     async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
         """Wait until as many pods as should have an adapter; return whether they do in time."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.precedence import Loss, Merged, Offer, RuleSet
+from extproc.core.adapters.sources import SourceStatus
 from extproc.core.adapters.states import AdapterStatus
 from extproc.core.kubernetes.declaring import Reading
 from extproc.core.kubernetes.status import AdapterReport, VersionReport
@@ -28,7 +30,7 @@ from extproc.core.types import Endpoint
 from extproc.shell.telemetry import Telemetry
 
 READINESS_LIMIT_S = 5.0
-"""The longest time for which declarations that cannot be read delay readiness."""
+"""The longest time for which names that cannot be read delay readiness, where they are no terms."""
 
 Report = Callable[[Mapping[str, Loss], Mapping[str, AdapterReport] | None], None]
 
@@ -43,7 +45,7 @@ class AdapterService:
         report: Told who lost what, and how each adapter is; None where nobody asks.
         peering: The other routers.
         router_id: Holder of the lease.
-        is_known: Whether a cluster's declarations have been handed on.
+        sources: How the kinds are by which a cluster declares something.
 
     Raises:
         ConfigError: A file or an extra that is needed is not there.
@@ -58,7 +60,7 @@ class AdapterService:
         report: Report | None,
         peering: Peering,
         router_id: str,
-        is_known: Callable[[], bool],
+        sources: Callable[[], list[SourceStatus]],
         world: World,
     ) -> None:
         self._routing = routing
@@ -86,8 +88,12 @@ class AdapterService:
         )
         peers = self._adapters.peers
         peers.say = peering.discuss(peers.hear, peers.forget)
-        self._is_known, self._clock, self._began_s = is_known, world.clock, world.clock()
-        routing.router.catalog.is_known = self._knows_all
+        self._of_cluster, self._clock, self._began_s = sources, world.clock, world.clock()
+        self._ready_wait_s = config.adapters.ready_wait_s
+        self._is_known = self._knows_terms = False
+        self._catalog = routing.router.catalog
+        self._catalog.is_known = self._knows_all
+        self._catalog.knows_terms = self._knows_all_terms
         self._adapters.is_leading = lambda: self._keeping.is_leading
         self._adapters.on_ticked = self._on_ticked
 
@@ -113,16 +119,42 @@ class AdapterService:
         """Replace the LLMRoutes of a cluster."""
         self._declaring.set_offers(readings)
 
+    def sources(self) -> list[SourceStatus]:
+        """Return how each source of declarations is, but for the configuration."""
+        return [*self._keeping.sources(), *self._of_cluster()]
+
     def _knows_all(self) -> bool:
-        return self._keeping.is_read and self._is_known()
+        # Kept: what has been read as a whole once stays known.
+        self._is_known = self._is_known or all(each.is_complete for each in self.sources())
+        return self._is_known
+
+    def _knows_all_terms(self) -> bool:
+        self._knows_terms = self._knows_terms or all(
+            each.is_complete for each in self.sources() if each.has_terms
+        )
+        return self._knows_terms
 
     def why_not_ready(self) -> list[str]:
-        """Return why requests for what is declared cannot be served, for people.
+        """Return why this router cannot serve all that is declared, for people.
 
-        Only for a while: what pods list can be served without a store.
+        Another router may know more. Once all has been read it stays known, whatever happens to
+        where it was read.
         """
-        is_late = self._clock() >= self._began_s + READINESS_LIMIT_S
-        return [] if is_late or self._knows_all() else ["declared adapters have not been read"]
+        waited_s = self._clock() - self._began_s
+        return [
+            each.said
+            for each in self.sources()
+            if not each.is_read and waited_s < self._limit_s(each)
+        ]
+
+    def _limit_s(self, source: SourceStatus) -> float:
+        if not source.has_terms:
+            return READINESS_LIMIT_S
+        return inf if self._ready_wait_s is None else self._ready_wait_s
+
+    def warnings(self) -> list[str]:
+        """Return what is wrong with where declarations are, for people."""
+        return [each.said for each in self.sources() if each.said]
 
     def look(self) -> None:
         """Have a look at what is to be done soon: something is new."""
@@ -135,6 +167,18 @@ class AdapterService:
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register how many adapters are how, and what was done."""
         self._adapters.add_metrics(telemetry)
+        telemetry.add_gauges(
+            "declarations_known",
+            "Whether all that a source says of adapters has been read once",
+            "source",
+            lambda: {each.name: float(each.is_complete) for each in self.sources()},
+        )
+        telemetry.add_gauges(
+            "declarations_age_seconds",
+            "Seconds since a source of declarations last answered",
+            "source",
+            lambda: {each.name: each.age_s for each in self.sources()},
+        )
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -143,8 +187,9 @@ class AdapterService:
             tasks.create_task(self._adapters.run())
             tasks.create_task(self._keeping.run())
 
-    def _on_merged(self, merged: Merged) -> None:
+    def _on_merged(self, merged: Merged, withheld: frozenset[str]) -> None:
         self._lost = merged.lost
+        self._catalog.withhold(withheld)
         self._routing.declare(merged.routes, merged.rules)
         self._adapters.declare(merged.offers)
         self._reported = None  # an object that is new may have lost nothing

@@ -165,6 +165,8 @@ class Kubernetes:
             new_watch=self._watch_beside,
             on_objects=on_objectives,
             relist_s=self._times.relist_s,
+            clock=self._clock,
+            rng=self._rng,
         ).run()
 
     def declarations(
@@ -184,6 +186,8 @@ class Kubernetes:
             engine,
             self._times.relist_s,
             wall_clock,
+            self._clock,
+            self._rng,
         )
         return Declarations(cluster, self._watch_beside, on_rules=on_rules, on_offers=on_offers)
 

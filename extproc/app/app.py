@@ -126,7 +126,7 @@ class App:
             report=self._report if config.discovery.kubernetes is not None else None,
             peering=self._services.peering,
             router_id=self._router_id,
-            is_known=lambda: self._discovery.knows_declarations,
+            sources=lambda: self._discovery.sources(),
             world=world,
         )
         self._pods = Pods(
@@ -187,7 +187,8 @@ class App:
             add_registration=self._adapters.add_registration,
             decisions=self._services.decisions.recent,
             health=self._why_not_ready,
-            warnings=self._pods.losses.warnings,
+            warnings=lambda: [*self._pods.losses.warnings(), *self._adapters.warnings()],
+            sources=self._adapters.sources,
             add_page=LivePage(self._make_feed().compose, time.monotonic).add_to,
             dropped=self._http_dropped,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Generic, Protocol, TypeVar
 
 from extproc.app.optionalkind import Client as Listing
@@ -16,8 +17,9 @@ from extproc.app.publisher import Publisher
 from extproc.app.statuses import Client as Writing
 from extproc.app.statuses import Statuses
 from extproc.core.adapters.precedence import Loss, Offer, RuleSet
+from extproc.core.adapters.sources import SourceStatus
 from extproc.core.kubernetes.declaring import Reader, Reading
-from extproc.core.kubernetes.llmroutes import read_route
+from extproc.core.kubernetes.llmroutes import adapter_named_in, read_route
 from extproc.core.kubernetes.objects import (
     DeclaringObject,
     InferenceModelRewrite,
@@ -51,6 +53,8 @@ class Cluster:
         engine: Name of the profile by which the pods' metrics are read.
         relist_s: Within which a definition that was installed is found.
         wall_clock: Wall seconds.
+        clock: Monotonic seconds.
+        rng: For jitter.
     """
 
     client: Client
@@ -59,6 +63,8 @@ class Cluster:
     engine: str
     relist_s: float
     wall_clock: Callable[[], float]
+    clock: Callable[[], float]
+    rng: Random
 
 
 class Declarations:
@@ -78,9 +84,12 @@ class Declarations:
             return read_route(source, cluster.pools, engine=cluster.engine)
 
         rewrites, routes = rewrite_queries(cluster.namespace), route_queries(cluster.namespace)
-        title = "InferenceModelRewrites"
-        self._rewrites = _Kind(cluster, title, rewrites, new_watch, rules_of, on_rules)
-        self._routes = _Kind(cluster, "LLMRoutes", routes, new_watch, offer_of, on_offers)
+        self._rewrites = _Kind(
+            cluster, "InferenceModelRewrites", rewrites, new_watch, Reader(rules_of), on_rules
+        )
+        self._routes = _Kind(
+            cluster, "LLMRoutes", routes, new_watch, Reader(offer_of, adapter_named_in), on_offers
+        )
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -88,10 +97,9 @@ class Declarations:
             tasks.create_task(self._rewrites.run())
             tasks.create_task(self._routes.run())
 
-    @property
-    def is_known(self) -> bool:
-        """Whether all that there is has been handed on."""
-        return self._rewrites.is_known and self._routes.is_known
+    def sources(self) -> list[SourceStatus]:
+        """Return how each kind is."""
+        return [self._routes.source(has_terms=True), self._rewrites.source(has_terms=False)]
 
     def report(
         self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
@@ -123,10 +131,10 @@ class _Kind(Generic[D, T]):
         title: str,
         queries: Sequence[Query[D]],
         new_watch: NewWatch[D],
-        read: Callable[[D], tuple[T, str] | None],
+        reader: Reader[D, T],
         on_readings: Callable[[Sequence[Reading[T]]], None],
     ) -> None:
-        self._reader = Reader(read)
+        self._title, self._reader = title, reader
         self._readings: Sequence[Reading[T]] = ()
         self._is_read = False
         self._said: dict[str, tuple[Reading[T], Finding, tuple[Part, ...]]] = {}
@@ -141,11 +149,14 @@ class _Kind(Generic[D, T]):
             new_watch=new_watch,
             on_objects=self._on_objects,
             relist_s=relist_s,
+            clock=cluster.clock,
+            rng=cluster.rng,
         )
 
-    @property
-    def is_known(self) -> bool:
-        return self._is_read or self._kind.is_absent
+    def source(self, *, has_terms: bool) -> SourceStatus:
+        kind = self._kind
+        is_read = self._is_read or kind.is_absent
+        return SourceStatus(self._title, has_terms, is_read, is_read, kind.age_s, kind.problem)
 
     async def run(self) -> None:
         with self._publisher:

@@ -16,14 +16,16 @@ class Declaring:
 
     Args:
         config: Checked configuration.
-        on_merged: Called with what counts, at first and at each change.
+        on_merged: Called with what counts, at first and at each change; and with the names of
+            adapters whose declarations are there and cannot be used.
     """
 
-    def __init__(self, config: Config, on_merged: Callable[[Merged], None]) -> None:
+    def __init__(self, config: Config, on_merged: Callable[[Merged, frozenset[str]], None]) -> None:
         self._on_merged = on_merged
         self._config = config
         self._stored: Sequence[Declaration] = ()
         self._offers: Sequence[Offer] = ()
+        self._withheld: frozenset[str] = frozenset()
         self._rules: Sequence[RuleSet] = ()
 
     def why_not(self, name: str) -> str:
@@ -44,6 +46,7 @@ class Declaring:
     def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
         """Take all LLMRoutes of a cluster."""
         self._offers = [each.declared for each in readings if each.declared is not None]
+        self._withheld = frozenset(each.withheld for each in readings if each.withheld)
         self.merge()
 
     def set_rules(self, readings: Sequence[Reading[RuleSet]]) -> None:
@@ -61,7 +64,7 @@ class Declaring:
             routed={model for route in routes for model in route.models},
             aliased={model for route in routes if route.targets for model in route.models} - {"*"},
         )
-        self._on_merged(merged)
+        self._on_merged(merged, self._withheld - merged.offers.keys())
 
     def _own(self) -> list[Declaration]:
         """Return what the configuration itself declares."""

@@ -18,6 +18,7 @@ from extproc.app.kubernetes import KubernetesDiscovery
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.adapters.precedence import Loss
+from extproc.core.adapters.sources import SourceStatus
 from extproc.core.kubernetes.status import AdapterReport
 from extproc.core.types import Endpoint
 from extproc.shell.discovery.file import make_endpoints, parse_endpoints
@@ -87,10 +88,9 @@ class Discovery:
             self._dns_failures,
         )
 
-    @property
-    def knows_declarations(self) -> bool:
-        """Whether what the cluster declares has been handed on, if one does."""
-        return self._kubernetes.knows_declarations
+    def sources(self) -> list[SourceStatus]:
+        """Return how each kind is by which the cluster declares something, if it does."""
+        return self._kubernetes.sources()
 
     def report(
         self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None

@@ -11,6 +11,7 @@ from aiohttp import web
 from extproc.app.stores import make_registration, make_store
 from extproc.config.adapters import AdaptersConfig
 from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.sources import SourceStatus
 from extproc.core.errors import ExtprocError
 from extproc.shell.registration import Status, Wait, WhyNot
 from extproc.shell.stores.content import Stored
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 RENEWALS = 3
 """Of a lease while it lasts: two may fail."""
+MAX_TOLD = 3
+"""Contents of the store that cannot be used and are told of; the log has all."""
 
 
 class Keeping:
@@ -50,6 +53,7 @@ class Keeping:
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, config.lease_s, on_stored
         self._clock = clock
+        self._read_at_s, self._is_failing = clock(), False
         self._has_lease, self._until_s = False, 0.0
         self._store = self._registration = None
         if config.store is None:
@@ -58,8 +62,9 @@ class Keeping:
             config.store,
             clock=clock,
             on_entries=self._on_entries,
-            on_failure=lambda message: log.warning("adapters.store: %s", message),
+            on_failure=self._on_failure,
             on_recovery=lambda: log.info("adapters.store: works again"),
+            on_read=self._on_read,
         )
         if config.registration is not None:
             self._registration = make_registration(
@@ -72,10 +77,15 @@ class Keeping:
                 on_failure=lambda message: log.warning("adapters.registration: %s", message),
             )
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the store has been read, if there is one."""
-        return self._store is None or self._store.is_known
+    def sources(self) -> list[SourceStatus]:
+        """Return how the store is, if there is one."""
+        store = self._store
+        if store is None:
+            return []
+        age_s, problems = self._clock() - self._read_at_s, sorted(store.problems.values())
+        problem = store.failure or "; ".join(problems[:MAX_TOLD])
+        name = "adapters.store"
+        return [SourceStatus(name, True, store.is_known, store.is_complete, age_s, problem)]
 
     @property
     def is_leading(self) -> bool:
@@ -140,6 +150,20 @@ class Keeping:
             log.warning("adapters.store: the lease runs out by itself: %s", error)
         finally:
             await self._store.aclose()
+
+    def _on_read(self) -> None:
+        now = self._clock()
+        assert self._store is not None
+        if self._is_failing:
+            log.info("adapters.store: read again after %.0f s", now - self._read_at_s)
+        self._read_at_s, self._is_failing = now, False
+
+    def _on_failure(self, message: str) -> None:
+        store = self._store
+        assert store is not None
+        self._is_failing = self._is_failing or bool(store.failure)
+        what = "what was read last counts" if store.is_known else "nothing has been read yet"
+        log.warning("adapters.store: %s: %s", message, what)
 
     def _on_entries(self, entries: Mapping[str, Stored]) -> None:
         kept = [each.declaration for each in entries.values() if not each.is_deleted]

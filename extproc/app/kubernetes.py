@@ -11,6 +11,7 @@ from extproc.app.inferencepool import OnEndpoints, PoolPresence, PoolsTogether
 from extproc.app.world import World
 from extproc.config.discovery import KubernetesConfig
 from extproc.core.adapters.precedence import Loss
+from extproc.core.adapters.sources import SourceStatus
 from extproc.core.kubernetes.objects import PoolRef
 from extproc.core.kubernetes.status import AdapterReport
 from extproc.shell.discovery.kubewatch import WatchTimes
@@ -69,10 +70,9 @@ class KubernetesDiscovery:
         """Return reasons, for people, why no endpoints have been handed on."""
         return [why for each in self._presences for why in each.why_not_ready()]
 
-    @property
-    def knows_declarations(self) -> bool:
-        """Whether what a cluster declares has been handed on, if one does."""
-        return self._declarations is None or self._declarations.is_known
+    def sources(self) -> list[SourceStatus]:
+        """Return how each kind is by which the cluster declares something, if it does."""
+        return [] if self._declarations is None else self._declarations.sources()
 
     def report(
         self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None

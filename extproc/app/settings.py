@@ -17,7 +17,7 @@ from extproc.config.pods import PodTraits
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.core.accounting import AccountingSettings, Source
-from extproc.core.adapters.catalog import CatalogSettings
+from extproc.core.adapters.catalog import CatalogSettings, Undeclared
 from extproc.core.adapters.states import AdapterSettings
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
@@ -141,8 +141,8 @@ def adapter_settings(config: Config) -> AdapterSettings:
 
 def catalog_settings(config: Config) -> CatalogSettings:
     """Return what becomes of requests for adapters that no pod has, or nobody declares."""
-    admits_undeclared = config.adapters.undeclared == "admit"
-    return _settings(CatalogSettings, config.adapters, admits_undeclared=admits_undeclared)
+    undeclared = Undeclared(config.adapters.undeclared)
+    return _settings(CatalogSettings, config.adapters, undeclared=undeclared)
 
 
 def queue_settings(config: Config) -> QueueSettings:

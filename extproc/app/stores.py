@@ -25,6 +25,7 @@ def make_store(
     on_entries: Callable[[Mapping[str, Stored]], None] = lambda entries: None,
     on_failure: Callable[[str], None] = lambda message: None,
     on_recovery: Callable[[], None] = lambda: None,
+    on_read: Callable[[], None] = lambda: None,
 ) -> Store:
     """Return the store; it connects to nothing yet.
 
@@ -36,6 +37,7 @@ def make_store(
         on_entries=on_entries,
         on_failure=on_failure,
         on_recovery=on_recovery,
+        on_read=on_read,
     )
 
 

@@ -137,10 +137,20 @@ class AdaptersConfig(Section):
     )
     registration: RegistrationConfig | None = Field(None, description=RegistrationConfig.__doc__)
 
-    undeclared: Literal["admit", "refuse"] = Field(
-        "admit",
+    undeclared: Literal["auto", "admit", "refuse"] = Field(
+        "auto",
         description="Adapters that pods list and nobody declares: whether requests for them are "
-        "routed. They are never unloaded. Live.",
+        "routed. `auto`: until an LLMRoute names tenants. None is before all that is declared has "
+        "been read. They are never unloaded. Live.",
+    )
+    ready_wait_s: float | None = Field(
+        None,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds for which a router that starts is not ready where a store or "
+        "LLMRoutes cannot be read; none means until they have been. Ready or not, it refuses what "
+        "only they could permit, and serves the rest.",
     )
     show_sources: bool = Field(
         False,

@@ -17,7 +17,7 @@ from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.listing import ModelListing
 from extproc.core.modelroutes import ModelRoutes
 from extproc.core.pool import Pool
-from extproc.core.rejections import model_not_found, no_endpoints
+from extproc.core.rejections import adapters_unknown, model_not_found, no_endpoints
 from extproc.core.routes import ONE_PROMPT_PATHS
 from extproc.core.types import EndpointView, ModelCard, Rejection, RequestInfo, Snapshot
 
@@ -94,8 +94,9 @@ class Models:
 
     def _unknown(self, model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
         """Reject a model that nobody has: 404 if that is sure and any endpoint is allowed."""
-        is_sure = _knows_all_models(snapshot) and self._catalog.is_known()
-        is_sure = is_sure and any(_allowed(snapshot, subset))
+        if not self._catalog.knows(model):
+            return adapters_unknown(model)
+        is_sure = _knows_all_models(snapshot) and any(_allowed(snapshot, subset))
         return model_not_found(model) if is_sure else no_endpoints(model)
 
     def _known(self, request: RequestInfo, card: ModelCard, uses_cached_bytes: bool) -> RequestInfo:

@@ -6,6 +6,8 @@ from extproc.core.types import Reason, Rejection
 
 RETRY_AFTER_S = 1
 """A pool changes within a scrape or a watch event; a second is enough to see it."""
+UNREAD_RETRY_AFTER_S = 5
+"""What is declared is read again so often, while it cannot be."""
 
 NO_MEMORY = Rejection(
     429,
@@ -79,6 +81,7 @@ _DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
     Reason.RANK_TOO_HIGH: "rejected-no-endpoints",
     Reason.ADAPTER_UNAVAILABLE: "rejected-no-endpoints",
+    Reason.ADAPTERS_UNKNOWN: "rejected-no-endpoints",
     Reason.SATURATED: "rejected-saturated",
     Reason.LATE: "rejected-saturated",
     Reason.MEMORY: "rejected-saturated",
@@ -121,6 +124,13 @@ def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejectio
         message = f"The adapter `{model}` is not loaded yet. Retry later."
     code = Reason.ADAPTER_UNAVAILABLE
     return Rejection(503, code, message, "model", RETRY_AFTER_S, model=model, why=why)
+
+
+def adapters_unknown(model: str) -> Rejection:
+    """503: what is declared of a name has not been read, so that nobody may use it as yet."""
+    message = f"What is declared of the model `{model}` has not been read yet. Retry later."
+    reason = Reason.ADAPTERS_UNKNOWN
+    return Rejection(503, reason, message, "model", UNREAD_RETRY_AFTER_S, model=model)
 
 
 def rank_too_high(model: str, rank: int, limit: int) -> Rejection:

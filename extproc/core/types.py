@@ -56,6 +56,7 @@ class Reason(StrEnum):
     RANK_TOO_HIGH = "rank_too_high"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet
     POLICY_FAILED = "policy_failed"
+    ADAPTERS_UNKNOWN = "adapters_unknown"  # what is declared has not been read
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
     NOT_REWRITABLE = "model_not_rewritable"  # it lets us read the model, and not rewrite it
 

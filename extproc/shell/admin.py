@@ -12,7 +12,7 @@ resolves to 127.0.0.1 (DNS rebinding).
 | `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [], "warnings": []}` |
 | `/debug/snapshot` | `describe_snapshot`, and `queue` as in `core.queue.status` |
 | `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
-| `/debug/adapters` | `{"adapters": [...]}`, each `core.adapters.states.AdapterStatus` |
+| `/debug/adapters` | `{"adapters": [...], "sources": [...]}`, as in `core.adapters` |
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
+from extproc.core.adapters.sources import SourceStatus
 from extproc.core.types import EndpointView, Snapshot
 from extproc.shell.httpserver import (
     DEFAULT_HTTP_LIMITS,
@@ -135,6 +136,7 @@ class AdminServer(MetricsServer):
         health: Returns the reasons, for people, why requests should not be sent here.
         warnings: Returns what is wrong elsewhere, for people: another router would not do better.
         adapters: Returns how declared adapters are, as plain values.
+        sources: Returns how the sources of their declarations are.
         add_page: Adds the page at `/`.
         add_registration: Adds the paths that change something, for holders of a token; None for
             none.
@@ -152,6 +154,7 @@ class AdminServer(MetricsServer):
         health: Callable[[], Sequence[str]],
         warnings: Callable[[], Sequence[str]] = tuple,
         adapters: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        sources: Callable[[], Sequence[SourceStatus]] = tuple,
         add_page: Callable[[web.Application], None],
         add_registration: Callable[[web.Application], None] | None = None,
         limits: HttpLimits = DEFAULT_HTTP_LIMITS,
@@ -161,6 +164,7 @@ class AdminServer(MetricsServer):
         self._snapshot = snapshot
         self._queue = queue
         self._adapters = adapters
+        self._sources = sources
         self._decisions = decisions
         self._health = health
         self._warnings = warnings
@@ -205,7 +209,8 @@ class AdminServer(MetricsServer):
         return await self._debug(self._make_adapters)
 
     async def _make_adapters(self) -> bytes:
-        return await asyncio.to_thread(msgspec.json.encode, {"adapters": self._adapters()})
+        found = {"adapters": self._adapters(), "sources": self._sources()}
+        return await asyncio.to_thread(msgspec.json.encode, found)
 
     async def _get_decisions(self, request: web.Request) -> web.Response:
         asked = request.query.get("n", str(_DEFAULT_DECISIONS))

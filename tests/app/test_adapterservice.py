@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
 
 from extproc.app.adapterservice import READINESS_LIMIT_S, AdapterService
 from extproc.app.observers import Observers
@@ -13,18 +18,20 @@ from extproc.app.peering import Peering
 from extproc.app.routing import Routing
 from extproc.app.world import World
 from extproc.config.file import check_sections
+from extproc.core.adapters.sources import SourceStatus
 from extproc.core.policies import Founding
+from extproc.shell.telemetry import Telemetry
 from tests.app.test_peering import eventually
 
 
 class Scene:
     """The service of a router with a store in `folder`, without pods."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **adapters: object) -> None:
         self.now = 0.0
-        self.is_known = True
+        self.of_cluster: list[SourceStatus] = []
         store = {"sqlite": {"file": str(folder / "adapters.db"), "interval_s": 0.1}}
-        sections = {"discovery": {"file": "pods.yaml"}, "adapters": {"store": store}}
+        sections = {"discovery": {"file": "pods.yaml"}, "adapters": {"store": store, **adapters}}
         config, world = check_sections(sections), World(self._clock, time.time, random.Random(0))
         self.routing = Routing(config, Founding(), router_id="r", world=world)
         peering = Peering(
@@ -44,9 +51,29 @@ class Scene:
             report=None,
             peering=peering,
             router_id="r",
-            is_known=lambda: self.is_known,
+            sources=lambda: self.of_cluster,
             world=world,
         )
+        self.catalog = self.routing.router.catalog
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.service.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def gauges(self) -> dict[str, float]:
+        """What is measured of the store."""
+        registry = CollectorRegistry()
+        telemetry = Telemetry(snapshot=self.routing.snapshot, version="", registry=registry)
+        self.service.add_metrics(telemetry)
+        names = ("declarations_known", "declarations_age_seconds")
+        labels = {"source": "adapters.store"}
+        found = {name: registry.get_sample_value(f"extproc_{name}", labels) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _clock(self) -> float:
         return self.now
@@ -56,22 +83,78 @@ async def test_a_router_is_ready_and_sure_of_names_once_its_store_has_been_read(
     tmp_path: Path,
 ) -> None:
     scene = Scene(tmp_path)
-    assert scene.service.why_not_ready()
-    assert not scene.routing.router.catalog.is_known()
+    assert scene.service.why_not_ready() == ["adapters.store: not read yet"]
+    assert not scene.catalog.is_known()
 
-    task = asyncio.create_task(scene.service.run())
-    await eventually(lambda: not scene.service.why_not_ready())
-    assert scene.routing.router.catalog.is_known()
-
-    scene.is_known = False  # what a cluster declares
-    assert scene.service.why_not_ready()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with scene.running():
+        await eventually(lambda: not scene.service.why_not_ready())
+        assert scene.catalog.is_known()
 
 
-def test_a_store_that_cannot_be_read_delays_readiness_for_a_while_alone(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "missing")
-    scene.now = READINESS_LIMIT_S
+@pytest.mark.parametrize("wait_s", [None, 60.0])
+async def test_while_who_may_use_what_cannot_be_read_a_router_is_not_ready_and_says_why(
+    tmp_path: Path, wait_s: float | None
+) -> None:
+    """As long as it takes, or as the operator says; it refuses what it does not know either way."""
+    scene = Scene(tmp_path / "missing", ready_wait_s=wait_s)
+    async with scene.running():
+        await eventually(lambda: bool(scene.service.sources()[0].problem))
+        scene.now = 59.0
+        (reason,) = scene.service.why_not_ready()
+        assert reason.startswith("adapters.store: not read yet: ")
+        scene.now = 86_400.0
+        assert bool(scene.service.why_not_ready()) is (wait_s is None)
+        assert not scene.catalog.knows_terms()
+        assert scene.service.warnings() == [reason]
 
-    assert not scene.service.why_not_ready()
-    assert not scene.routing.router.catalog.is_known()
+        (tmp_path / "missing").mkdir()
+        await eventually(scene.catalog.knows_terms)
+        assert scene.service.why_not_ready() == scene.service.warnings() == []
+
+
+async def test_names_that_cannot_be_read_delay_readiness_for_a_while_alone(tmp_path: Path) -> None:
+    """As of InferenceModelRewrites: they permit nothing, and restrict nobody."""
+    scene = Scene(tmp_path)
+    scene.of_cluster = [SourceStatus("names", False, False, False, 0.0, "403")]
+    async with scene.running():
+        await eventually(lambda: scene.service.why_not_ready() == ["names: not read yet: 403"])
+        scene.now = READINESS_LIMIT_S
+        assert not scene.service.why_not_ready()
+        assert not scene.catalog.is_known()
+        assert scene.catalog.knows_terms()
+
+
+async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    scene = Scene(tmp_path)
+    async with scene.running():
+        await eventually(lambda: scene.catalog.knows_terms())
+        moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
+        await eventually(lambda: bool(scene.service.warnings()))
+        scene.now += 30.0
+        assert scene.service.why_not_ready() == []
+        (warning,) = scene.service.warnings()
+        assert warning.startswith("adapters.store: as of 30 s ago: ")
+        assert scene.gauges() == {"declarations_known": 1.0, "declarations_age_seconds": 30.0}
+        assert scene.catalog.knows_terms()
+
+        moved.rename(tmp_path)
+        await eventually(lambda: not scene.service.warnings())
+        assert "what was read last counts" in caplog.text
+        assert "read again after 30 s" in caplog.text
+
+
+async def test_a_content_that_was_bad_at_the_start_holds_back_what_nobody_declares(
+    tmp_path: Path,
+) -> None:
+    """Ready all the same: other routers that start know no more."""
+    scene = Scene(tmp_path, store={"directory": {"path": str(tmp_path), "interval_s": 0.1}})
+    (tmp_path / "a.json").write_text('{"name": "a", "deleted": tr')
+    async with scene.running():
+        await eventually(lambda: "a.json: " in str(scene.service.warnings()))
+        assert not scene.service.why_not_ready()
+        assert not scene.catalog.knows_terms()
+        (tmp_path / "a.json").write_text('{"name": "a", "deleted": true}')
+        await eventually(lambda: scene.catalog.knows_terms())

@@ -12,7 +12,7 @@ def test_what_would_lose_against_the_configuration_is_known_before_it_is_stored(
     route = {"name": "r", "models": ["sql"], "adapter": {"source": "/adapters/sql"}}
     seen: list[Merged] = []
     config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
-    declaring = Declaring(config, seen.append)
+    declaring = Declaring(config, lambda merged, _withheld: seen.append(merged))
     names = ("sql", "sql@2", "SQL")
     declaring.store([Declaration(name, origin="store") for name in names])
 

@@ -22,19 +22,25 @@ NOT_SERVED, FORBIDDEN = ApiError("status_404", "404: no"), ApiError("status_403"
 
 
 class Api:
-    """An API server; `refusals` says which groups it does not list, and why.
+    """An API server; `refusals` says which groups it does not list, and why, and `kinds` what it
+    answers when it is asked for the kinds of a group.
 
     Each group has one object, which is named like it.
     """
 
     def __init__(self) -> None:
         self.refusals = dict.fromkeys((NEW, OLD), NOT_SERVED)
+        self.kinds: ApiError | bytes = FORBIDDEN
 
     async def namespace(self) -> str:
         return "n"
 
     async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
         group = path.split("/")[2]
+        if "/namespaces/" not in path:
+            if isinstance(self.kinds, ApiError):
+                raise self.kinds
+            return self.kinds
         if group in self.refusals:
             raise self.refusals[group]
         item = f'{{"metadata": {{"name": "{group}"}}}}'
@@ -73,6 +79,8 @@ async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[s
         new_watch=new_watch,
         on_objects=on_objects,
         relist_s=RELIST_S,
+        clock=clock,
+        rng=Random(1),
     )
     task = asyncio.ensure_future(kind.run())
     for change in changes:
@@ -124,7 +132,7 @@ def test_what_was_known_stands_while_nothing_can_be_listed(trouble: ApiError) ->
 
 
 @pytest.mark.parametrize(
-    ("refusal", "is_absent"), [(NOT_SERVED, True), (FORBIDDEN, True), (LOST, False), (None, False)]
+    ("refusal", "is_absent"), [(NOT_SERVED, True), (FORBIDDEN, False), (LOST, False), (None, False)]
 )
 def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
     refusal: ApiError | None, is_absent: bool
@@ -143,6 +151,8 @@ def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
             ),
             on_objects=lambda _query, _objects: None,
             relist_s=RELIST_S,
+            clock=clock,
+            rng=Random(1),
         )
         task = asyncio.ensure_future(kind.run())
         await asyncio.sleep(1.0)
@@ -154,15 +164,65 @@ def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
     run()
 
 
-@in_virtual_time
-async def test_after_a_failure_it_is_tried_again_soon() -> None:
-    seen = await told(
-        lambda api: api.refusals.update({NEW: LOST}),
-        lambda api: api.refusals.pop(NEW),
-        every_s=RETRY_S,
-    )
+@pytest.mark.parametrize("trouble", [LOST, FORBIDDEN], ids=["lost", "forbidden"])
+def test_after_a_failure_it_is_tried_again_soon(trouble: ApiError) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        seen = await told(
+            lambda api: api.refusals.update({NEW: trouble}),
+            lambda api: api.refusals.pop(NEW),
+            every_s=RETRY_S,
+        )
+        assert seen == [[], [NEW]]
 
-    assert seen == [[], [NEW]]
+    run()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_absent"),
+    [
+        (ApiError("status_404", "404: no such group"), True),
+        (b'{"resources": [{"name": "other"}, {"name": "inferenceobjectives/status"}]}', True),
+        (b'{"resources": [{"name": "inferenceobjectives"}]}', False),
+        (FORBIDDEN, False),
+        (LOST, False),
+        (b"<html>", False),
+    ],
+    ids=["no group", "no such kind", "is there", "forbidden", "lost", "garbage"],
+)
+def test_what_may_not_be_listed_is_absent_only_where_the_api_server_has_no_such_kind(
+    said: ApiError | bytes, is_absent: bool
+) -> None:
+    """A Role of others, such as that of llm-d's chart, knows nothing of a kind of ours."""
+
+    @in_virtual_time
+    async def run() -> None:
+        api = Api()
+        api.refusals = dict.fromkeys((NEW, OLD), FORBIDDEN)
+        api.kinds = said
+        clock = asyncio.get_running_loop().time
+        kind = OptionalKind(
+            api,
+            "Objectives",
+            objective_queries(),
+            new_watch=lambda query, on_change: ListWatch(
+                api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
+            ),
+            on_objects=lambda _query, _objects: None,
+            relist_s=RELIST_S,
+            clock=clock,
+            rng=Random(1),
+        )
+        task = asyncio.ensure_future(kind.run())
+        await asyncio.sleep(12.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+        assert kind.is_absent is is_absent
+        assert bool(kind.problem) is not is_absent
+        assert kind.age_s == (0.0 if is_absent else 12.0)
+
+    run()
 
 
 def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
@@ -88,6 +88,8 @@ class FaultyProxy:
         done: How often each fault was made.
         paths: Requests that came, by path.
         is_silent: From now on nothing is sent on open watches, not even an end.
+        page_size: Objects on a page of a list, whatever is asked for; None for what is asked for.
+        breaks: Whether a request for a path is answered with a 500.
     """
 
     def __init__(self, url: str, ca_file: Path, *, seed: int = 0) -> None:
@@ -95,6 +97,8 @@ class FaultyProxy:
         self.done: Counter[str] = Counter()
         self.paths: Counter[str] = Counter()
         self.is_silent = False
+        self.page_size: int | None = None
+        self.breaks: Callable[[web.Request], bool] = lambda request: False
         self.url = ""
         self._upstream = url
         self._ca_file = ca_file
@@ -140,6 +144,8 @@ class FaultyProxy:
         await self._hold_up()
         if self._is_hit("refused"):
             return _close(request)
+        if self.breaks(request):
+            return web.Response(status=500, text="broken")
         goes_on = "resourceVersion" in request.query or "continue" in request.query
         if goes_on and self._is_hit("gone_status"):
             return web.json_response(GONE, status=410)
@@ -152,10 +158,13 @@ class FaultyProxy:
             for name in ("Authorization", "Accept", "Accept-Encoding", "Content-Type")
             if name in request.headers
         }
+        url = request.rel_url
+        if self.page_size is not None and "limit" in url.query:
+            url = url.update_query(limit=self.page_size)
         try:
             async with self._session.request(
                 request.method,
-                self._upstream + request.path_qs,
+                self._upstream + str(url),
                 headers=headers,
                 data=await request.read() or None,
             ) as answer:

@@ -13,7 +13,7 @@ from tests.e2e.harness import Client, RouterProcess, eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import WITHIN_S, Controller, Proxy
-from tests.kubernetes.manifests import MANIFESTS, build, router_config
+from tests.kubernetes.manifests import MANIFESTS, build, declaring, router_config
 from tests.kubernetes.network import add_address
 
 OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
@@ -38,7 +38,8 @@ def at_address(config: dict[str, Any], ip: str) -> dict[str, Any]:
     """The overlay's configuration, where all pods are in one network."""
     server = {**config["server"], "address": f"{ip}:9002", "health_address": f"{ip}:9003"}
     admin = {"address": f"{ip}:9901", "metrics_address": f"{ip}:9090"}
-    return {**config, "server": server, "admin": admin}
+    adapters = [*(f"only-{number}" for number in range(len(PODS))), "shared"]
+    return {**config, "server": server, "admin": admin, **declaring(*adapters)}
 
 
 @dataclass(frozen=True)

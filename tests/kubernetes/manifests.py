@@ -78,6 +78,12 @@ def router_config(text: str) -> Object:
     return config
 
 
+def declaring(*names: str) -> Object:
+    """The section `routes` that declares adapters: overlays refuse all others."""
+    routes = [{"name": name, "models": [name], "adapter": {}} for name in names]
+    return {"routes": routes}
+
+
 def container(text: str) -> Mapping[str, Any]:
     """The router's container."""
     (found,) = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]

@@ -271,7 +271,11 @@ async def test_an_llmroute_is_for_its_tenants_and_falls_back_where_it_cannot_be_
     await cluster.put(ROUTES, "LLMRoute", "r", {**spec, "tenants": ["ours"]})
     missing = {"name": "missing", "source": "/adapters/missing"}
     await cluster.put(ROUTES, "LLMRoute", "f", {**spec, "adapter": missing, "fallback": "v1"})
-    async with pool(cluster), serving(kubeconfig, *flags_of(cluster)) as (_, client):
+    adapters = {"undeclared": "admit"}  # v1, to which one falls back, is the pods' own
+    async with (
+        pool(cluster),
+        serving(kubeconfig, *flags_of(cluster), adapters=adapters) as (_, client),
+    ):
 
         async def is_served() -> bool:
             return (await client.chat("a", headers=ours)).status == 200

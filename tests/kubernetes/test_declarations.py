@@ -502,14 +502,16 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
         on_rules=lambda _: None,
         on_offers=on_offers,
     )
-    assert not discovery.knows_declarations
+    assert not any(each.is_read for each in discovery.sources())
     task = asyncio.ensure_future(discovery.run())
     try:
         expected = {"Accepted": ACCEPTED, "Ready": ("True", "Serving")}
         expected["Degraded"] = ("False", "AsDesired")
         await conditions_become(cluster, route_path("r"), **expected)
         # Of rewrites, too: those are read beside.
-        await eventually(lambda: discovery.knows_declarations, within_s=PATIENCE_S)
+        await eventually(
+            lambda: all(each.is_read for each in discovery.sources()), within_s=PATIENCE_S
+        )
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -86,6 +86,23 @@ def test_an_example_of_a_model_server_is_applied_by_one_command(
     api_server.kubectl("get", "deployment", "vllm", "-n", namespace)
 
 
+@pytest.mark.usefixtures("definition")
+def test_what_the_example_pods_bring_along_can_be_declared(
+    api_server: ApiServer, namespace: str
+) -> None:
+    file = MANIFESTS / "llmroutes.yaml"
+    apply = ("apply", "--server-side", "--validate=strict", "-f", str(file))
+    api_server.kubectl(*apply, "-n", namespace)
+    routes = yaml.safe_load_all(file.read_text())
+    declared = {each["spec"]["adapter"]["name"] for each in routes}
+
+    for way in MODEL_SERVERS:
+        deployment = only(build(MANIFESTS / "vllm" / way), "Deployment", "vllm")
+        (vllm,) = deployment["spec"]["template"]["spec"]["containers"]
+        adapters = {arg.partition("=")[0] for arg in vllm["args"] if arg.startswith("customer-")}
+        assert adapters == declared
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_router_s_pods_are_allowed_where_pod_security_is_restricted(
     api_server: ApiServer, namespace: str, overlay: str

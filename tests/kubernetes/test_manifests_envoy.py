@@ -29,7 +29,7 @@ from tests.e2e.harness import (
     h2_request,
 )
 from tests.kubernetes.apiserver import missing_programs
-from tests.kubernetes.manifests import MANIFESTS, build, router_config
+from tests.kubernetes.manifests import MANIFESTS, build, declaring, router_config
 from tests.kubernetes.translated import Translated, translate
 
 OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
@@ -85,7 +85,8 @@ def outside_kubernetes(config: dict[str, Any], pods: list[RunningPod]) -> dict[s
     """The overlay's configuration for a process outside Kubernetes, over these pods."""
     kept = {key: config[key] for key in config.keys() - {"discovery", "peers", "admin", "server"}}
     static = [{"address": pod.address, "name": pod.name} for pod in pods]
-    return {**kept, "discovery": {"static": static}}
+    adapters = [*(f"only-{number}" for number in range(len(pods))), "shared"]
+    return {**kept, "discovery": {"static": static}, **declaring(*adapters)}
 
 
 def translated(text: str, pods: list[RunningPod], router: RouterProcess) -> Translated:

@@ -202,3 +202,11 @@ def test_a_held_request_is_answered_before_the_gateway_gives_up(overlay: str) ->
 
     assert [max_hold_s + HOLD_MARGIN_S <= each for each in timeouts_s] == [True] * len(timeouts_s)
     assert bool(timeouts_s) == (overlay != "inference-pool")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_refuses_what_nobody_declares(overlay: str) -> None:
+    """What is deleted while no router runs is known to nobody after that."""
+    config = router_config(build(MANIFESTS / "overlays" / overlay))
+
+    assert config["adapters"]["undeclared"] == "refuse"

@@ -217,10 +217,14 @@ class Book:
         return frozenset(served for served in self.fleet.pods_of if self.is_leaving(served))
 
     def is_leaving(self, served: str) -> bool:
-        """Return whether pods have a served name of a deleted adapter, and are to unload it."""
+        """Return whether pods have a served name of a deleted adapter, and are to unload it.
+
+        Before a look at a pod that lists it, too: it is not known yet to be that pod's own.
+        """
         if owner_of(served, self.deleted) is None or self.owner(served) is not None:
             return False
-        return any(self.is_ours(address, served) for address in self.fleet.pods_of.get(served, ()))
+        pods = self.fleet.pods_of.get(served)
+        return not pods or any(self.is_ours(address, served) for address in pods)
 
     def _is_in_use(self, served: str) -> bool:
         return any(served in pod.state.pending_by_adapter for pod in self.fleet.pods.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,17 +23,25 @@ RESPONSE_WORK_S = 0.01
 engine longer by 0.04 ms (H100) to 0.1 ms (A100)."""
 
 
+class Undeclared(StrEnum):
+    """Whether adapters that pods list, and nobody declares, get requests."""
+
+    AUTO = "auto"  # until some adapter is declared for certain tenants alone
+    ADMIT = "admit"
+    REFUSE = "refuse"
+
+
 class CatalogSettings(Struct, frozen=True):
     """Settings of the catalog.
 
     Attributes:
         cold_wait_s: For which a request waits until a pod has its adapter.
-        admits_undeclared: Adapters that pods list, and nobody declares, get requests.
+        undeclared: Of adapters that nobody declares.
         show_sources: Clients see where pods have an adapter from: its `root`, as vLLM says it.
     """
 
     cold_wait_s: float = 20.0
-    admits_undeclared: bool = True
+    undeclared: Undeclared = Undeclared.AUTO
     show_sources: bool = False
 
 
@@ -45,6 +54,8 @@ class Catalog:
         on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
             knows of others that do.
         is_known: Returns whether all that is declared has been read, wherever that is.
+        knows_terms: Returns whether all has been read that may say who may use an adapter. Until
+            then what nobody declares may be somebody's own.
         names: Of all that are declared, as one list of names, if any.
         failed: Reason and message of those that another router cannot load for this one, by name.
     """
@@ -54,14 +65,17 @@ class Catalog:
         self.demand = Demand()
         self.on_cold: Callable[[], None] = lambda: None
         self.is_known: Callable[[], bool] = lambda: True
+        self.knows_terms: Callable[[], bool] = lambda: True
         self.failed: Mapping[str, tuple[str, str]] = {}
         self._settings = settings or CatalogSettings()
         self._offers: Mapping[str, Offer] = {}
         self._cards: Mapping[str, ModelCard] = {}
         self._of_tenants: Mapping[str, frozenset[str]] = {}
         self.names: tuple[frozenset[str], ...] = ()
+        self._had_tenants = False
+        self._withheld: frozenset[str] = frozenset()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
-        self._leaving: frozenset[str] = frozenset()
+        self._listed_for: tuple[frozenset[str], bool] = (frozenset(), True)
 
     def configure(self, settings: CatalogSettings) -> None:
         """Apply other settings."""
@@ -82,8 +96,19 @@ class Catalog:
             for name, each in ((name, offer.declaration) for name, offer in offers.items())
         }
         self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
+        # Not taken back: what is deleted was somebody's own, and pods may have it for ever.
+        self._had_tenants = self._had_tenants or bool(self._of_tenants)
         self.names = (frozenset(offers),) if offers else ()
         self._listed = ({}, {})
+
+    def withhold(self, names: frozenset[str]) -> None:
+        """Replace the names of adapters whose declarations are there and cannot be used."""
+        self._withheld = names
+        self._listed = ({}, {})
+
+    def knows(self, name: str) -> bool:
+        """Return whether all that is declared of a name has been read."""
+        return self.is_known() and owner_of(name, self._withheld) is None
 
     @property
     def num_declared(self) -> int:
@@ -131,11 +156,11 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
-        cards, leaving = self._cards, self.planner.leaving()
-        if self._listed[0] is not listed or self._leaving != leaving:
-            shown = {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            merged = {name: self.shown(card) for name, card in {**shown, **cards}.items()}
-            self._listed, self._leaving = (listed, merged), leaving
+        cards, leaving, is_open = self._cards, self.planner.leaving(), self._admits_undeclared
+        if self._listed[0] is not listed or self._listed_for != (leaving, is_open):
+            seen = {name: card for name, card in listed.items() if self._is_shown(name, card)}
+            shown = {name: self.shown(card) for name, card in {**seen, **cards}.items()}
+            self._listed, self._listed_for = (listed, shown), (leaving, is_open)
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
@@ -149,7 +174,17 @@ class Catalog:
             return True
         if self.planner.is_leaving(name):
             return False
-        return self._settings.admits_undeclared or owner_of(name, self._cards) is not None
+        if owner_of(name, self._cards) is not None:
+            return True
+        return self._admits_undeclared and owner_of(name, self._withheld) is None
+
+    @property
+    def _admits_undeclared(self) -> bool:
+        wanted = self._settings.undeclared
+        is_admitted = wanted is Undeclared.ADMIT or (
+            wanted is Undeclared.AUTO and not self._had_tenants
+        )
+        return is_admitted and self.knows_terms()
 
     def find(
         self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float

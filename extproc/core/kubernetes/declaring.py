@@ -36,6 +36,8 @@ class Reading(Struct, Generic[T], frozen=True):
         declared: None where there is a problem.
         problem: Why it cannot count; "" for none.
         ignored: What of it has no effect; "" for nothing.
+        withheld: Name of the adapter that it is about, where it cannot count: nobody is to get
+            that instead, as nobody knows whose it is.
     """
 
     origin: str
@@ -43,6 +45,7 @@ class Reading(Struct, Generic[T], frozen=True):
     declared: T | None = None
     problem: str = ""
     ignored: str = ""
+    withheld: str = ""
 
 
 class Reader(Generic[D, T]):
@@ -51,10 +54,15 @@ class Reader(Generic[D, T]):
     Args:
         read: Returns what an object declares, and what of it has no effect; None where it is not
             ours. Raises ValueError where it cannot count.
+        named_in: Returns which adapter an object that cannot count is about, "" for none.
     """
 
-    def __init__(self, read: Callable[[D], tuple[T, str] | None]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[D], tuple[T, str] | None],
+        named_in: Callable[[D], str] = lambda _: "",
+    ) -> None:
+        self._read, self._named_in = read, named_in
         self._known: dict[str, tuple[D, Reading[T] | None]] = {}
 
     def read(self, objects: Iterable[D]) -> list[Reading[T]]:
@@ -68,17 +76,20 @@ class Reader(Generic[D, T]):
                 reading = self._reading(each, origin)
             self._known[origin] = each, reading
             if reading is not None:
-                readings.append(reading)
+                readings.append((each, reading))
         why = f"there are {MAX_OBJECTS} older ones; allowed: so many"
-        late = [replace(each, declared=None, problem=why) for each in readings[MAX_OBJECTS:]]
-        return readings[:MAX_OBJECTS] + late
+        late = [
+            replace(reading, declared=None, problem=why, withheld=self._named_in(each))
+            for each, reading in readings[MAX_OBJECTS:]
+        ]
+        return [reading for _, reading in readings[:MAX_OBJECTS]] + late
 
     def _reading(self, each: D, origin: str) -> Reading[T] | None:
         generation = each.metadata.generation
         try:
             found = self._read(each)
         except ValueError as error:
-            return Reading(origin, generation, problem=str(error))
+            return Reading(origin, generation, problem=str(error), withheld=self._named_in(each))
         return None if found is None else Reading(origin, generation, found[0], ignored=found[1])
 
 

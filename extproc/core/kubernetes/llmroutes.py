@@ -87,8 +87,17 @@ class _Beside(Struct, rename="camel"):
     backend_refs: tuple[PoolRef, ...]
 
 
+class _Named(Struct):
+    name: str
+
+
+class _About(Struct):
+    adapter: _Named
+
+
 _besides = msgspec.json.Decoder(_Beside)
 _specs = msgspec.json.Decoder(_Spec)
+_abouts = msgspec.json.Decoder(_About)
 
 
 def read_route(
@@ -105,8 +114,8 @@ def read_route(
         ValueError: It cannot count.
     """
     try:
-        refs = decode_spec(source, _besides).backend_refs
-    except ValueError:
+        refs = _besides.decode(source.spec).backend_refs  # of whatever length: it may be ours
+    except (ValueError, RecursionError):
         return None  # nobody's
     ours = frozenset(each.name for each in refs if each in pools)
     if not ours:
@@ -116,6 +125,14 @@ def read_route(
     if ours == {each.name for each in pools}:
         ours = frozenset()
     return _offer(source, spec, ours), NO_PARENTS if spec.parent_refs else ""
+
+
+def adapter_named_in(source: LLMRoute) -> str:
+    """Return which adapter an object is about, though it cannot count; "" where it names none."""
+    try:
+        return _abouts.decode(source.spec).adapter.name
+    except (ValueError, RecursionError):
+        return ""
 
 
 def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:

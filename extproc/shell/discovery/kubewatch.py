@@ -98,6 +98,7 @@ class ListWatch(Generic[T]):
     Attributes:
         on_change: Called with all objects after a list, and once per batch of changes.
         clock: Monotonic seconds.
+        problem: Why the last request failed; "" once the server has answered again.
     """
 
     client: Client
@@ -108,6 +109,7 @@ class ListWatch(Generic[T]):
     clock: Callable[[], float]
     rng: Random
     times: WatchTimes | None = None
+    problem: str = ""
     _must_list: bool = True
     _listed_at_s: float = 0.0
     _num_failures: int = 0
@@ -117,9 +119,14 @@ class ListWatch(Generic[T]):
         self._store = Store(self.query)
         self._healthy_at_s = math.inf
 
+    @property
+    def contact_s(self) -> float:
+        """When the server last sent something; not before `run`."""
+        return self.stats.contacts_s.get(self, -math.inf)
+
     async def run(self) -> None:
         """Follow until cancelled."""
-        self._note_contact()
+        self.stats.contacts_s[self] = self.clock()
         try:
             while True:
                 rest_s = await self._follow()
@@ -188,6 +195,7 @@ class ListWatch(Generic[T]):
                 self.on_change(self._store.objects)
 
     def _note_contact(self) -> None:
+        self.problem = ""
         self.stats.contacts_s[self] = self.clock()
 
     def _recovered(self) -> None:
@@ -199,6 +207,7 @@ class ListWatch(Generic[T]):
         if self.clock() >= self._healthy_at_s:
             self._num_failures = 0
         self._num_failures += 1
+        self.problem = str(error)
         self.stats.failures[error.reason] += 1
         if error.is_gone or self._num_failures >= MAX_RESUMES:
             self._must_list = True

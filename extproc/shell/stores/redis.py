@@ -262,6 +262,8 @@ class Redis:
         limits = MAX_CONTENT_BYTES, MAX_NAME_BYTES, MAX_DECLARATIONS + 1
         args: list[str | int] = [*limits, which, argument, MAX_DIGITS]
         version, floor, found = await self._fetch(keys=self._keys, args=args)
+        if wrong := [each for each in found if isinstance(each, exceptions.RedisError)]:
+            raise wrong[0]  # in the middle of an answer: then the rest says nothing either
         contents = {
             name.decode(errors="replace"): (
                 content if isinstance(content, bytes) else StoreError(_PROBLEMS[content])

@@ -54,6 +54,7 @@ class Store:
     Attributes:
         entries: What was last read; it is replaced at each change, never changed.
         problems: Why a content cannot be used, by its key, for people.
+        failure: Why the medium could not be read at the last look; "" if it could.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Store:
         on_entries: Callable[[Mapping[str, Stored]], None] = lambda entries: None,
         on_failure: Callable[[str], None] = lambda message: None,
         on_recovery: Callable[[], None] = lambda: None,
+        on_read: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -70,6 +72,7 @@ class Store:
             on_entries: Called with `entries` after the first read and after each change.
             on_failure: Called with a message, once per new failure.
             on_recovery: Called when the medium and every content can be used again.
+            on_read: Called each time the medium could be read, before anything else is.
         """
         self.entries: Mapping[str, Stored] = MappingProxyType({})
         self.problems: Mapping[str, str] = MappingProxyType({})
@@ -77,6 +80,9 @@ class Store:
         self._on_entries = on_entries
         self._on_failure = on_failure
         self._on_recovery = on_recovery
+        self._on_read = on_read
+        self.failure = ""
+        self._unread: set[str] | None = None
         self._kept: dict[str, _Kept] = {}
         self._read: Mapping[str, bytes | StoreError] | None = None
         self._was_handed_on = False
@@ -88,6 +94,14 @@ class Store:
     def is_known(self) -> bool:
         """Whether the medium has been read. Until then it may have entries that are not here."""
         return self._read is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether besides all that was there at first has been usable since, or is gone.
+
+        Until then somebody may have deleted an adapter, and it is not known which.
+        """
+        return self._unread is not None and not self._unread
 
     async def run(self) -> None:
         """Follow the medium until cancelled."""
@@ -208,10 +222,14 @@ class Store:
 
     async def _look(self) -> None:
         try:
-            self._take(await self._medium.read())
+            contents = await self._medium.read()
         except StoreError as error:
-            self._report({*self.problems.values(), str(error)})
+            self.failure = str(error)
+            self._report({*self.problems.values(), self.failure})
         else:
+            self.failure = ""
+            self._on_read()
+            self._take(contents)
             self._report(set(self.problems.values()))
 
     def _decoded(self, name: str, content: bytes) -> Stored:
@@ -226,6 +244,8 @@ class Store:
             return
         self._read = contents
         self._kept = {key: self._look_at(key, content) for key, content in contents.items()}
+        unread = {key for key, kept in self._kept.items() if kept.good is None}
+        self._unread = unread if self._unread is None else self._unread & unread
         problems = {
             key: f"{key}: {kept.problem}" for key, kept in self._kept.items() if kept.is_bad
         }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extproc.core.adapters.catalog import Catalog, CatalogSettings
+from extproc.core.adapters.catalog import Catalog, CatalogSettings, Undeclared
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
@@ -445,16 +445,15 @@ def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
     assert [cached(), cached()] == [{}, {address(1): 2048}]
 
 
-def test_a_deleted_adapter_is_not_listed_once_it_is_known_that_pods_have_it() -> None:
-    """As after a start: its tombstone is read, and models are asked for before the first look."""
+def test_a_deleted_adapter_is_not_served_before_the_first_look_at_pods_either() -> None:
+    """As after a start: its tombstone is read, and pods list what they have."""
     scene = Scene()
     scene.catalog.planner.declare([], deleted=[SQL], now=scene.now)
     scene.lists(1, ("sql", "/adapters/sql"))
-    assert scene.listed() == [BASE, "sql"]
-
-    scene.tick()
-
-    assert scene.listed() == [BASE]
+    for _ in range(2):
+        assert refusal(scene.ask("sql")) == (404, Reason.MODEL_NOT_FOUND)
+        assert scene.listed() == [BASE]
+        scene.tick()
 
 
 def test_another_router_s_name_for_what_a_resolver_finds_is_known() -> None:
@@ -480,7 +479,8 @@ def test_models_lists_what_is_declared_and_no_versions() -> None:
 
 @pytest.mark.parametrize("is_admitted", [True, False])
 def test_adapters_that_nobody_declares_are_admitted_or_refused(is_admitted: bool) -> None:
-    scene = Scene(SQL, admits_undeclared=is_admitted)
+    undeclared = Undeclared.ADMIT if is_admitted else Undeclared.REFUSE
+    scene = Scene(SQL, undeclared=undeclared)
     scene.lists(1, ("own", "/own"), ("sql@1", "/old"))
 
     assert isinstance(scene.ask("own"), Pick) is is_admitted
@@ -498,7 +498,7 @@ def test_adapters_that_nobody_declares_are_admitted_or_refused(is_admitted: bool
 def test_what_is_deleted_gets_no_requests_while_pods_still_list_it(sql: Offer) -> None:
     """Whoever may ask: its tenants are forgotten with it."""
     served = sql.declaration.served_name
-    scene = Scene(sql)
+    scene = Scene(sql, undeclared=Undeclared.ADMIT)
     scene.lists(1, (served, "/adapters/sql"), ("own", "/own"))
     scene.tick()
 
@@ -536,7 +536,7 @@ def test_the_pool_says_what_was_configured_of_a_pod() -> None:
 
 def test_other_tenants_find_no_such_model_in_no_version() -> None:
     private = Offer(Declaration("sql", "/adapters/sql-2", "2"), tenants=frozenset({"acme"}))
-    scene = Scene(private)
+    scene = Scene(private, undeclared=Undeclared.ADMIT)
     scene.lists(1, ("sql@2", "/adapters/sql-2"), ("own", "/own"))
     scene.tick()
 
@@ -605,11 +605,71 @@ def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() ->
     scene = Scene(SQL)
     is_known = False
     scene.catalog.is_known = lambda: is_known
-    assert refusal(scene.ask("later")) == (503, Reason.NO_ENDPOINTS)
+    assert refusal(scene.ask("later")) == (503, Reason.ADAPTERS_UNKNOWN)
     assert refusal(scene.router.models.find("later", None, now=scene.now))[0] == 503
 
     is_known = True
     assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
+
+
+def test_what_nobody_declares_is_admitted_by_default_until_some_adapter_is_somebodys_own() -> None:
+    """Nor is it after that one was deleted: pods may have it for ever, and not be asked to go."""
+    scene = Scene(SQL)
+    scene.lists(1, ("own", "/own"), ("sql", "/adapters/sql"))
+    scene.tick()
+    assert scene.listed() == [BASE, "own", "sql"]
+    assert isinstance(scene.ask("own"), Pick)
+
+    for declared in ([Offer(SQL, tenants=frozenset({"acme"}))], []):
+        scene.declare(*declared)
+        assert refusal(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
+        assert scene.listed() == [BASE]
+
+    scene.catalog.configure(CatalogSettings(undeclared=Undeclared.ADMIT))
+    assert isinstance(scene.ask("own"), Pick)
+
+
+def test_before_all_terms_are_read_what_nobody_declares_may_be_somebodys_own() -> None:
+    scene = Scene(SQL, undeclared=Undeclared.ADMIT)
+    scene.lists(1, ("own", "/own"), ("sql", "/adapters/sql"))
+    scene.tick()
+    knows = False
+    scene.catalog.is_known = scene.catalog.knows_terms = lambda: knows
+
+    result = scene.ask("own")
+    assert refusal(result) == (503, Reason.ADAPTERS_UNKNOWN)
+    assert isinstance(result, Rejection)
+    assert result.retry_after_s
+    assert scene.listed() == [BASE, "sql"]
+    assert isinstance(scene.ask(BASE), Pick)
+    assert isinstance(scene.ask("sql"), Pick)
+
+    knows = True
+    assert isinstance(scene.ask("own"), Pick)
+    assert scene.listed() == [BASE, "own", "sql"]
+
+
+def test_names_alone_that_are_not_read_restrict_nobody() -> None:
+    """As of InferenceModelRewrites: they say what a name stands for, not for whom."""
+    scene = Scene()
+    scene.lists(1, ("own", "/own"))
+    scene.catalog.is_known = lambda: False
+
+    assert isinstance(scene.ask("own"), Pick)
+    assert refusal(scene.ask("alias")) == (503, Reason.ADAPTERS_UNKNOWN)
+
+
+def test_an_adapter_whose_declaration_cannot_be_used_is_nobodys_and_others_are_served() -> None:
+    scene = Scene(undeclared=Undeclared.ADMIT)
+    scene.lists(1, ("own", "/own"), ("own@1", "/own-1"), ("other", "/other"))
+    assert scene.listed() == [BASE, "other", "own", "own@1"]
+
+    scene.catalog.withhold(frozenset({"own"}))
+
+    for name in ("own", "own@1"):
+        assert refusal(scene.ask(name)) == (503, Reason.ADAPTERS_UNKNOWN)
+    assert scene.listed() == [BASE, "other"]
+    assert isinstance(scene.ask("other"), Pick)
 
 
 def test_a_fallback_is_for_those_alone_who_may_ask_for_it() -> None:

@@ -22,7 +22,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.num_read = 0
-        self.reader = Reader(self._read)
+        self.reader = Reader(self._read, lambda source: source.metadata.name)
 
     def _read(self, source: LLMRoute) -> tuple[str, str] | None:
         self.num_read += 1
@@ -59,7 +59,7 @@ def test_what_is_wrong_with_one_object_is_its_own_problem() -> None:
     read = Counted().read(item("no", "bad", age=1, generation=4), item("x", "good"))
 
     assert read == [
-        Reading("llmroute n/bad", 4, problem="it says no"),
+        Reading("llmroute n/bad", 4, problem="it says no", withheld="bad"),
         Reading("llmroute n/good", 1, "x", ignored="x ignored"),
     ]
 
@@ -92,6 +92,7 @@ def test_the_newest_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch
     ]
     assert read[-1].declared is None
     assert "allowed" in read[-1].problem
+    assert [each.withheld for each in read] == ["", "", "o1", "o0"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.kubernetes.declaring import Reader
-from extproc.core.kubernetes.llmroutes import NO_PARENTS, read_route
+from extproc.core.kubernetes.llmroutes import NO_PARENTS, adapter_named_in, read_route
 from extproc.core.kubernetes.objects import LLMRoute, PoolRef, route_queries
 from extproc.core.modelroutes import ModelRoute, Objective
 from tests.core.kubernetes.declared import POOL, POOLS, item, listed
@@ -124,6 +124,26 @@ def test_of_several_pools_ours_count_and_none_are_named_where_all_do(
 )
 def test_an_object_of_no_pool_of_ours_is_not_read(refs: Any) -> None:
     assert found(route() | {"backendRefs": refs}) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (route({"name": "sql"}, tenants=["x" * 200] * 400), "sql"),
+        (route() | {"adapter": {"name": "sql", "source": 7}}, "sql"),
+        (route() | {"adapter": {"name": 7}}, ""),
+        (route() | {"adapter": "sql"}, ""),
+    ],
+    ids=["too long", "another kind", "no name", "no adapter"],
+)
+def test_which_adapter_an_object_of_ours_is_about_is_known_though_it_cannot_count(
+    spec: Any, name: str
+) -> None:
+    (source,) = listed(route_queries()[0], item(spec))
+
+    assert adapter_named_in(source) == name
+    with pytest.raises(ValueError, match="spec"):
+        found(spec)
 
 
 # --- priority and objectives --------------------------------------------------------------------

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from extproc.shell.stores.content import ConflictError
-from extproc.shell.stores.medium import StoreError, StoreFullError
+from extproc.shell.stores.medium import Medium, StoreError, StoreFullError
+from extproc.shell.stores.store import ANY_TAG
+from tests.shell.stores.cutter import Cut, Cutter
 from tests.shell.stores.media import (
     KEY,
     Opened,
@@ -39,6 +41,12 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 async def media(tmp_path: Path, server: RedisServer) -> AsyncIterator[Opened]:
     async with opened("redis", tmp_path, server) as all_of_them:
         yield all_of_them
+
+
+def redis_at(url: str) -> Medium:
+    from extproc.shell.stores.redis import Redis
+
+    return Redis(url, key=KEY, password="", ca_file=None, interval_s=0.01)
 
 
 async def fill(store: Watched) -> dict[str, str]:
@@ -164,6 +172,34 @@ async def test_a_server_with_a_password_is_used_with_it_and_its_error_does_not_s
 
     assert [is_known for is_known, _ in told] == [True, False, False]
     assert "wrong-one" not in str(told)
+
+
+@pytest.mark.parametrize("cut", [Cut.CLOSED, Cut.SILENT, Cut.ERROR])
+async def test_half_an_answer_is_none(
+    media: Opened, server: RedisServer, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at a start, where nothing is known then, nor later, where all stays as it was."""
+    if cut is Cut.SILENT:
+        monkeypatch.setattr("extproc.shell.stores.redis.TIMEOUT_S", 0.5)
+    there = await fill(await media.store())
+    async with Cutter(server.port, b'"name":"b"') as cutter:
+        cutter.cut = cut
+        url = f"redis://127.0.0.1:{cutter.port}/0"
+        store = await media.store(redis_at(url))
+        assert (store.is_known, store.is_complete, store.seen) == (False, False, [])
+        assert store.failure
+
+        cutter.cut = Cut.NOT
+        await store.look()
+        assert (store.is_complete, shown(store), store.failure) == (True, there, "")
+
+        cutter.cut = cut
+        other = await media.store()
+        await other.put(declared("b", "/adapters/b-2"), if_match=ANY_TAG)
+        await store.look()
+        assert (store.is_complete, shown(store)) == (True, there)
+        assert store.failure
+        assert cutter.num_cut >= 2
 
 
 async def test_garbage_in_the_keys_is_a_failure(media: Opened) -> None:

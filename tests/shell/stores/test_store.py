@@ -207,6 +207,29 @@ async def test_a_new_router_reads_the_good_ones_beside_a_bad_one(media: Opened) 
     assert shown(await media.store()) == {"good": "/adapters/a"}
 
 
+async def test_a_router_knows_all_once_what_was_bad_when_it_started_is_repaired_or_gone(
+    media: Opened,
+) -> None:
+    """It may be the word that an adapter was deleted. What turns bad later has been known."""
+    medium = media.make()
+    bad, also = b'{"name": "bad", "deleted": tr', b"half a "
+    await medium.swap("bad", None, bad)
+    await medium.swap("also", None, also)
+    store = await media.store()
+    told = [store.is_complete]
+    for name, old, new in (
+        ("bad", bad, b'{"name": "bad", "deleted": true}'),
+        ("also", also, None),
+        ("later", None, b"half"),
+    ):
+        await medium.swap(name, old, new)
+        await store.look()
+        told.append(store.is_complete)
+    await medium.aclose()
+
+    assert (store.is_known, told) == (True, [False, False, True, True])
+
+
 async def test_a_declaration_that_is_too_large_is_refused(media: Opened) -> None:
     store = await media.store()
     with pytest.raises(DeclarationError, match="larger than 8192 bytes"):
