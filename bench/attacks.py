@@ -187,8 +187,9 @@ def _moved_windows() -> list[Step]:
 
 
 def _resets() -> list[Step]:
+    """Requests that have to be reset, as they are malformed."""
     ids = _ids(3, LIMITS.max_rapid_resets + 1)
-    return _reads(open_stream(i) + frames.rst_stream(i, 8) for i in ids)
+    return _reads(open_stream(i, after=literal(b"connection", b"x")) for i in ids)
 
 
 def _unread_answers(size_bytes: int) -> list[Step]:
@@ -245,6 +246,7 @@ ATTACKS: Final = (
         "a long header block",
         _CALM,
         lambda: _block(bytes(_FULL_DATA_BYTES), LIMITS.max_header_block_bytes // _FULL_DATA_BYTES),
+        hello=_BOMB_READY,
     ),
     Attack(
         Abuse.HEADER_LIST,
@@ -259,7 +261,7 @@ ATTACKS: Final = (
         _CALM,
         lambda: _block(b"", LIMITS.max_continuation_frames + 1),
     ),
-    Attack(Abuse.RAPID_RESET, "streams opened and reset", _CALM, _resets),
+    Attack(Abuse.RAPID_RESET, "malformed requests", _CALM, _resets),
     Attack(
         Abuse.SETTINGS_FLOOD,
         "SETTINGS",
@@ -284,7 +286,7 @@ ATTACKS: Final = (
     Attack(
         Abuse.SLOW_READER,
         "answers not read",
-        _CALM,
+        "ENHANCE_YOUR_CALM",
         lambda: _unread_answers(2 * LIMITS.max_queued_bytes),
     ),
     Attack(Abuse.SLOW_READER, "answers not read, standing still", _CALM, _stand_still),
