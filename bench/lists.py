@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -52,6 +53,9 @@ _NUM_LONG: Final = 10
 _HONEST_PER_S: Final = 50.0
 _PATIENCE_S: Final = 30.0
 _SETTLE_S: Final = 2.0
+_ONSET_S: Final = 2.0
+"""In which all attackers connect at once."""
+_ATTACK: Final = ("onset", "steady")
 _PROCESSES: Final = ("router", "envoy")
 
 
@@ -96,7 +100,8 @@ class Row:
         case: What was measured.
         quiet: What honest clients saw in both quiet blocks.
         attack: The same under attack, from its first moment until everything has settled.
-        running: Answers that were running when the attack began, by how they ended.
+        steady: The same without the first `_ONSET_S`.
+        running: Answers running when the attack began, by how they ended.
         list_bytes: Bytes of the whole list.
         lists: What the attackers got: the number of each status, and of broken answers.
         lists_mb_per_s: Megabytes of it a second.
@@ -109,6 +114,7 @@ class Row:
     case: Case
     quiet: Summary
     attack: Summary
+    steady: Summary
     running: dict[str, int]
     list_bytes: int
     lists: dict[str, int]
@@ -118,9 +124,10 @@ class Row:
     abuse: dict[str, int]
 
     @property
-    def p99_ratio(self) -> float:
-        """Under attack over quiet; 0 without quiet requests."""
-        return self.attack.p99_ms / self.quiet.p99_ms if self.quiet.p99_ms else 0.0
+    def p99_ratios(self) -> tuple[float, float]:
+        """Under attack over quiet, and without its onset; 0 without quiet requests."""
+        quiet_ms = self.quiet.p99_ms or math.inf
+        return self.attack.p99_ms / quiet_ms, self.steady.p99_ms / quiet_ms
 
     @property
     def num_cut(self) -> int:
@@ -186,10 +193,12 @@ class _Scene:
                 answers = [tasks.create_task(self._long_answer()) for _ in range(_NUM_LONG)]
                 # Under way before the attack begins, each with its first tokens.
                 await asyncio.sleep(4 * _STEP_S)
-                self._honest.phase = "attack"
+                self._honest.phase = "onset"
                 before, began_s = self._used_s(), time.monotonic()
                 async with _Readers(self._plan()) as readers:
-                    await asyncio.sleep(self._seconds.attack_s)
+                    await asyncio.sleep(_ONSET_S)
+                    self._honest.phase = "steady"
+                    await asyncio.sleep(self._seconds.attack_s - _ONSET_S)
                     used = self._used_s()
                     tally = await readers.end()
                 attack_s = time.monotonic() - began_s
@@ -243,7 +252,10 @@ class _Scene:
         return Row(
             case=self._case,
             quiet=summarise(asked, "quiet"),
-            attack=summarise(asked, "attack"),
+            attack=summarise(
+                [e._replace(phase="attack") for e in asked if e.phase in _ATTACK], "attack"
+            ),
+            steady=summarise(asked, "steady"),
             list_bytes=len(get(f"{self._stack.url}/v1/models") or ""),
             peak_mb={name: memory(pid).peak_bytes / 1e6 for name, pid in pids.items()},
             abuse={limit: count for limit, count in abuse.items() if count},
@@ -290,7 +302,15 @@ class _Readers(ChildProcess):
 def table(rows: Sequence[Row]) -> str:
     """The table; the first column tells the case."""
     header = ["connections, adapters, way, workers", "honest", "failed", "running cut"]
-    header += ["p50 ms", "p99 ms", "p99 x", "lists", "MB/s", "refused", "broken"]
+    header += [
+        "p50 ms: quiet, attack, later",
+        "p99 ms",
+        "p99 x",
+        "lists",
+        "MB/s",
+        "refused",
+        "broken",
+    ]
     header += ["router MB", "Envoy MB", "cores: router", "waits", "Envoy", "waits", "attackers"]
     lines = [render_table(header, [_cells(row) for row in rows])]
     for row in rows:
@@ -314,9 +334,9 @@ def _cells(row: Row) -> list[str]:
         f"{quiet.requests + attack.requests:,}",
         f"{failed:,}",
         f"{row.num_cut} of {sum(row.running.values())}",
-        f"{quiet.p50_ms:.1f}, {attack.p50_ms:.1f}",
-        f"{quiet.p99_ms:.1f}, {attack.p99_ms:.1f}",
-        f"{row.p99_ratio:.1f}",
+        f"{quiet.p50_ms:.1f}, {attack.p50_ms:.1f}, {row.steady.p50_ms:.1f}",
+        f"{quiet.p99_ms:.1f}, {attack.p99_ms:.1f}, {row.steady.p99_ms:.1f}",
+        ", ".join(f"{ratio:.1f}" for ratio in row.p99_ratios),
         f"{row.lists.get('200', 0):,}",
         f"{row.lists_mb_per_s:,.0f}",
         f"{refused:,}",
@@ -380,7 +400,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--workers", type=int, nargs="+", default=(1, 4), help="Envoy's threads")
     add("--endings", type=Ending, nargs="+", default=(Ending.MIXED,), choices=list(Ending))
     add("--quiet-s", type=float, default=4.0, help="before and after the attack")
-    add("--attack-s", type=float, default=10.0)
+    add("--attack-s", type=float, default=10.0, help=f"more than {_ONSET_S:g}")
     add("--out", help="JSON file (default: bench/results/lists-DATE-machine.json)")
     return parser.parse_args(arguments)
 
