@@ -7,6 +7,7 @@ others where nothing bounds it. Bodies that go through to a pod name `SINK`, or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import string
 from typing import Final
@@ -16,6 +17,9 @@ from bench.fuzzfield import HONEST, SESSION_HEADER, SINK, Field, chat, head
 from extproc.core.wire import frames
 
 _MIB: Final = 2**20
+_GET_LIST: Final = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+_LIST_READERS: Final = 25
+"""Connections of one who reads lists in a loop: with as many of them as come, some hundreds."""
 _STEERING: Final = (
     "x-gateway-destination-endpoint",
     "x-gateway-destination-endpoint-subset",
@@ -226,11 +230,33 @@ async def unknown_response(field: Field) -> str:
 async def list_of_models(field: Field) -> str:
     """The pool's models in a loop, unread by some."""
     async with field.link(reads=False) as link:
-        await link.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
+        await link.send(_GET_LIST * 20)
         if field.rng.random() < 0.5:
             await field.linger()
             return "left"
         return await link.status(field.hold_s)
+
+
+async def lists_in_a_loop(field: Field) -> str:
+    """The same, read whole and asked for again, on many connections at once."""
+    statuses: set[str] = set()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(field.rng.uniform(0.2, 1.0) * field.hold_s):
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(_LIST_READERS):
+                    tasks.create_task(_read_lists(field, statuses, stays=number % 2 == 0))
+    return " ".join(sorted(statuses)) or "nothing"
+
+
+async def _read_lists(field: Field, statuses: set[str], *, stays: bool) -> None:
+    while True:
+        with contextlib.suppress(OSError, EOFError):
+            async with field.link() as link:
+                is_wanted = True
+                while is_wanted:
+                    await link.send(_GET_LIST)
+                    statuses.add(await link.whole_answer())
+                    is_wanted = stays
 
 
 async def odd_method_or_path(field: Field) -> str:
@@ -274,6 +300,6 @@ CLIENTS: Final = (
     *(upload_stops, slow_drip, endless_chunks, huge_valid_body, too_large_body),
     *(bracket_soup, nan_and_garbage, many_numbers, deep_nesting, model_twice, many_models),
     *(odd_form, malformed_http, h2_flood_at_envoy, idle_connections, half_heads),
-    *(huge_headers, large_sessions, unknown_response, list_of_models, odd_method_or_path),
-    *(steering_headers, leaves, unread_answer),
+    *(huge_headers, large_sessions, unknown_response, list_of_models, lists_in_a_loop),
+    *(odd_method_or_path, steering_headers, leaves, unread_answer),
 )

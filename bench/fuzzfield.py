@@ -73,6 +73,22 @@ class Link:
             return "silent"
         return line.split(b" ")[1].decode("latin-1") if line.startswith(b"HTTP/") else "closed"
 
+    async def whole_answer(self) -> str:
+        """Read an answer to its end; its status.
+
+        Raises:
+            EOFError: It ended before, or there was none.
+        """
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+        left = int(length or 0)
+        while left:
+            data = await self._reader.read(min(left, _CHUNK_BYTES))
+            if not data:
+                raise EOFError
+            left -= len(data)
+        return head.split(b" ", 2)[1].decode("latin-1")
+
     async def drain_input(self, within_s: float) -> str:
         """Read until the other side closes, or the time is over."""
         with contextlib.suppress(TimeoutError):

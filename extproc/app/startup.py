@@ -8,6 +8,7 @@ free. Part of `app`.
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import socket
@@ -103,6 +104,8 @@ def serve(
     async def run() -> None:
         await App(config, policy, tracing, path=path, text=text, parse=parse).run()
 
+    # Modules live until the end. Else a full collection visits them each time: 35 ms.
+    gc.freeze()
     uvloop.run(run())
 
 

@@ -3,8 +3,9 @@
 Almost always one pass per read and one write per pass: `data_received` hands the bytes to the core,
 which calls the sessions, and writes all their responses at once, without a task, a future or an
 await per request. If a read holds more than one pass's work, the rest waits until other connections
-have had a turn. Services may also respond later, from any callback of the same loop; then one write
-is scheduled for everything that has collected by the time it runs.
+have had a turn, in one line with the rests of others' reads. Services may also respond later, from
+any callback of the same loop; then one write is scheduled for everything that has collected by the
+time it runs.
 
 Reading pauses between the passes over one read, and never otherwise: WINDOW_UPDATE and RST_STREAM
 arrive on that same socket. When the socket is full, the core queues per stream instead, within
@@ -17,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,12 +105,12 @@ class _Wire(asyncio.Protocol):
             if position < len(data) and transport is not None and not transport.is_closing():
                 transport.pause_reading()
                 self._rest, self._position = data, position
-                self._loop.call_soon(self._continue)
+                self._server.line_up(self)
                 return
         if self._tls is not None and self._tls.is_over:
             self._hang_up()
 
-    def _continue(self) -> None:
+    def go_on(self) -> None:
         """Make the next pass over the last read."""
         data, self._rest = self._rest, b""
         transport = self._transport
@@ -232,6 +234,7 @@ class WireServer:
     is_draining: bool = False
     wires: set[_Wire] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _line: deque[_Wire] = field(default_factory=deque)
     _listener: asyncio.Server | None = None
     _all_lost: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -289,6 +292,24 @@ class WireServer:
             self._listener = None
             if self.address.startswith("unix:"):
                 Path(self.address[5:]).unlink(missing_ok=True)
+
+    def line_up(self, wire: _Wire) -> None:
+        """Have a socket go on with its read when it is its turn.
+
+        One pass of one socket, then everything else: with a pass of each, what others wait would
+        grow with the number of those who send much.
+        """
+        self._line.append(wire)
+        if len(self._line) == 1:
+            self.loop.call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        try:
+            self._line[0].go_on()
+        finally:
+            self._line.popleft()
+            if self._line:
+                self.loop.call_soon(self._next_pass)
 
     def on_wire_lost(self, wire: _Wire) -> None:
         """Forget a closed socket."""

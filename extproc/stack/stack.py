@@ -59,16 +59,19 @@ class Stack:
         models: Collection[str] = (),
         *,
         log_level: str = "warning",
+        concurrency: int = 1,
         keeps_ports: bool = False,
     ) -> None:
         """Start Envoy, and wait until it lists every model: then the whole chain works.
 
-        It listens on free ports unless it `keeps_ports`.
+        It has `concurrency` worker threads, and listens on free ports unless it `keeps_ports`.
 
         Raises:
             StackError: There is no Envoy, or it does not become ready.
         """
-        envoy = Envoy(bootstrap, log_level=log_level, keeps_ports=keeps_ports)
+        envoy = Envoy(
+            bootstrap, concurrency=concurrency, log_level=log_level, keeps_ports=keeps_ports
+        )
         self.children["envoy"] = envoy
         await envoy.start()
         self.url = envoy.url

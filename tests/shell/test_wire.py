@@ -317,6 +317,29 @@ async def test_others_have_a_turn_between_the_passes_over_one_read(is_lost: bool
     assert noted == ["message", "others"] * (1 if is_lost else 2)
 
 
+async def test_others_have_a_turn_between_the_passes_over_reads_of_several_peers() -> None:
+    """However many send much, the others wait for one pass and not for one of each."""
+    noted: list[str] = []
+
+    def on_message() -> None:
+        noted.append("message")
+        asyncio.get_running_loop().call_soon(noted.append, "others")
+
+    server = await serve([Method(ECHO, lambda call, metadata: Notifying(on_message))])
+    writers = [(await raw_client(server))[1] for _ in range(3)]
+    # No pass has two messages, and the first of each read none.
+    burst = b"".join(PING * 70 + echo_request(stream_id) for stream_id in (1, 3, 5))
+    for writer in writers:
+        writer.write(burst)
+    await wait_until(lambda: len(noted) == 18)
+    for writer in writers:
+        writer.close()
+    await wait_until(lambda: not server.wires)
+    await server.close()
+
+    assert noted == ["message", "others"] * 9
+
+
 async def test_peer_that_never_reads_loses_its_connection_and_no_other() -> None:
     """It requests pongs and reads none; another client is served meanwhile."""
     limits = Limits(max_write_buffer_bytes=100_000, max_pings=10**9)

@@ -34,7 +34,8 @@ _RING_MASK: Final = REMEMBERED - 1
 # A read of 256 KiB holds some dozens of Envoy's messages, or thousands of frames chosen to be
 # expensive: 50 ms and more. A pass takes about 2 ms, then other connections have a turn.
 _PASS_UNITS: Final = 64  # frames, of about 30 us each at most
-_HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block, where a byte may be a field
+_HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block
+_LIST_BYTES_PER_UNIT: Final = 1024  # of a header list; a byte of the block may be a field of it
 
 
 def _nothing() -> None:
@@ -165,6 +166,7 @@ class Connection:
         Returns the position of the next pass, which is not the end if this one was full.
         """
         handler, opener, streams = self._handler, self._opener, self.streams
+        reader = opener.reader
         streams_open, slots = streams.open, streams.closed.slots
         read_header, read_u32 = frames.FRAME_HEADER.unpack_from, frames.U32.unpack_from
         quick_bytes = self.limits.max_message_bytes + grpc.PREFIX_BYTES
@@ -214,7 +216,9 @@ class Connection:
                     and stream_id & 1
                     and flags & ~frames.END_STREAM == frames.END_HEADERS
                 ):
+                    before_bytes = reader.list_bytes
                     opener.open(stream_id, flags, data[start:stop], now)
+                    units_left -= (reader.list_bytes - before_bytes) // _LIST_BYTES_PER_UNIT
                     continue
             elif kind == frames.RST_STREAM and length == frames.U32.size:
                 slot = (stream_id >> 1) & _RING_MASK

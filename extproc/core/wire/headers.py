@@ -83,9 +83,16 @@ class StickyCache(Generic[V]):
 
 
 class HeaderReader:
-    """Decodes the header blocks of one connection, in their order."""
+    """Decodes the header blocks of one connection, in their order.
 
-    __slots__ = ("_blocks", "_counters", "_decoder", "_fields", "_judge", "_volatile", "requests")
+    Attributes:
+        list_bytes: Header lists (9113 6.5.2) of all requests that had to be read: what costs time.
+    """
+
+    __slots__ = (
+        *("_blocks", "_counters", "_decoder", "_fields", "_judge", "_volatile"),
+        *("list_bytes", "requests"),
+    )
 
     def __init__(
         self, judge: Callable[[list[Field]], Request], limits: Limits, counters: Counters
@@ -101,6 +108,7 @@ class HeaderReader:
         )
         # Cached blocks that read the dynamic table in its current state.
         self._volatile: set[bytes] = set()
+        self.list_bytes = 0
         # The cache for `Opener`; empty while every block must pass the decoder.
         self.requests: dict[bytes, Request] = self._blocks.kept
 
@@ -139,15 +147,19 @@ class HeaderReader:
         pieces = None if self._must_shrink else split_stateless(block)
         if pieces is None:
             fields, has_changed = self._decode(block)
-            request = self._judge(fields)
+            request = self._judge_counted(fields)
             if not has_changed:
                 self._blocks.offer(block, request)
                 if block in self._blocks.kept:
                     self._volatile.add(block)
             return request
-        request = self._judge(self._read_pieces(pieces))
+        request = self._judge_counted(self._read_pieces(pieces))
         self._blocks.offer(block, request)
         return request
+
+    def _judge_counted(self, fields: list[Field]) -> Request:
+        self.list_bytes += sum([field.size_bytes for field in fields])
+        return self._judge(fields)
 
     def _read_pieces(self, pieces: list[bytes]) -> list[Field]:
         kept, fields, size_bytes = self._fields.kept, [], 0

@@ -373,6 +373,15 @@ def test_header_blocks_that_hold_much_take_more_passes() -> None:
     assert num_passes[1] >= 5
 
 
+def test_header_blocks_of_many_references_take_more_passes() -> None:
+    """A field in a byte costs as much to read as one that is spelled out."""
+    references = b"\x90" * 100  # 7541 appendix A: accept-encoding
+    blocks = [b"\x20" + literals([*request(), ("x-nr", str(n))]) + references for n in range(40)]
+    requests = [raw(frames.HEADERS, 4, 2 * n + 1, block) for n, block in enumerate(blocks)]
+
+    assert len(passes_over(Peer(), b"".join(requests))) >= 4
+
+
 def test_messages_of_one_read_take_one_pass() -> None:
     peer = Peer()
     peer.feed(raw(frames.HEADERS, 4, 1, first_block()))
