@@ -128,12 +128,18 @@ class Adapters:
             self.look()
 
     async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
-        """Wait until as many pods as should have an adapter; return whether they do in time."""
+        """Wait until as many pods as should have an adapter; return whether they do in time.
+
+        Where none can load it that is known sooner.
+        """
         ticked = asyncio.Event()
         self._waiting.add(ticked)
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._is_ready(name):
+                    status = self.planner.status(name)
+                    if status is not None and status.is_refused:
+                        return False
                     await ticked.wait()
                     ticked.clear()
         except TimeoutError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from extproc.config import Config
 from extproc.config.routes import declaration_of
-from extproc.core.adapters.declared import Declaration, Names
+from extproc.core.adapters.declared import Declaration, DeclarationError, Names
 from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
 from extproc.core.kubernetes.declaring import Reading
 
@@ -28,8 +28,20 @@ class Declaring:
         self._withheld: frozenset[str] = frozenset()
         self._rules: Sequence[RuleSet] = ()
 
-    def why_not(self, name: str) -> str:
-        """Return why a name that is declared in a store would not count; "" if it would."""
+    def why_not(self, declaration: Declaration) -> str:
+        """Return why what is declared over HTTP would not count; "" if it would.
+
+        Raises:
+            DeclarationError: Its source is in none of the folders of adapters.
+        """
+        roots = [str(each.pod).rstrip("/") for each in self._config.adapters.roots]
+        path, name = declaration.source, declaration.name
+        if roots and path.startswith("/"):
+            if not any(f"{path}/".startswith(f"{root}/") for root in roots):
+                known = ", ".join(roots)
+                raise DeclarationError(
+                    f"source {path!r}: must be in one of adapters.roots: {known}"
+                )
         own = [each.name for each in self._own()]
         return "it is declared by the configuration" if name in own else Names(own).why_not(name)
 

@@ -49,7 +49,7 @@ _Asked = TypeVar("_Asked", bound=Struct)
 
 Status = Callable[[str], Mapping[str, Any]]
 Wait = Callable[[str, float], Awaitable[bool]]
-WhyNot = Callable[[str], str]
+WhyNot = Callable[[Declaration], str]
 
 
 class Declarations(Protocol):
@@ -72,7 +72,8 @@ class Registration:
         tokens: Who may.
         status: Returns what the pods have of an adapter by its name, as plain values.
         wait_until_ready: Returns whether enough pods list an adapter, within so many seconds.
-        why_not: Returns why a declared name would not count, for people; "" if it would.
+        why_not: Returns why a declaration would not count, for people; "" if it would. Raises
+            DeclarationError for one that nobody may declare here.
         ready_s: How long vLLM's path waits for that.
     """
 
@@ -158,6 +159,8 @@ class Registration:
         stored = self._declarations.entries.get(request.match_info["name"])
         if stored is None:
             return _unknown(request.match_info["name"])
+        if stored.is_deleted:  # no tag: there is nothing to replace, and it may still be on pods
+            return _json(self._described(stored), status=410)
         return _json(self._described(stored), headers={"ETag": f'"{stored.tag}"'})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
@@ -190,12 +193,20 @@ class Registration:
         except ConflictError as error:
             return _conflict(error, None)
         if not await self._wait_until_ready(name, self._ready_s):
-            message = (
-                f"The adapter {name} is declared, but within {self._ready_s:g} s not enough pods "
-                "list it; they still may."
-            )
-            return _error(504, "not_ready", message)
+            return self._why_not_ready(name)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    def _why_not_ready(self, name: str) -> web.Response:
+        status = self._status(name)
+        why = f"{status['reason']}: {status['message']}" if status.get("reason") else ""
+        if status.get("state") == "failed":
+            message = f"The adapter {name} is declared, and no pod can load it: {why}."
+            return _error(422, "adapter_failed", message)
+        message = (
+            f"The adapter {name} is declared, but within {self._ready_s:g} s not enough pods list "
+            f"it; they still may{f' ({why})' if why else ''}."
+        )
+        return _error(504, "not_ready", message)
 
     async def _unload(self, request: web.Request) -> web.StreamResponse:
         name = _decode(await _body(request), _Unload).lora_name
@@ -210,7 +221,7 @@ class Registration:
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _put(self, declaration: Declaration, if_match: str | None = None) -> Put:
-        if why := self._why_not(declaration.name):
+        if why := self._why_not(declaration):
             raise ConflictError(f"{declaration.name}: {why}", "")
         return await self._declarations.put(declaration, if_match=if_match)
 

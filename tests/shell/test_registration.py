@@ -91,6 +91,7 @@ class Port:
         self.failures: list[str] = []
         self.ready: asyncio.Future[bool] | None = None
         self.waited: list[tuple[str, float]] = []
+        self.status: dict[str, str] = {}
         self.token_file = folder / "tokens"
         self.token_file.write_text(f"{TOKEN}\nsecret-2\n")
         contents = folder / "store"
@@ -104,9 +105,9 @@ class Port:
                 clock=lambda: self.now,
                 on_failure=self.failures.append,
             ),
-            status=lambda name: {"state": f"of {name}"},
+            status=lambda name: self.status or {"state": f"of {name}"},
             wait_until_ready=self._wait,
-            why_not=lambda name: "the configuration has it" if name == "of/config" else "",
+            why_not=lambda new: "the configuration has it" if new.name == "of/config" else "",
             ready_s=60,
         )
 
@@ -277,6 +278,7 @@ async def test_what_is_deleted_is_shown_until_it_is_forgotten(port: Port) -> Non
     await port.post(A)
     await port.ask("DELETE", "/v1/adapters/org/a")
     deleted = await port.ask("GET", "/v1/adapters/org/a")
+    assert (deleted.status, "ETag" in deleted.headers) == (410, False), "nothing to replace"
     await port.store.forget("org/a")
 
     assert deleted.json["deleted"] is True
@@ -406,12 +408,34 @@ async def test_a_load_is_answered_when_enough_pods_list_it(port: Port) -> None:
     assert (was_done, (await asking).status) == (False, 200)
 
 
-async def test_a_load_that_is_not_ready_in_time_is_504_and_stays_declared(port: Port) -> None:
+@pytest.mark.parametrize(
+    ("status", "answered", "code", "said"),
+    [
+        ({}, 504, "not_ready", "they still may."),
+        (
+            {"state": "loading", "reason": "timeout", "message": "p1: 5 s"},
+            504,
+            "not_ready",
+            "they still may (timeout: p1: 5 s).",
+        ),
+        (
+            {"state": "failed", "reason": "refused", "message": "p1: rank 64"},
+            422,
+            "adapter_failed",
+            "no pod can load it: refused: p1: rank 64.",
+        ),
+    ],
+)
+async def test_a_load_that_does_not_become_ready_says_why_and_stays_declared(
+    port: Port, status: dict[str, str], answered: int, code: str, said: str
+) -> None:
     port.ready = asyncio.get_running_loop().create_future()
     port.ready.set_result(False)
+    port.status = status
     answer = await port.ask("POST", LOAD, ASKED)
 
-    assert (answer.status, answer.code) == (504, "not_ready")
+    assert (answer.status, answer.code) == (answered, code)
+    assert answer.json["error"]["message"].endswith(said)
     assert port.store.entries["x"].declaration.source == "/adapters/x"
 
 

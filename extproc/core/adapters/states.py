@@ -190,6 +190,11 @@ class AdapterStatus(Struct, frozen=True):
     versions: tuple[VersionStatus, ...]
 
     @property
+    def is_refused(self) -> bool:
+        """No pod can load it, for a reason that will not pass by itself."""
+        return self.state is State.FAILED and self.reason not in PASSING
+
+    @property
     def is_degraded(self) -> bool:
         """Requests are served, and not as declared: another version, or too few pods."""
         declared = self.versions[0]
