@@ -76,6 +76,10 @@ class LoadReport(Struct, frozen=True, gc=False):
     Attributes:
         adapter_log: (adapter, wall seconds when last seen active), most recent first. The engine's
             old series taken together: an LRU log of its adapters.
+        has_counts: Its numbers of running and of waiting requests could be read.
+        work_tokens: Counted step by step since the process started, so that they move as long as a
+            request runs; None where unknown, or where the engine counts at requests' ends.
+        unreadable: Why a line that matters could not be read, for people; "" if all were.
     """
 
     num_running: int = 0  # requests in the running batch
@@ -90,6 +94,9 @@ class LoadReport(Struct, frozen=True, gc=False):
     process_start_wall_s: float | None = None  # start of the server process; None where unknown
     kv_cache_tokens: int | None = None  # kept for beginnings of prompts; None where unknown
     generated_tokens: int | None = None  # since the process started; None where unknown
+    has_counts: bool = True
+    work_tokens: int | None = None
+    unreadable: str = ""
 
 
 class ModelCard(Struct, frozen=True):
