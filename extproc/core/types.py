@@ -114,7 +114,8 @@ class EndpointView(Struct, frozen=True, gc=False):
     """One endpoint in a snapshot: the last report overlaid with our dispatches since.
 
     Attributes:
-        is_known: Has a load report that has not expired. False is not "idle": it is unknown.
+        is_known: Has a load report that has not expired. False is not "idle": it is unknown what
+            others have there, and all counts are of what routers have sent.
         registered: Names that `/v1/models` lists there (base models and adapters); None before the
             first listing.
         pending_by_adapter: Unfinished requests per adapter: ours, those that other routers tell us
@@ -132,6 +133,9 @@ class EndpointView(Struct, frozen=True, gc=False):
             that no other endpoint has.
         is_ejected: Fails where others do not, or is on trial after that with as many requests as
             it may have: gets no requests that others can take.
+        is_silent: Has no report that has not expired, and the last that is known of it is no answer
+            either: gets no requests that others can take.
+        has_old_report: The last report shows requests that nobody has there (`belief`).
     """
 
     address: str
@@ -161,6 +165,8 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_owing: bool = False
     is_unreachable: bool = False  # our last call could not connect
     is_ejected: bool = False
+    is_silent: bool = False
+    has_old_report: bool = False
 
     @property
     def is_lost(self) -> bool:

@@ -345,11 +345,12 @@ def test_least_harm_says_what_decided(
 
 
 def test_fallbacks_and_unknown_load_are_told() -> None:
-    candidates = view(1, is_known=False), view(2, is_known=False)
+    fields = {"is_known": False, "is_silent": True}
+    candidates = view(1, **fields), view(2, **fields)
     endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
 
     assert said("random", "random", *candidates, endpoints=endpoints).endswith(
-        "; no pod that could take it has a fresh load report; then pod-2, 10.0.0.9:1."
+        "; no pod that could take it answers; then pod-2, 10.0.0.9:1."
     )
 
 
