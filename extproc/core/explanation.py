@@ -82,7 +82,9 @@ def _state(chosen: EndpointView) -> str:
         return "; every pod that could take it is ejected"
     if chosen.is_silent:
         return "; no pod that could take it answers"
-    return "" if chosen.is_known else "; it gives no load report, so by what routers have sent there"
+    return (
+        "" if chosen.is_known else "; it gives no load report, so by what routers have sent there"
+    )
 
 
 def _fallbacks(pick: Pick) -> str:

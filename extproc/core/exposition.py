@@ -75,7 +75,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     waiting = _values_by_engine(lines, profile.waiting, profile)
     kv_usages = _values_by_engine(lines, profile.kv_usage, profile)
     tokens = _values_by_engine(lines, profile.generated_tokens, profile)
-    prompts = _values_by_engine(lines, profile.step_prompt_tokens, profile)
+    prompts = _values_by_engine(lines, profile.prompt_tokens, profile)
+    work = tokens + prompts if tokens and prompts is not None and profile.counts_steps else ()
     starts_s = _values_by_engine(lines, (profile.process_start,), profile)
     part = profile.deferred
     deferred = None if part is None else _values_by_engine(lines, (part.family,), profile, part)
@@ -95,7 +96,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         process_start_wall_s=min(max(starts_s), MAX_WALL_S) if starts_s else None,
         kv_cache_tokens=_read_kv_cache_tokens(lines, profile.cache_info),
         generated_tokens=whole(sum(tokens), MAX_TOTAL_TOKENS) if tokens else None,
-        work_tokens=whole(sum(tokens + prompts), MAX_TOTAL_TOKENS) if tokens and prompts else None,
+        work_tokens=whole(sum(work), MAX_TOTAL_TOKENS) if work else None,
         unreadable=lines.unreadable,
     )
 

@@ -630,7 +630,7 @@ def oracle_report(page: str) -> LoadReport:
         process_start_wall_s=starts[0] if starts else None,
         kv_cache_tokens=sum(caches) or None,
         generated_tokens=int(sum(tokens)) if tokens else None,
-        work_tokens=int(sum(tokens) + sum(prompts)) if tokens and prompts else None,
+        work_tokens=int(sum(tokens + prompts)) if tokens and prompts is not None else None,
     )
 
 
