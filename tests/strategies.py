@@ -24,10 +24,12 @@ def endpoint_views(draw: st.DrawFn, number: int) -> EndpointView:
     pending = draw(st.dictionaries(st.sampled_from(ADAPTERS), st.integers(1, 4)))
     cached = draw(st.lists(st.sampled_from(ADAPTERS), unique=True))
     names = st.frozensets(st.sampled_from((BASE, *ADAPTERS)))
+    is_known = draw(st.booleans())
     return endpoint_view(
         number,
         is_ready=draw(st.booleans()),
-        is_known=draw(st.booleans()),
+        is_known=is_known,
+        is_silent=not is_known and draw(st.booleans()),
         is_unreachable=draw(st.booleans()),
         is_ejected=draw(st.booleans()),
         registered=draw(st.none() | names),

@@ -188,6 +188,7 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
         "address": view.address,
         "ready": view.is_ready,
         "known": view.is_known,
+        "silent": view.is_silent,
         "unreachable": view.is_unreachable,
         "ejected": view.is_ejected,
         "age_s": age_s,

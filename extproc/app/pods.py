@@ -56,6 +56,7 @@ class Pods:
         self._on_asked = on_asked
         self._clock = world.clock
         self.losses = Losses()
+        self._damaged: set[str] = set()  # endpoints whose pages have had lines that nobody can read
         scrapes, polls = settings.pod_loops(config)
         self._scraper = Scraper(
             PROFILES[config.pods.engine],
@@ -77,6 +78,7 @@ class Pods:
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the endpoints that are scraped and polled."""
         endpoints = list(endpoints)
+        self._damaged &= {endpoint.address for endpoint in endpoints}
         self._scraper.set_endpoints(endpoints)
         self._models.set_endpoints(endpoints)
 
@@ -103,6 +105,9 @@ class Pods:
         self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
     ) -> None:
         self._observers.call("telemetry", self._telemetry.scraped, duration_s)
+        if report.unreadable and address not in self._damaged:
+            self._damaged.add(address)
+            log.warning("endpoint %s: metrics without a line: %s", address, report.unreadable)
         asked_at_s = taken_at_s - duration_s
         if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
@@ -116,6 +121,8 @@ class Pods:
         self.losses.failed(address, Part.REPORTS, error, now=self._clock())
         if is_unreachable:
             self._pool.record_unreachable(address)
+        else:
+            self._models.look(address)  # whether it answers at all
 
     def _on_models(
         self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float, duration_s: float

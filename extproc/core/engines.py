@@ -56,6 +56,7 @@ class EngineProfile(Struct, frozen=True):
     Attributes:
         engine_label: Series that agree in this label count the same requests (ranks of one
             engine); series that differ in it are separate engines, whose requests add up.
+        counts_steps: `generated_tokens` moves with each step of running requests, not at their end.
     """
 
     name: str  # for configuration, e.g. `vllm`
@@ -64,6 +65,8 @@ class EngineProfile(Struct, frozen=True):
     waiting: tuple[str, ...]  # gauge of waiting requests
     kv_usage: tuple[str, ...]  # gauge of KV cache use, 0 to 1
     generated_tokens: tuple[str, ...] = ()  # counter of output tokens
+    prompt_tokens: tuple[str, ...] = ()  # counter of prompts' tokens
+    counts_steps: bool = False
     lora_slots: tuple[str, ...] = ()  # gauge of adapter slots on the GPU
     deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
     lora_info: LoraInfo | None = None  # active adapters
@@ -84,6 +87,7 @@ class EngineProfile(Struct, frozen=True):
             *self.waiting,
             *self.kv_usage,
             *self.generated_tokens,
+            *self.prompt_tokens,
             *self.lora_slots,
             *(part.family for part in optional if part is not None),
             self.process_start,
@@ -98,6 +102,8 @@ _VLLM = EngineProfile(
     # The second name is the one up to 0.11; versions 0.9 to 0.11 have both.
     kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     generated_tokens=("vllm:generation_tokens_total",),
+    prompt_tokens=("vllm:prompt_tokens_total",),
+    counts_steps=True,
     # Proposed together with `lora_adapter_loaded` (vllm-project/vllm pull request 54830).
     lora_slots=("vllm:max_gpu_lora_adapters",),
     deferred=LabelledFamily("vllm:num_requests_waiting_by_reason", "reason", "deferred"),
@@ -120,7 +126,8 @@ _VLLM = EngineProfile(
 )
 
 # SGLang does not report active or loaded adapters: they are known from our dispatches alone. Its
-# newer versions report the number of slots (`--max-loras-per-batch`).
+# newer versions report the number of slots (`--max-loras-per-batch`). It counts the tokens of a
+# request when that ends.
 _SGLANG = EngineProfile(
     name="sglang",
     engine_label="dp_rank",

@@ -80,7 +80,11 @@ def _state(chosen: EndpointView) -> str:
         return "; no pod that could take it can be reached"
     if chosen.is_ejected:
         return "; every pod that could take it is ejected"
-    return "" if chosen.is_known else "; no pod that could take it has a fresh load report"
+    if chosen.is_silent:
+        return "; no pod that could take it answers"
+    return (
+        "" if chosen.is_known else "; it gives no load report, so by what routers have sent there"
+    )
 
 
 def _fallbacks(pick: Pick) -> str:

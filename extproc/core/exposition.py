@@ -2,7 +2,8 @@
 
 A server's page has hundreds of lines and is read many times a second, so only the lines of the
 families in the engine's profile are touched. A page without them is the report of an engine that
-has no figures yet, not an error; garbage is an error.
+has no figures yet, not an error; garbage is an error. OpenMetrics is read as well, whatever is
+asked for: vLLM's Rust frontend writes it, with exemplars and "# EOF".
 
 Four facts about vLLM's `lora_requests_info` that the format does not show:
 
@@ -31,8 +32,9 @@ from extproc.core.remembered import Remembered
 from extproc.core.types import LoadReport
 
 _MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
-_FIRST_LINE = re.compile(rb"\s*([^\n]*)")
+_END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without
 _NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
+_LABEL_BLOCK = re.compile(rb'[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}')
 _OPENING = re.compile(rb"[ \t]*\{[ \t]*")
 _LABEL = re.compile(
     rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
@@ -57,118 +59,197 @@ _LINE_FEED = 10
 def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     """Parse the metrics of `profile` from `page`.
 
-    Counts of several engines behind one server are added, their KV cache use is averaged.
-    Impossible values (NaN, infinite, negative, times summed over processes) are left out, counts
-    are limited to `MAX_COUNT`.
+    A line that cannot be read, or has an impossible value (NaN, infinite, negative), costs what it
+    would say and no more: a sum that it is a part of is unknown, not lower. Counts of several
+    engines behind one server are added, their KV cache use is averaged, and times summed over
+    processes are left out. Counts are limited to `MAX_COUNT`.
 
     Raises:
-        ExpositionError: The page is not in the text format, is cut off, or a wanted line cannot
-            be read. Count a failed scrape and keep the last report.
+        ExpositionError: No line of the page is one of the text format. Count a failed scrape and
+            keep the last report.
     """
-    _require_text_format(page)
-    active, log, max_loras = _read_lora_info(page, profile.lora_info)
-    gpu, cpu = _read_residency(page, profile.residency)
-    kv_usages = _values_by_engine(page, profile.kv_usage, profile)
-    tokens = _values_by_engine(page, profile.generated_tokens, profile)
-    starts_s = _values_by_engine(page, (profile.process_start,), profile)
+    lines = _Lines(page)
+    active, log, max_loras = _read_lora_info(lines, profile.lora_info)
+    gpu, cpu = _read_residency(lines, profile.residency)
+    running = _values_by_engine(lines, profile.running, profile)
+    waiting = _values_by_engine(lines, profile.waiting, profile)
+    kv_usages = _values_by_engine(lines, profile.kv_usage, profile)
+    tokens = _values_by_engine(lines, profile.generated_tokens, profile)
+    prompts = _values_by_engine(lines, profile.prompt_tokens, profile)
+    work = tokens + prompts if tokens and prompts is not None and profile.counts_steps else ()
+    starts_s = _values_by_engine(lines, (profile.process_start,), profile)
     part = profile.deferred
-    deferred = [] if part is None else _values_by_engine(page, (part.family,), profile, where=part)
-    slots = [] if max_loras else _values_by_engine(page, profile.lora_slots, profile)
+    deferred = None if part is None else _values_by_engine(lines, (part.family,), profile, part)
+    slots = None if max_loras else _values_by_engine(lines, profile.lora_slots, profile)
     return LoadReport(
-        num_running=total(_values_by_engine(page, profile.running, profile)),
-        num_waiting=total(_values_by_engine(page, profile.waiting, profile)),
+        num_running=total(running or ()),
+        num_waiting=total(waiting or ()),
+        has_counts=running is not None and waiting is not None,
         num_deferred=total(deferred) if deferred else None,
         kv_usage_ratio=min(1.0, sum(kv_usages) / len(kv_usages)) if kv_usages else None,
         # Every engine behind one server has the same number of slots.
-        max_loras=max_loras or whole(max(slots, default=0), MAX_COUNT) or None,
+        max_loras=max_loras or whole(max(slots or (0,)), MAX_COUNT) or None,
         active_adapters=active,
         adapter_log=log,
         gpu_adapters=gpu,
         cpu_adapters=cpu,
         process_start_wall_s=min(max(starts_s), MAX_WALL_S) if starts_s else None,
-        kv_cache_tokens=_read_kv_cache_tokens(page, profile.cache_info),
+        kv_cache_tokens=_read_kv_cache_tokens(lines, profile.cache_info),
         generated_tokens=whole(sum(tokens), MAX_TOTAL_TOKENS) if tokens else None,
+        work_tokens=whole(sum(work), MAX_TOTAL_TOKENS) if work else None,
+        unreadable=lines.unreadable,
     )
 
 
-def _require_text_format(page: bytes) -> None:
-    """Raise unless the page looks like the text format: its first line, its end, no NUL."""
-    if b"\0" in page:
-        raise ExpositionError("binary data instead of a metrics page")
-    first_line = _FIRST_LINE.match(page)
-    line = first_line[1] if first_line else b""
-    if line and not line.startswith(b"#"):
-        name = _NAME.match(line, 0, _MAX_NAME_BYTES)
-        if name is None:
-            raise ExpositionError(f"not a metrics page: it begins with {_quote(line)}")
-        _split_line(line[name.end() :])
-    if line and not page.endswith(b"\n"):
-        raise ExpositionError("the metrics page is cut off: no line feed at its end")
+class _Lines:
+    """The lines of a page.
+
+    Attributes:
+        page: Ends with a line feed, and has no byte that no line of text has.
+        is_cut: Its end is missing.
+        unreadable: Why the first line that could not be read was not; "" if all were.
+    """
+
+    __slots__ = ("is_cut", "num_unreadable", "page", "unreadable")
+
+    def __init__(self, page: bytes) -> None:
+        self.unreadable, self.num_unreadable, self.is_cut = "", 0, False
+        if page and not page.endswith(b"\n"):
+            whole_lines, _, last = page.rpartition(b"\n")
+            self.is_cut = last.strip() != _END  # where it is optional
+            page = whole_lines + b"\n"
+        if b"\0" in page:
+            page = b"".join(line for line in page.splitlines(keepends=True) if b"\0" not in line)
+            self.note("a line of binary data")
+        if self.is_cut:
+            self.note("the metrics page is cut off: no line feed at its end")
+        self.page = page
+        _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
+
+    def note(self, why: str) -> None:
+        """Note that a line cannot be read."""
+        self.unreadable, self.num_unreadable = self.unreadable or why, self.num_unreadable + 1
+
+    def series(self, family: str) -> Iterator[tuple[bytes, float]]:
+        """Yield label block and value of each series of a family.
+
+        Ends with the first group of lines: "All lines for a given metric must be provided as one
+        single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us. One
+        line between them may be damaged.
+        """
+        page, name = self.page, family.encode()
+        at, in_group = page.find(name), False
+        while at >= 0:
+            rest, end = at + len(name), page.find(b"\n", at)
+            # Else a comment, a label's value or a longer name that contains this one.
+            if page[rest] in b"{ \t" and (in_group or _begins_line(page, at)):
+                try:
+                    yield _split_line(page[rest:end])
+                except ExpositionError as error:
+                    self.note(str(error))
+                in_group, at = True, end + 1
+                if not page.startswith(name, at):
+                    at = page.find(b"\n", at) + 1
+                    if not at or not page.startswith(name, at):
+                        return
+            else:
+                at, in_group = page.find(name, end), False
+
+    def labels(self, block: bytes) -> Mapping[str, str] | None:
+        """Return the labels of a series; None where they cannot be read."""
+        try:
+            return _read_labels(block)
+        except ExpositionError as error:
+            self.note(str(error))
+            return None
+
+
+def _require_text_format(page: bytes, *, is_empty: bool) -> None:
+    """Raise unless the page is empty, or begins as the text format does, or has a series."""
+    if is_empty or page.lstrip().startswith(b"#"):
+        return
+    if not any(map(_is_series, page.split(b"\n"))):
+        raise ExpositionError(f"not a metrics page: it begins with {_quote(page.lstrip())}")
+
+
+def _is_series(line: bytes) -> bool:
+    name = _NAME.match(line, 0, _MAX_NAME_BYTES)
+    if name is None:
+        return False
+    try:
+        _read_labels(_split_line(line[name.end() :])[0])
+    except ExpositionError:
+        return False
+    return True
 
 
 def _values_by_engine(
-    page: bytes, names: tuple[str, ...], profile: EngineProfile, where: LabelledFamily | None = None
-) -> list[float]:
-    """Return one value per engine, of the first of `names` that has any.
+    lines: _Lines,
+    names: tuple[str, ...],
+    profile: EngineProfile,
+    where: LabelledFamily | None = None,
+) -> list[float] | None:
+    """Return one value per engine, of the first of `names` that has any; None where one of them
+    cannot be known.
 
     Ranks of one engine count the same requests and may lag behind each other: the highest counts.
     """
+    num_unreadable = lines.num_unreadable
     for name in names:
         values: dict[str, float] = {}
-        for block, value in _series(page, name):
-            labels = _read_labels(block)
-            if where is not None and labels.get(where.label) != where.value:
+        for block, value in lines.series(name):
+            labels = lines.labels(block)
+            if labels is None or (where is not None and labels.get(where.label) != where.value):
                 continue
-            if 0 <= value < math.inf:
-                engine = labels.get(profile.engine_label, "")
-                values[engine] = max(value, values.get(engine, 0.0))
+            if not 0 <= value < math.inf:
+                return None
+            engine = labels.get(profile.engine_label, "")
+            values[engine] = max(value, values.get(engine, 0.0))
+        if lines.num_unreadable > num_unreadable:
+            return None
         if values:
             return list(values.values())
-    return []
+    return None if names and lines.is_cut else []
 
 
 def _read_lora_info(
-    page: bytes, info: LoraInfo | None
+    lines: _Lines, info: LoraInfo | None
 ) -> tuple[frozenset[str], tuple[tuple[str, float], ...], int | None]:
     """Return the active adapters, the log and the number of slots."""
     if info is None:
         return frozenset(), (), None
-    series = [(at_s, block) for block, at_s in _series(page, info.family) if 0 < at_s < MAX_WALL_S]
-    newest = heapq.nlargest(_MAX_LORA_SERIES, series)
+    all_series = lines.series(info.family)
+    series = [(at_s, block) for block, at_s in all_series if 0 < at_s < MAX_WALL_S]
     last_seen_s: dict[str, float] = {}
-    max_loras = 0
-    for at_s, block in newest:
-        adapters, slots = _read_lora_labels(block, info)
-        max_loras = max(max_loras, slots)
-        for adapter in adapters:
+    max_loras, newest_s = 0, 0.0
+    for at_s, block in heapq.nlargest(_MAX_LORA_SERIES, series):
+        labels = lines.labels(block)
+        if labels is None:
+            continue
+        newest_s = newest_s or at_s
+        max_loras = max(max_loras, _parse_count(labels.get(info.max_label, "")))
+        running, waiting = labels.get(info.running_label, ""), labels.get(info.waiting_label, "")
+        for adapter in _split_adapters(running, waiting, info.separator):
             last_seen_s.setdefault(adapter, at_s)
     log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
     # Several series have the newest time: servers that write whole seconds.
-    active = frozenset(adapter for adapter, at_s in log if at_s == newest[0][0])
+    active = frozenset(adapter for adapter, at_s in log if at_s == newest_s)
     return active, tuple(log), max_loras or None
 
 
-def _read_lora_labels(block: bytes, info: LoraInfo) -> tuple[frozenset[str], int]:
-    """Return the adapters and the slots of one series."""
-    labels = _read_labels(block)
-    adapters = _split_adapters(
-        labels.get(info.running_label, ""), labels.get(info.waiting_label, ""), info.separator
-    )
-    return adapters, _parse_count(labels.get(info.max_label, ""))
-
-
-def _read_kv_cache_tokens(page: bytes, info: CacheInfo | None) -> int | None:
+def _read_kv_cache_tokens(lines: _Lines, info: CacheInfo | None) -> int | None:
     """Return the tokens that the KV caches of all engines hold; None where unknown."""
     if info is None:
         return None
-    sizes = []
-    for block, _ in islice(_series(page, info.family), _MAX_ENGINES):
-        labels = _read_labels(block)
-        if labels.get(info.prefix_label) == "False":
-            return 0
-        num_blocks = _parse_count(labels.get(info.blocks_label, ""))
-        sizes.append(num_blocks * _parse_count(labels.get(info.block_size_label, "")))
-    return sum(sizes) or None
+    sizes, num_unreadable = [], lines.num_unreadable
+    for block, _ in islice(lines.series(info.family), _MAX_ENGINES):
+        labels = lines.labels(block)
+        if labels is not None:
+            if labels.get(info.prefix_label) == "False":
+                return 0
+            num_blocks = _parse_count(labels.get(info.blocks_label, ""))
+            sizes.append(num_blocks * _parse_count(labels.get(info.block_size_label, "")))
+    return None if lines.num_unreadable > num_unreadable else sum(sizes) or None
 
 
 def _find_names(running: str, waiting: str, separator: str) -> frozenset[str]:
@@ -185,19 +266,19 @@ def _parse_count(text: str) -> int:
 
 
 def _read_residency(
-    page: bytes, residency: Residency | None
+    lines: _Lines, residency: Residency | None
 ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
     """Return the adapters in GPU slots and those in the CPU cache; None, None without the family.
 
     A family that is declared but has no series means that nothing is loaded.
     """
-    if residency is None or residency.family.encode() not in page:
+    if residency is None or residency.family.encode() not in lines.page:
         return None, None
-    is_known = f"# TYPE {residency.family} ".encode() in page
+    is_known = f"# TYPE {residency.family} ".encode() in lines.page
     loaded: dict[str, set[str]] = {residency.gpu_level: set(), residency.cpu_level: set()}
-    for block, value in _series(page, residency.family):
+    for block, value in lines.series(residency.family):
         is_known = True
-        labels = _read_labels(block)
+        labels = lines.labels(block) or {}
         adapter, level = labels.get(residency.adapter_label), labels.get(residency.level_label)
         if adapter and len(adapter) <= _MAX_NAME_CHARS and level in loaded and value > 0:
             loaded[level].add(adapter)
@@ -205,27 +286,6 @@ def _read_residency(
         return None, None
     gpu, cpu = (sorted(loaded[level])[:_MAX_ADAPTERS] for level in loaded)
     return frozenset(gpu), frozenset(cpu)
-
-
-def _series(page: bytes, family: str) -> Iterator[tuple[bytes, float]]:
-    """Yield label block and value of each series of `family`. The page ends with a line feed.
-
-    Ends with the first group of lines: "All lines for a given metric must be provided as one
-    single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us.
-    """
-    name = family.encode()
-    at, in_group = page.find(name), False
-    while at >= 0:
-        rest, end = at + len(name), page.find(b"\n", at)
-        # Else a comment, a label's value or a longer name that contains this one.
-        if page[rest] in b"{ \t" and (in_group or _begins_line(page, at)):
-            yield _split_line(page[rest:end])
-            at = end + 1
-            in_group = page.startswith(name, at)
-            if not in_group:
-                return
-        else:
-            at, in_group = page.find(name, end), False
 
 
 def _begins_line(page: bytes, at: int) -> bool:
@@ -237,8 +297,12 @@ def _begins_line(page: bytes, at: int) -> bool:
 def _split_line(rest: bytes) -> tuple[bytes, float]:
     """Split the rest of a line, after the name, into label block (without its brace) and value.
 
-    A timestamp after the value is ignored.
+    A timestamp and an exemplar after the value are ignored.
     """
+    if b"#" in rest:
+        labels = _LABEL_BLOCK.match(rest)
+        before, _, _ = rest[labels.end() if labels else 0 :].partition(b"#")
+        rest = (labels[0] if labels else b"") + before
     # A value or a timestamp has no brace in it, so the last one closes the labels.
     block, _, after = rest.rpartition(b"}")
     numbers = after.split()

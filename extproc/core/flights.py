@@ -222,3 +222,5 @@ class Flights:
             trial = flight.trial if tracked is counted else 0
             self._outliers.end(address, verdict, now=at_s, ended_s=now, trial=trial)
             tracked.view = None
+            if verdict is Verdict.SERVED:
+                tracked.answers = True

@@ -37,6 +37,7 @@ MAX_RECENT, RECENT_S = 10, 10.0
 """Half of what the log takes of one kind (`shell.logs`): a line a second still fits after them."""
 _MAX_CAUSE_CHARS = 200
 _ALL_LOST = "no pod reports (%d of %d lost): requests fail unless a pod answers Envoy"
+_ALL_UNREPORTED = "no pod reports (%d of %d lost): routing goes by what routers have sent to each"
 _SOME_BACK = "%d of %d pods report"
 
 
@@ -86,6 +87,14 @@ class _Pod(Struct):
     title: str = ""
     name: str = ""
     is_due: bool = False
+    serves: bool = False  # also without reports
+
+    @property
+    def has_answered_since(self) -> bool:
+        """Whether it has listed its models since its reports began to fail."""
+        failing_s = self.reports.failing_s
+        has_listed = failing_s is not None and self.models.due_s > failing_s
+        return has_listed and self.models.has_answered
 
     @property
     def is_well(self) -> bool:
@@ -165,6 +174,9 @@ class Losses:
             causes = most([pod.reports.cause for pod in lost])
             names = listed([pod.name for pod in lost])
             found.append(f"{len(lost)} of {self.num_due} pods give no reports: {causes}: {names}")
+            num_serving = sum(pod.serves for pod in lost)
+            if num_serving:
+                found[-1] += f"; {num_serving} of them answer, and get requests by routers' counts"
         if silent:
             causes = most([pod.models.cause for pod in silent])
             names = listed([pod.name for pod in silent])
@@ -188,11 +200,13 @@ class Losses:
     def _whole_pool(self) -> list[Line]:
         """Return a line when the last pod is lost, and when the first is back."""
         due = [pod.reports for pod in self._pods.values() if pod.is_due]
+        any_serves = any(pod.serves for pod in self._pods.values() if pod.is_due)
         if not self._is_all_lost:
             if not due or not all(each.is_lost for each in due):
                 return []
             self._is_all_lost = True
-            return [Line(_ALL_LOST, (len(due), len(due)), is_loss=True)]
+            template = _ALL_UNREPORTED if any_serves else _ALL_LOST
+            return [Line(template, (len(due), len(due)), is_loss=True)]
         num_back = sum(each.lost_s is None and each.has_answered for each in due)
         if not num_back:
             return []
@@ -203,6 +217,7 @@ class Losses:
 def _changes(pod: _Pod, view: EndpointView, now: float) -> Iterable[Change]:
     reports, models = pod.reports, pod.models
     pod.name, pod.title = pod_name(view), pod_title(view)
+    pod.serves = not (view.is_silent or view.is_lost) and pod.has_answered_since
     if view.reported_at_s is not None and not reports.has_answered:  # before the first look
         reports.due_s, reports.has_answered = view.reported_at_s, True
     if not view.is_ready:
@@ -242,4 +257,5 @@ def _change(pod: _Pod, part: Part, state: _State, after_s: float) -> Change:
         cause=state.cause,
         has_answered=state.has_answered,
         num_losses=state.num_losses,
+        serves=pod.serves and part is Part.REPORTS,
     )

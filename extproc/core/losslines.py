@@ -42,6 +42,7 @@ class Change(Struct, frozen=True):
     cause: str  # of a loss
     has_answered: bool
     num_losses: int
+    serves: bool = False  # a pod without reports that answers all the same
 
 
 _TEMPLATES = {
@@ -50,6 +51,9 @@ _TEMPLATES = {
     (Part.MODELS, True): "%s: models%s",
     (Part.MODELS, False): "%s: models: listed again%s",
 }
+
+
+SERVES = "; it answers, so it gets its share by what routers have sent there"
 
 
 def line_about(change: Change) -> Line:
@@ -84,4 +88,4 @@ def _details(change: Change) -> str:
     if change.part is Part.MODELS:
         return f": {change.cause}"
     since = f"for {after}" if change.has_answered else f"yet, after {after}"
-    return f" {since}: {change.cause}"
+    return f" {since}: {change.cause}{SERVES if change.serves else ''}"

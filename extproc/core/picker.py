@@ -264,13 +264,15 @@ def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> l
 
 
 def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
-    """Return the reachable, known endpoints that are not ejected; without any, the least flawed.
+    """Return the endpoints that are neither unreachable nor ejected nor silent; without any, the
+    least flawed.
 
-    An unreachable endpoint is worse than an ejected one, and that worse than an unknown one. Where
+    One without a load report that answers is as good as any: its load is known by routers' counts.
+    An unreachable endpoint is worse than an ejected one, and that worse than a silent one. Where
     all are ejected, all are candidates, as one has to take the request (Envoy's panic mode); the
     same for the other flaws.
     """
-    best = [v for v in usable if v.is_known and not (v.is_unreachable or v.is_ejected)]
+    best = [v for v in usable if not (v.is_unreachable or v.is_ejected or v.is_silent)]
     if best or not usable:
         return best
     least = min(map(_flaws, usable))
@@ -278,4 +280,4 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
 
 
 def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
-    return view.is_unreachable, view.is_ejected, not view.is_known
+    return view.is_unreachable, view.is_ejected, view.is_silent

@@ -3,8 +3,10 @@
 Rules:
 1. `start` and `finish` come exactly once per pick, whatever ends the request; a second `finish` of
    the same pick returns None and changes nothing.
-2. A report is true at the moment it was taken. Our dispatches since are added to it, and a report
-   older than `report_expiry_s` is not trusted: the endpoint is then unknown, not idle.
+2. A report is true at the moment it was taken, unless it contradicts both routers and counters
+   (`belief`). Our dispatches since are added to it, and one older than `report_expiry_s` is not
+   trusted: the endpoint is then known by what routers have sent there, as long as it answers. One
+   that has not answered at all, or not the last call of ours, is not idle: it is silent.
 3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
    came back under the same address starts from zero.
 4. An endpoint is believed about itself only. Where a name must mean one thing for all of them, the
@@ -130,6 +132,7 @@ class Pool:
             self.told.drop(tracked)
             tracked.restart(taken_at_s)
             self._models.replace(before, {}, self._lists())
+        report = tracked.believed(report, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
         self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
@@ -157,9 +160,8 @@ class Pool:
         before = tracked.models or {}
         models = {card.id: card_to_keep(before.get(card.id), card) for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
-        report = tracked.report
-        if (report is None or report.process_start_wall_s is None) and before.keys() - models:
-            # Without a start time, names that vanish are the only sign of a restart.
+        if before.keys() - models and not tracked.says_start(now, self._settings):
+            # Then names that vanish are the only sign of a restart.
             tracked.others.leave_to_reports(self.told.drop(tracked))
             tracked.prompts.bound(now)
             tracked.forget_memory()
@@ -173,8 +175,10 @@ class Pool:
     def record_silence(self, address: str) -> None:
         """Record that an endpoint failed to list its models."""
         tracked = self._tracked.get(address)
-        if tracked is not None and tracked.models is None:
-            tracked.num_silences, tracked.view = tracked.num_silences + 1, None
+        if tracked is not None:
+            tracked.answers, tracked.view = False, None
+            if tracked.models is None:
+                tracked.num_silences += 1
 
     def record_unreachable(self, address: str) -> None:
         """Record that a call of our own could not connect: refused, or no route.

@@ -33,6 +33,8 @@ from heapq import nlargest
 from math import inf
 from operator import itemgetter
 
+from msgspec.structs import replace
+
 from extproc.core.clockoffset import ClockOffset
 from extproc.core.types import LoadReport
 
@@ -40,6 +42,7 @@ _Touch = tuple[float, float]
 """When an adapter was touched: by our clock, then the order among touches of one moment."""
 
 _LAST_TOUCH = itemgetter(1)
+_UNSTATED = (None, None)
 
 MAX_REMEMBERED = 1024
 """Adapters kept per endpoint, unless the operator configures a larger cache. The endpoint's own
@@ -110,6 +113,14 @@ class Residency:
             )  # while they are the same, and no other one is touched, it holds
             if running != self._arranged_running or not touched.keys() <= set(running):
                 self._arranged = None
+
+    def lapse(self) -> None:
+        """Forget what the last report says of the present: it has expired."""
+        report, others = self._report, self._used_by_others
+        is_stated = report is not None and (report.gpu_adapters, report.cpu_adapters) != _UNSTATED
+        if report is not None and (is_stated or others):
+            self._report = replace(report, gpu_adapters=None, cpu_adapters=None)
+            self._used_by_others, self._stated, self._arranged = [], (), None
 
     def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
         """Record the adapters that `/v1/models` lists, all of them, in its order."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from extproc.core.adapters.states import PodState
 from extproc.core.beginnings import KvCache
+from extproc.core.belief import Belief
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.costs import Costs, Probe
 from extproc.core.decoding import Decoding
@@ -53,6 +54,8 @@ class Tracked:
     """One endpoint's mutable state.
 
     Attributes:
+        answers: The last that is known of it is an answer: to a client, or to a call of ours.
+        belief: In its load reports.
         others: What other routers have here.
         group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
         models: That it lists.
@@ -63,6 +66,8 @@ class Tracked:
     __slots__ = (
         *(
             "adapters",
+            "answers",
+            "belief",
             "cpu_adapters",
             "declared",
             "decoding",
@@ -88,6 +93,8 @@ class Tracked:
         self.endpoint = endpoint
         self.group = settings.group_of(endpoint)
         self.traits = traits = settings.traits_of(self.group)
+        self.answers = False
+        self.belief = Belief()
         self.report: LoadReport | None = None
         self.reported_at_s: float | None = None
         self.models: dict[str, ModelCard] | None = None
@@ -140,7 +147,7 @@ class Tracked:
             if now - self.returned_at_s >= MIN_LIFE_S:
                 outliers.record_restart(address, now=now)
             self.returned_at_s = now
-        self.is_unreachable, self.view = False, None
+        self.is_unreachable, self.answers, self.view = False, True, None
 
     def set_models(self, models: dict[str, ModelCard] | None) -> None:
         """Replace the models registered there; None for unknown."""
@@ -171,6 +178,22 @@ class Tracked:
         if self.registered is None or name is None or name not in self.registered:
             return None
         return (self.models or {}).get(name) or self.declared.get(name)
+
+    def believed(self, report: LoadReport, *, now: float) -> LoadReport:
+        """Return what is believed of a report that has just been taken."""
+        num_known = len(self.flights) + len(self.others.flights)
+        return self.belief.of(report, num_known, self.adapters, now=now)
+
+    def is_fresh(self, now: float, settings: PoolSettings) -> bool:
+        """Return whether it has a load report that has not expired."""
+        at_s = self.reported_at_s
+        return at_s is not None and now <= at_s + settings.report_expiry_s
+
+    def says_start(self, now: float, settings: PoolSettings) -> bool:
+        """Return whether its reports show a restart: they come, and say when it started."""
+        report = self.report
+        has_start = report is not None and report.process_start_wall_s is not None
+        return has_start and self.is_fresh(now, settings)
 
     def set_report(self, report: LoadReport, *, taken_at_s: float) -> None:
         """Replace the load report."""
@@ -306,7 +329,7 @@ class Tracked:
         report, traits = self.report, self.traits
         return PodState(
             view.address,
-            is_up=view.is_ready and view.is_known and not view.is_lost,
+            is_up=view.is_ready and not (view.is_silent or view.is_lost),
             models=self.models,
             listed_at_s=self.listed_at_s,
             max_loras=view.max_loras,
@@ -314,7 +337,7 @@ class Tracked:
             max_rank=traits.max_lora_rank,
             num_pending=view.num_pending + view.num_foreign,
             pending_by_adapter=view.pending_by_adapter,
-            process=None if report is None else report.process_start_wall_s,
+            process=report.process_start_wall_s if report and view.is_known else None,
             is_resolver=traits.resolver is True,
             pools=self.endpoint.pools,
         )
@@ -323,12 +346,14 @@ class Tracked:
         """Build the view at `now`; it is kept in `view` until something changes or expires."""
         report, at_s = self.report, self.reported_at_s
         expires_s = inf if at_s is None else at_s + settings.report_expiry_s
-        is_known = at_s is not None and now <= expires_s
+        is_known = self.is_fresh(now, settings)
         address = self.endpoint.address
         ends_s = outliers.until_s(address)
         self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
         if report is None or not is_known:
+            # Only what routers have sent counts, and what the engine had at its start.
             report = LoadReport(max_loras=report.max_loras if report else None)
+            self.residency.lapse()
         others, adapters = self.others, self.adapters
         pending = {**others.adapters, **adapters} if is_known else dict(adapters)
         steady = others.num_steady if is_known else 0
@@ -363,6 +388,8 @@ class Tracked:
             is_owing=self.is_owing(is_known),
             is_unreachable=self.is_unreachable,
             is_ejected=outliers.is_ejected(address, now=now),
+            is_silent=not (is_known or self.answers),
+            has_old_report=is_known and self.belief.is_old,
         )
         return self.view
 

@@ -79,6 +79,10 @@ class LoadReport(Struct, frozen=True, gc=False):
     Attributes:
         adapter_log: (adapter, wall seconds when last seen active), most recent first. The engine's
             old series taken together: an LRU log of its adapters.
+        has_counts: Its numbers of running and of waiting requests could be read.
+        work_tokens: Counted step by step since the process started, so that they move as long as a
+            request runs; None where unknown, or where the engine counts at requests' ends.
+        unreadable: Why a line that matters could not be read, for people; "" if all were.
     """
 
     num_running: int = 0  # requests in the running batch
@@ -93,6 +97,9 @@ class LoadReport(Struct, frozen=True, gc=False):
     process_start_wall_s: float | None = None  # start of the server process; None where unknown
     kv_cache_tokens: int | None = None  # kept for beginnings of prompts; None where unknown
     generated_tokens: int | None = None  # since the process started; None where unknown
+    has_counts: bool = True
+    work_tokens: int | None = None
+    unreadable: str = ""
 
 
 class ModelCard(Struct, frozen=True):
@@ -110,7 +117,8 @@ class EndpointView(Struct, frozen=True, gc=False):
     """One endpoint in a snapshot: the last report overlaid with our dispatches since.
 
     Attributes:
-        is_known: Has a load report that has not expired. False is not "idle": it is unknown.
+        is_known: Has a load report that has not expired. False is not "idle": it is unknown what
+            others have there, and all counts are of what routers have sent.
         registered: Names that `/v1/models` lists there (base models and adapters); None before the
             first listing.
         pending_by_adapter: Unfinished requests per adapter: ours, those that other routers tell us
@@ -128,6 +136,9 @@ class EndpointView(Struct, frozen=True, gc=False):
             that no other endpoint has.
         is_ejected: Fails where others do not, or is on trial after that with as many requests as
             it may have: gets no requests that others can take.
+        is_silent: Has no report that has not expired, and the last that is known of it is no answer
+            either: gets no requests that others can take.
+        has_old_report: The last report shows requests that nobody has there (`belief`).
     """
 
     address: str
@@ -157,6 +168,8 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_owing: bool = False
     is_unreachable: bool = False  # our last call could not connect
     is_ejected: bool = False
+    is_silent: bool = False
+    has_old_report: bool = False
 
     @property
     def is_lost(self) -> bool:

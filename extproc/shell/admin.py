@@ -254,6 +254,8 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
         "name": view.name,
         "ready": view.is_ready,
         "known": view.is_known,
+        "silent": view.is_silent,
+        "report_old": view.has_old_report,
         "unreachable": view.is_unreachable,
         "ejected": view.is_ejected,
         "report_age_s": None if view.reported_at_s is None else now - view.reported_at_s,

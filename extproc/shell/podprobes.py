@@ -190,8 +190,8 @@ async def _answers_as_adapter(pod: Pod) -> Verdict:
 
 async def _has_metrics(pod: Pod) -> Verdict:
     page = await pod.page()
-    parse_report(page, pod.profile)
-    return True, f"{len(page)} bytes"
+    unreadable = parse_report(page, pod.profile).unreadable
+    return not unreadable, unreadable or f"{len(page)} bytes"
 
 
 def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:

@@ -253,6 +253,16 @@ def _affinity(pick: Pick, adapter: str) -> str:
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     ("endpoint_ready", "May get new requests", lambda view: view.is_ready),
     ("endpoint_known", "Has a load report that has not expired", lambda view: view.is_known),
+    (
+        "endpoint_silent",
+        "Has no such report and does not answer either",
+        lambda view: view.is_silent,
+    ),
+    (
+        "endpoint_report_old",
+        "Its report shows requests that nobody has there, while its counters stand still",
+        lambda view: view.has_old_report,
+    ),
     ("endpoint_unreachable", "Cannot be connected to", lambda view: view.is_unreachable),
     ("endpoint_ejected", "Fails, and gets no requests", lambda view: view.is_ejected),
     ("endpoint_in_flight", "Unfinished requests that we sent", lambda view: view.num_in_flight),

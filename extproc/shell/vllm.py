@@ -133,7 +133,10 @@ class ModelsPoller(EndpointLoops):
         self._clock = clock
 
     def look(self, address: str) -> None:
-        """Poll this endpoint soon, as it responded with 404: at most once per `LOOK_INTERVAL_S`."""
+        """Poll this endpoint soon: it responded with 404, or its metrics page failed.
+
+        At most once per `LOOK_INTERVAL_S`.
+        """
         self.poke(address, min_interval_s=LOOK_INTERVAL_S)
 
     def _polls(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:

@@ -171,9 +171,7 @@ def _name(pick: Pick, address: str) -> str:
 
 
 def _state(pick: Pick, candidate: Candidate) -> str:
-    if not candidate.known:
-        return "state unknown"
-    pending = f"{candidate.num_pending} pending"
+    pending = f"{candidate.num_pending} pending{'' if candidate.known else ' (no report)'}"
     if pick.adapter is None:
         return pending
     where = "on GPU" if candidate.on_gpu else "loaded" if candidate.loaded else "cold"

@@ -88,6 +88,7 @@ def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
             "address": "10.0.0.1:8000",
             "ready": True,
             "known": True,
+            "silent": False,
             "unreachable": False,
             "ejected": False,
             "age_s": 1.5,

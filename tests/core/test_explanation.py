@@ -345,11 +345,18 @@ def test_least_harm_says_what_decided(
 
 
 def test_fallbacks_and_unknown_load_are_told() -> None:
-    candidates = view(1, is_known=False), view(2, is_known=False)
+    candidates = view(1, is_known=False, is_silent=True), view(2, is_known=False, is_silent=True)
     endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
 
     assert said("random", "random", *candidates, endpoints=endpoints).endswith(
-        "; no pod that could take it has a fresh load report; then pod-2, 10.0.0.9:1."
+        "; no pod that could take it answers; then pod-2, 10.0.0.9:1."
+    )
+
+
+def test_a_pod_that_gives_no_report_is_chosen_by_what_was_sent_there() -> None:
+    candidates = view(1, is_known=False), view(2)
+    assert said("random", "random", *candidates).endswith(
+        "; it gives no load report, so by what routers have sent there."
     )
 
 

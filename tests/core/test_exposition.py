@@ -55,6 +55,7 @@ def test_the_real_page_is_read_as_its_lines_say() -> None:
         process_start_wall_s=1.79525852154e9,
         kv_cache_tokens=524_288,
         generated_tokens=1_493,
+        work_tokens=1_541,
     )
 
 
@@ -117,7 +118,7 @@ def test_cache_use_above_one_counts_as_full() -> None:
 
 
 @pytest.mark.parametrize("absurd", ["NaN", "+Inf", "-Inf", "-1"])
-def test_absurd_values_are_left_out(absurd: str) -> None:
+def test_absurd_values_say_nothing(absurd: str) -> None:
     report = read(
         f"vllm:num_requests_running {absurd}\n",
         f"vllm:kv_cache_usage_perc {absurd}\n",
@@ -125,7 +126,7 @@ def test_absurd_values_are_left_out(absurd: str) -> None:
         info_line("a", "a", 5.0).replace("5.0", absurd),
     )
 
-    assert report == LoadReport()
+    assert report == LoadReport(has_counts=False)
 
 
 @pytest.mark.parametrize("huge", ["1e308", "5e9", "9" * 400])
@@ -356,9 +357,10 @@ def test_longer_names_and_comments_are_not_mistaken_for_the_metric() -> None:
         b'{"detail":"Not Found"}\n',
         b"Not Found\n",
         b"upstream connect error or disconnect/reset before headers\n",
-        b"# HELP x y\n\x00\x01\n",
+        b"\x00\x01\n",
+        b"vllm:num_requests_running 1\x00\n",
         b"\x1f\x8b\x08gzip\n",
-        b"# HELP vllm:num_requests_running x\nvllm:num_requests_running 1",
+        b"vllm:num_requests_running 1",
         b"vllm:num_requests_running \n",
         b"vllm:num_requests_running one\n",
         b"vllm:num_requests_running 1_0\n",
@@ -375,6 +377,161 @@ def test_longer_names_and_comments_are_not_mistaken_for_the_metric() -> None:
 def test_garbage_is_an_error(page: bytes) -> None:
     with pytest.raises(ExpositionError):
         parse_report(page, VLLM)
+
+
+# --- lines that cannot be read ------------------------------------------------------------------
+
+OPENMETRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="base",engine="0"} 3
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="base",engine="0"} 2 1795258552.5
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{model_name="b#}",engine="0"} 345 # {trace_id="abc"} 1.0 1795258552.5
+vllm:generation_tokens_created{model_name="b#}",engine="0"} 1795258552.5
+# TYPE vllm:prompt_tokens counter
+vllm:prompt_tokens_total 55 # {} 1
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{running_lora_adapters="sql",waiting_lora_adapters="chat",max_lora="4"} 9.25
+# UNIT process_start_time_seconds seconds
+process_start_time_seconds 7
+"""
+
+
+@pytest.mark.parametrize("end", ["# EOF\n", "# EOF", "# EOF \r", ""])
+def test_openmetrics_is_read_with_exemplars_timestamps_and_any_end(end: str) -> None:
+    assert read(OPENMETRICS, end) == LoadReport(
+        num_running=3,
+        num_waiting=2,
+        max_loras=4,
+        active_adapters=frozenset({"sql", "chat"}),
+        adapter_log=(("chat", 9.25), ("sql", 9.25)),
+        process_start_wall_s=7.0,
+        generated_tokens=345,
+        work_tokens=400,
+    )
+
+
+def test_a_page_that_is_cut_off_loses_its_last_line_and_knows_nothing_of_the_rest() -> None:
+    report = read("vllm:num_requests_running 3\n", "vllm:kv_cache_usage_perc 0.5")
+
+    assert (report.num_running, report.kv_usage_ratio) == (3, None)
+    assert not report.has_counts  # those that wait may have been in the rest
+    assert "cut off" in report.unreadable
+
+
+def test_binary_data_in_a_line_is_no_part_of_a_name() -> None:
+    report = read("vllm:num_requests_running 3\n", info_line("a\0b", "", START_S))
+
+    assert (report.num_running, report.active_adapters) == (3, frozenset())
+    assert "binary" in report.unreadable
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        'vllm:num_requests_running{engine="1"} 1_0\n',
+        'vllm:num_requests_running{engine="1"} NaN\n',
+        'vllm:num_requests_running{engine="1} 4\n',
+        "vllm:num_requests_running{engine=1} 4\n",
+        "vllm:num_requests_running \n",
+        'vllm:num_requests_running{engine="#} 4\n',
+    ],
+)
+def test_a_sum_of_which_a_part_cannot_be_read_is_unknown_not_lower(damaged: str) -> None:
+    report = read(
+        'vllm:num_requests_running{engine="0"} 3\n',
+        damaged,
+        'vllm:num_requests_running{engine="2"} 2\n',
+        'vllm:num_requests_waiting{engine="0"} 7\n',
+    )
+
+    assert not report.has_counts
+    assert (report.num_running, report.num_waiting) == (0, 7)
+
+
+@pytest.mark.parametrize("damaged", ["", "#\n", "vllm:num_re\n"])
+def test_a_line_of_a_group_may_be_anything(damaged: str) -> None:
+    report = read(
+        'vllm:num_requests_running{engine="0"} 3\n',
+        damaged,
+        'vllm:num_requests_running{engine="2"} 2\n',
+    )
+
+    assert report.num_running == 5
+
+
+def test_a_kv_cache_of_which_a_part_cannot_be_read_is_unknown() -> None:
+    lines = cache_info(0, num_gpu_blocks=100), "vllm:cache_config_info{block_size=16} 1\n"
+    assert read(*lines).kv_cache_tokens is None
+
+
+# What each line of this page says: the fields that may change if it is damaged.
+FACTS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("# HELP vllm:num_requests_running x\n", frozenset()),
+    *(
+        (f'vllm:num_requests_running{{engine="{n}"}} {n + 3}\n', frozenset({"num_running"}))
+        for n in range(3)
+    ),
+    ('vllm:num_requests_waiting{engine="0"} 2\n', frozenset({"num_waiting"})),
+    ("# TYPE vllm:kv_cache_usage_perc gauge\n", frozenset()),
+    ('vllm:kv_cache_usage_perc{engine="0"} 0.25\n', frozenset({"kv_usage_ratio"})),
+    (
+        'vllm:generation_tokens_total{engine="0"} 5 # {a="b"} 1\n',
+        frozenset({"generated_tokens", "work_tokens"}),
+    ),
+    ("vllm:prompt_tokens_total 55\n", frozenset({"work_tokens"})),
+    (
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 1\n',
+        frozenset({"num_deferred"}),
+    ),
+    *(
+        (info_line(name, name, at_s), frozenset({"active_adapters", "adapter_log", "max_loras"}))
+        for name, at_s in (("a", 5.0), ("b", 7.0), ("c", 6.0))
+    ),
+    ("# TYPE vllm:lora_adapter_loaded gauge\n", frozenset()),
+    (
+        'vllm:lora_adapter_loaded{adapter_name="a",level="gpu"} 1\n',
+        frozenset({"gpu_adapters", "cpu_adapters"}),
+    ),
+    (
+        'vllm:cache_config_info{num_gpu_blocks="100",block_size="16"} 1\n',
+        frozenset({"kv_cache_tokens"}),
+    ),
+    ("process_start_time_seconds 7\n", frozenset({"process_start_wall_s"})),
+)
+WHOLE = read(*(line for line, _ in FACTS))
+damages = st.one_of(
+    st.binary(max_size=40).map(lambda damage: damage.replace(b"\n", b"")),
+    st.sampled_from([b"", b"#", b"# {", b"NaN", b"}", b'"', b"\0", b"\xff", b" 1 2 3", b"\\"]),
+)
+
+
+def test_a_series_of_adapters_that_cannot_be_read_is_left_out() -> None:
+    report = read(
+        info_line("a", "", START_S), info_line("b", "", START_S + 1).replace('="b"', '="b')
+    )
+
+    assert (report.active_adapters, report.max_loras) == (frozenset("a"), 4)
+    assert report.has_counts
+
+
+@given(st.data())
+def test_damage_to_one_line_changes_only_what_that_line_says(data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(FACTS) - 1))
+    line, facts = FACTS[at]
+    raw = line.encode()[:-1]
+    first = data.draw(st.integers(0, len(raw)))
+    last = data.draw(st.integers(first, len(raw)))
+    damaged = raw[:first] + data.draw(damages) + raw[last:] + b"\n"
+    lines = [each.encode() for each, _ in FACTS]
+
+    report = parse_report(b"".join([*lines[:at], damaged, *lines[at + 1 :]]), VLLM)
+
+    changed = {f for f in LoadReport.__struct_fields__ if getattr(report, f) != getattr(WHOLE, f)}
+    assert changed - {"has_counts", "unreadable"} <= facts
+    assert report.has_counts or facts & {"num_running", "num_waiting"}
 
 
 @given(st.binary(max_size=200))
@@ -417,12 +574,15 @@ def oracle_samples(page: str) -> list[Sample]:
     ]
 
 
-def per_engine(samples: Sequence[Sample], name: str, **where: str) -> list[float]:
+def per_engine(samples: Sequence[Sample], name: str, **where: str) -> list[float] | None:
+    """One value for each engine; None if any is absurd."""
     engines: dict[str, list[float]] = {}
     for family, labels, value in samples:
-        if family == name and where.items() <= labels.items() and 0 <= value < math.inf:
+        if family == name and where.items() <= labels.items():
             engines.setdefault(labels.get("engine", ""), []).append(value)
-    return [max(values) for values in engines.values()]
+    found = [max(values) for values in engines.values()]
+    is_absurd = any(not 0 <= each < math.inf for values in engines.values() for each in values)
+    return None if is_absurd else found
 
 
 def oracle_report(page: str) -> LoadReport:
@@ -445,18 +605,22 @@ def oracle_report(page: str) -> LoadReport:
     newest = max((at_s for at_s, _, _ in infos), default=0)
     names = set[str]().union(*(adapters for _, adapters, _ in infos))
     last = {name: max(at for at, adapters, _ in infos if name in adapters) for name in names}
+    running = per_engine(samples, "vllm:num_requests_running")
+    waiting = per_engine(samples, "vllm:num_requests_waiting")
     kv = per_engine(samples, "vllm:kv_cache_usage_perc")
     deferred = per_engine(samples, "vllm:num_requests_waiting_by_reason", reason="deferred")
     starts = per_engine(samples, "process_start_time_seconds")
     tokens = per_engine(samples, "vllm:generation_tokens_total")
+    prompts = per_engine(samples, "vllm:prompt_tokens_total")
     caches = [
         int(labels["num_gpu_blocks"]) * int(labels["block_size"])
         for family, labels, _ in samples
         if family == "vllm:cache_config_info"
     ]
     return LoadReport(
-        num_running=int(sum(per_engine(samples, "vllm:num_requests_running"))),
-        num_waiting=int(sum(per_engine(samples, "vllm:num_requests_waiting"))),
+        num_running=int(sum(running or ())),
+        num_waiting=int(sum(waiting or ())),
+        has_counts=running is not None and waiting is not None,
         num_deferred=int(sum(deferred)) if deferred else None,
         kv_usage_ratio=min(1.0, sum(kv) / len(kv)) if kv else None,
         max_loras=max((int(slots) for _, _, slots in infos if slots.isdecimal()), default=0)
@@ -466,6 +630,7 @@ def oracle_report(page: str) -> LoadReport:
         process_start_wall_s=starts[0] if starts else None,
         kv_cache_tokens=sum(caches) or None,
         generated_tokens=int(sum(tokens)) if tokens else None,
+        work_tokens=int(sum(tokens + prompts)) if tokens and prompts is not None else None,
     )
 
 
@@ -488,6 +653,7 @@ gauges = st.tuples(
             "vllm:num_requests_waiting",
             "vllm:kv_cache_usage_perc",
             "vllm:generation_tokens_total",
+            "vllm:prompt_tokens_total",
             "vllm:num_requests_running_total",
             "other:metric",
         ]

@@ -31,6 +31,7 @@ class Fleet:
         self.unready: set[int] = set()
         self.reported: dict[int, float] = {}
         self.refusing: set[int] = set()
+        self.silent: set[int] = set()
         self.lines: list[Line] = []
 
     def view(self, number: int) -> EndpointView:
@@ -42,6 +43,7 @@ class Fleet:
             is_known=reported_s is not None and self.now - reported_s <= self.expiry_s,
             reported_at_s=reported_s,
             is_unreachable=number in self.refusing,
+            is_silent=number in self.silent,
         )
 
     def report(self, number: int) -> None:
@@ -138,6 +140,43 @@ def test_a_pod_that_refuses_is_lost_though_its_report_is_still_trusted() -> None
     fleet = healthy(2, expiry_s=600)
 
     assert len(fleet.run(5, [1])) == 1
+
+
+def serve_without_reports(fleet: Fleet, seconds: int, *pods: int) -> list[str]:
+    """Let metrics pages fail for a while, and models be listed all the same."""
+    said = []
+    for _ in range(seconds):
+        for number in fleet.pods:
+            if number in pods:
+                fleet.fail(number, "HTTP 500")
+            else:
+                fleet.report(number)
+        fleet.now += 1.0
+        for number in fleet.pods:
+            fleet.list_models(number)
+        said += fleet.look()
+    return said
+
+
+def test_of_a_pod_that_answers_without_reports_it_is_said_that_it_gets_its_share() -> None:
+    fleet = healthy(3)
+
+    assert serve_without_reports(fleet, 20, 1) == [
+        "pod-1 (10.0.0.1:8000): no report for 2 s: HTTP 500; it answers, so it gets its share by "
+        "what routers have sent there"
+    ]
+    assert fleet.losses.warnings() == [
+        "1 of 3 pods give no reports: HTTP 500: pod-1; 1 of them answer, and get requests by "
+        "routers' counts"
+    ]
+    fleet.silent.add(1)
+    fleet.look()
+    assert fleet.losses.warnings() == ["1 of 3 pods give no reports: HTTP 500: pod-1"]
+
+
+def test_where_no_pod_reports_and_some_answer_requests_do_not_fail() -> None:
+    last = serve_without_reports(healthy(2), 20, 0, 1)[-1]
+    assert last == "no pod reports (2 of 2 lost): routing goes by what routers have sent to each"
 
 
 def test_a_pod_that_hangs_is_lost_when_its_report_has_expired() -> None:

@@ -86,18 +86,18 @@ def allowed(snapshot: Snapshot, request: RequestInfo) -> list[EndpointView]:
 
 
 @given(snapshots(), requests(), policies, st.integers(0, 4), st.integers(0, 99))
-def test_only_ready_registered_allowed_endpoints_are_picked_and_known_ones_first(
+def test_only_ready_registered_allowed_endpoints_are_picked_and_those_that_answer_first(
     snapshot: Snapshot, request: RequestInfo, policy: Policy, num_fallbacks: int, seed: int
 ) -> None:
     """The candidates and the fallbacks, too.
 
     One that cannot be reached only where all are like that; of the rest, one that is ejected only
-    where all are; of those, one that is unknown only where no known one is.
+    where all are; of those, one that is silent only where all are.
     """
     best = may = allowed(snapshot, request)
     best = [view for view in best if not view.is_unreachable] or best
     best = [view for view in best if not view.is_ejected] or best
-    best = [view for view in best if view.is_known] or best
+    best = [view for view in best if not view.is_silent] or best
     assert bool(best) is bool(may)
 
     result = picker(policy, seed=seed, num_fallbacks=num_fallbacks).pick(snapshot, request)
@@ -518,7 +518,7 @@ LARGE = endpoint_view(2, max_lora_rank=64, num_pending=9)
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@pytest.mark.parametrize("flaw", [{}, {"is_ejected": True}, {"is_known": False}])
+@pytest.mark.parametrize("flaw", [{}, {"is_ejected": True}, {"is_silent": True}])
 def test_no_policy_sends_an_adapter_where_its_rank_does_not_fit(
     name: str, flaw: dict[str, bool]
 ) -> None:

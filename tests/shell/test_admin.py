@@ -165,6 +165,8 @@ async def test_the_snapshot_is_json() -> None:
                 "name": "pod-1",
                 "ready": True,
                 "known": True,
+                "silent": False,
+                "report_old": False,
                 "unreachable": False,
                 "ejected": False,
                 "report_age_s": 0.5,

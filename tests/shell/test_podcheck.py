@@ -256,6 +256,9 @@ async def test_a_server_without_runtime_loading_lacks_an_optional_requirement() 
     assert (check_of.passed, check_of.detail) == (False, "an empty name: HTTP 404 and 404")
 
 
+DAMAGED = "python_info 1\nvllm:num_requests_running many\n"
+
+
 @pytest.mark.parametrize(
     ("path", "answer", "failed"),
     [
@@ -263,6 +266,7 @@ async def test_a_server_without_runtime_loading_lacks_an_optional_requirement() 
         ("/v1/models", lambda: web.Response(text="[]"), LISTED),
         ("/v1/models", lambda: web.Response(status=500), LISTED),
         ("/metrics", lambda: web.Response(text="<html>\n"), {METRICS, RUN, WAIT, KV, ACTIVE}),
+        ("/metrics", lambda: web.Response(text=DAMAGED), {METRICS, WAIT, KV, ACTIVE}),
         ("/v1/chat/completions", lambda: web.Response(text="{}"), CHATTED),
         ("/v1/chat/completions", lambda: web.Response(status=404), CHATTED),
         ("/v1/chat/completions", lambda: stream(), CHATTED),

@@ -243,12 +243,15 @@ def test_endpoint_gauges_have_the_values_of_the_snapshot() -> None:
 
 
 def test_unknown_gauges_of_an_endpoint_are_absent_and_not_0() -> None:
-    view = EndpointView("10.0.0.1:80", is_known=False, is_ready=False, is_ejected=True)
+    view = EndpointView(
+        "10.0.0.1:80", is_known=False, is_silent=True, is_ready=False, is_ejected=True
+    )
     metrics = telemetry(view)
 
     assert sample(metrics, "endpoint_ejected", endpoint=view.address) == 1
     assert sample(metrics, "endpoint_unreachable", endpoint=view.address) == 0
     assert sample(metrics, "endpoint_known", endpoint=view.address) == 0
+    assert sample(metrics, "endpoint_silent", endpoint=view.address) == 1
     assert sample(metrics, "endpoint_ready", endpoint=view.address) == 0
     assert sample(metrics, "endpoint_in_flight", endpoint=view.address) == 0
     for name in (

@@ -354,8 +354,8 @@ async def test_a_pick_of_the_base_model_is_rendered_without_adapters() -> None:
     )
 
 
-async def test_an_endpoint_without_a_report_is_shown_as_unknown() -> None:
-    assert "state unknown" in await line_of(picked(is_known=False))
+async def test_an_endpoint_without_a_report_is_shown_as_such() -> None:
+    assert "5 pending (no report)" in await line_of(picked(is_known=False))
 
 
 async def test_a_rejection_is_one_line() -> None:
