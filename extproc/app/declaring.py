@@ -36,12 +36,10 @@ class Declaring:
         """
         roots = [str(each.pod).rstrip("/") for each in self._config.adapters.roots]
         path, name = declaration.source, declaration.name
-        if roots and path.startswith("/"):
-            if not any(f"{path}/".startswith(f"{root}/") for root in roots):
-                known = ", ".join(roots)
-                raise DeclarationError(
-                    f"source {path!r}: must be in one of adapters.roots: {known}"
-                )
+        is_inside = any(f"{path}/".startswith(f"{root}/") for root in roots)
+        if roots and path.startswith("/") and not is_inside:
+            known = ", ".join(roots)
+            raise DeclarationError(f"source {path!r}: must be in one of adapters.roots: {known}")
         own = [each.name for each in self._own()]
         return "it is declared by the configuration" if name in own else Names(own).why_not(name)
 

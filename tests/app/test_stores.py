@@ -69,5 +69,7 @@ async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content
 
 def test_without_its_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "extproc.shell.stores.redis", None)
-    with pytest.raises(ConfigError, match=r"adapters.store.redis needs the extra `redis`: .*\[redis\]"):
+    with pytest.raises(
+        ConfigError, match=r"adapters.store.redis needs the extra `redis`: .*\[redis\]"
+    ):
         store({"redis": {"url": URL}})
