@@ -13,7 +13,7 @@ from extproc.core.speeds import probe_of
 from extproc.core.told import PickObserver, Told, ToldPick
 from extproc.core.tracked import InFlight, Tracked
 from extproc.core.types import Pick
-from extproc.core.verdicts import Verdict, verdicts
+from extproc.core.verdicts import Verdict, likeness, verdicts
 
 
 class Flights:
@@ -220,5 +220,6 @@ class Flights:
             if tracked is None or (tracked is not counted and address == counted.endpoint.address):
                 continue  # it has left, even if another has joined under its address
             trial = flight.trial if tracked is counted else 0
-            self._outliers.end(address, verdict, now=at_s, ended_s=now, trial=trial)
+            like = likeness(flight.pick.request)
+            self._outliers.end(address, verdict, like, now=at_s, ended_s=now, trial=trial)
             tracked.view = None

@@ -80,6 +80,12 @@ _ENDPOINTS_FLAGS = (
 )
 _UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
 _NOT_IMPLEMENTED = 501  # vLLM's status for what its model does not support: the client's mistake
+_FULL = (429, 503)
+"""An endpoint's own that say "not now, try another": vLLM 0.32 answers 503 beyond
+`--max-num-queued-reqs` and `-tokens` (`vllm/exceptions.py`: "Please try again later or on a different
+instance"), SGLang beyond `--max-queued-requests` 503 and by routing key 429. None of them has
+worked on the request, or it says itself that a repetition is safe."""
+_GATEWAY_ERRORS = (502, 504)
 _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
 _CLIENT_LEFT_STATUSES = (0, 499)
 
@@ -211,10 +217,12 @@ def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered:
     flags = common.response_flags
     if not has_answered and any(getattr(flags, name) for name in _UNREACHABLE_FLAGS):
         return Verdict.UNREACHABLE
-    if any(getattr(flags, name) for name in _ENDPOINTS_FLAGS):
-        return Verdict.FAILED
+    if any(getattr(flags, name) for name in _ENDPOINTS_FLAGS) or status in _GATEWAY_ERRORS:
+        return Verdict.BROKEN
     if status is None or status == _NOT_IMPLEMENTED:
         return Verdict.NONE
+    if status in _FULL:
+        return Verdict.FULL
     if status >= 500:
         return Verdict.FAILED
     return Verdict.SERVED if outcome is Outcome.COMPLETED and status < 400 else Verdict.NONE

@@ -165,8 +165,9 @@ def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> No
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(200, "served"), (206, "served"), (302, "served"), (400, "none"), (404, "none"), (429, "none"),
-     (499, "none"), (0, "none"), (500, "failed"), (501, "none"), (503, "failed"), (504, "failed")],
+    [(200, "served"), (206, "served"), (302, "served"), (400, "none"), (404, "none"), (429, "full"),
+     (499, "none"), (0, "none"), (500, "failed"), (501, "none"), (502, "broken"), (503, "full"),
+     (504, "broken"), (505, "failed")],
 )  # fmt: skip
 def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
     status: int, expected: str
@@ -178,11 +179,11 @@ def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
 @pytest.mark.parametrize(
     ("flag", "before_any_byte", "after"),
     [
-        ("upstream_connection_failure", "unreachable", "failed"),
-        ("upstream_remote_reset", "unreachable", "failed"),
-        ("upstream_connection_termination", "unreachable", "failed"),
-        ("upstream_request_timeout", "failed", "failed"),
-        ("upstream_protocol_error", "failed", "failed"),
+        ("upstream_connection_failure", "unreachable", "broken"),
+        ("upstream_remote_reset", "unreachable", "broken"),
+        ("upstream_connection_termination", "unreachable", "broken"),
+        ("upstream_request_timeout", "broken", "broken"),
+        ("upstream_protocol_error", "broken", "broken"),
         ("upstream_overflow", "none", "none"),
         ("no_healthy_upstream", "none", "none"),
         ("stream_idle_timeout", "none", "none"),
