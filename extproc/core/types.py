@@ -154,6 +154,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_owing: bool = False
     is_unreachable: bool = False  # our last call could not connect
     is_ejected: bool = False
+    is_full: bool = False  # has refused requests beside as many unfinished ones
 
     @property
     def is_lost(self) -> bool:

@@ -38,8 +38,11 @@ def verdicts(
     that are known to have answered before that they are full. The data plane tries a pick's
     endpoints and alternates in order. Any other request that is retried is assumed not to have
     reached the endpoint: our Envoy configurations retry nothing else. Where an address is dialled
-    twice, only the last attempt counts.
+    twice, only the last attempt counts. A refusal that is not retried reaches the client: a failure
+    that the request may explain.
     """
+    if verdict is Verdict.FULL and num_attempts <= 1:
+        verdict = Verdict.FAILED
     tried = tried_in_order(pick)[: max(1, num_attempts)]
     said = {
         each: Verdict.FULL if each in refused else Verdict.UNREACHABLE

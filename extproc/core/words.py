@@ -69,9 +69,11 @@ def held(seconds: float, reason: str) -> str:
 
 FOR_ADAPTER = "load"
 """The reason of those that wait until a pod has their adapter."""
+FOR_ROOM = "room"
+"""The reason of those that wait until a pod has room."""
 _HELD_FOR = {
     "slot": " for a slot",
-    "room": " for room",
+    FOR_ROOM: " for room",
     "turn": " for its turn",
     FOR_ADAPTER: " for its adapter",
 }
