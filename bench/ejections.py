@@ -2,10 +2,11 @@
 
     python bench/ejections.py [--fleets 20000] [--seed 1]
 
-Random fleets of 2 to 50 pods and random failures, judged by `extproc.core.outliers` in virtual
-time. `alike`: each request fails with a probability of its kind (0 to 0.95), wherever it goes, from
-the beginning on or from some moment on. `poison`: no kind fails, but clients who repeat requests that fail everywhere. `alone`: the same as
-both, and after a while one pod fails all it gets, or what names it.
+Random fleets of 2 to 50 pods and random failures, judged by `core.outliers` in virtual time.
+`alike`: each request fails with a probability of its kind (0 to 0.95), wherever it goes, from the
+beginning on or from some moment on. `poison`: no kind fails, but clients repeat requests that fail
+everywhere. `alone`: the same with at most 5 % of failures or 10 % of poison, and after a while one
+pod fails all it gets.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class Comparison:
         return total, exp(log_chance), 1 - num_expected / total if total else 0.0
 
     def judge_rates(self, own: Own) -> list[Strata]:
-        """Return what its failure rates come to: what requests may explain, and what they do not."""
+        """Return its failure rates: of what requests may explain, and of what they do not."""
         by_request, by_itself = Strata(), Strata()
         for kind in own.tally:
             stratum = by_itself if kind is ANY else by_request

@@ -82,10 +82,10 @@ _ENDPOINTS_FLAGS = (
 _UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
 _NOT_IMPLEMENTED = 501  # vLLM's status for what its model does not support: the client's mistake
 _FULL = (429, 503)
-"""An endpoint's own that say "not now, try another": vLLM 0.32 answers 503 beyond
-`--max-num-queued-reqs` and `-tokens` (`vllm/exceptions.py`: "Please try again later or on a different
-instance"), SGLang beyond `--max-queued-requests` 503 and by routing key 429. None of them has
-worked on the request, or it says itself that a repetition is safe."""
+"""An endpoint's own that say "not now, try another". vLLM 0.32 answers 503 beyond
+`--max-num-queued-reqs` and `--max-num-queued-tokens` (`vllm/exceptions.py`: "Please try again later
+or on a different instance"), SGLang 503 beyond `--max-queued-requests` and 429 by routing key. None
+has worked on the request, or it says itself that a repetition is safe."""
 _GATEWAY_ERRORS = (502, 504)
 _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
 _CLIENT_LEFT_STATUSES = (0, 499)

@@ -75,7 +75,9 @@ def test_what_its_reports_show_meanwhile_raises_it() -> None:
     assert made.limit == 5
 
 
-def test_a_refusal_below_what_its_reports_have_shown_lately_tells_only_if_another_takes_it() -> None:
+def test_a_refusal_below_what_its_reports_have_shown_lately_tells_only_if_another_takes_it() -> (
+    None
+):
     """A request may be too large for any: nobody's room is less for that."""
     for was_taken, expected in ((True, 2), (False, None)):
         made = Fullness()

@@ -390,3 +390,42 @@ def test_an_unreadable_entry_does_not_cost_the_others() -> None:
     service.record_relayed([b"\xff\xff", entry().SerializeToString()])
 
     assert (num_garbage, len(seen)) == (1, 1)
+
+
+# --- attempts ---------------------------------------------------------------------------------
+
+
+def refusals(*entries: Any, is_ours: bool = True) -> tuple[list[Any], list[str]]:
+    """The refusals that were read, and the pick ids of entries that are passed on."""
+    seen: list[Any] = []
+    foreign: list[str] = []
+
+    def on_refusal(*what: str) -> bool:
+        seen.append(what)
+        return is_ours
+
+    service = CompletionService(
+        lambda _: pytest.fail("no request has ended"),
+        wall_clock=lambda: NOW_WALL_S,
+        on_refusal=on_refusal,
+        on_foreign=lambda pick_id, _: foreign.append(pick_id),
+    )
+    service.record(encode(*entries))
+    service.record_relayed([each.SerializeToString() for each in entries])
+    return seen, foreign
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_attempt_that_its_endpoint_refused_is_told(status: int) -> None:
+    attempt = entry(status=status, log_type=accesslog_pb2.UpstreamEnd)
+    told = ("pick-1", "request-1", "10.0.0.1:8000")
+
+    assert refusals(attempt) == ([told, told], [])
+    assert refusals(attempt, is_ours=False) == ([told, told], ["pick-1"])
+
+
+@pytest.mark.parametrize(
+    "attempt", [{"status": 200}, {"status": 500}, {"status": 503, "flags": ["upstream_overflow"]}]
+)
+def test_other_attempts_say_nothing(attempt: Any) -> None:
+    assert refusals(entry(**attempt, log_type=accesslog_pb2.UpstreamEnd)) == ([], [])
