@@ -301,12 +301,9 @@ class Strata:
         return (self.num_failed - self._num_expected) / self.num if self.num else 0.0
 
     def chance(self) -> float:
-        """Return a bound on the chance that so many of all failures are its own.
-
-        Each is with a probability of its share of the requests (Chernoff's bound).
+        """Return a bound on the chance that so many of all failures, of which there are some, are
+        its own: each is with a probability of its share of the requests (Chernoff's bound).
         """
-        if not self._num_all_failed:
-            return 1.0
         ratio, share = (
             self.num_failed / self._num_all_failed,
             self._num_share / self._num_all_failed,

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from extproc.core.comparison import MAX_KINDS, MAX_OWN_KINDS, MAX_SOURCES, WINDOW_S, Like
+from extproc.core.comparison import (
+    MAX_KINDS,
+    MAX_OWN_KINDS,
+    MAX_SOURCES,
+    WINDOW_S,
+    Count,
+    Like,
+    Sources,
+    Strata,
+)
 from extproc.core.outliers import (
     MAX_CHANGES,
     NUM_TRIALS,
@@ -252,6 +261,28 @@ def test_where_all_begin_to_fail_at_one_moment_nobody_is_ejected(addresses: str)
             tell(made, address, FAILED, now=1.0)
 
     assert not any(made.num_ejections.values())
+
+
+def test_the_chance_of_a_share_is_small_only_where_it_is_more_than_its_requests() -> None:
+    few, many, all_of_them = Strata(), Strata(), Strata()
+    few.add(Count(10, 1), Count(10, 5))
+    many.add(Count(30, 20), Count(60, 4))
+    all_of_them.add(Count(30, 20), Count(60, 0))
+
+    assert few.chance() == 1.0
+    assert Strata().excess_ratio() == 0.0
+    assert 1e-9 > all_of_them.chance() < many.chance() < 1e-4
+
+
+def test_a_request_that_several_have_served_is_served_elsewhere_for_each() -> None:
+    sources = Sources()
+    sources.served(1, "a")
+    before = sources.is_served_elsewhere(1, "a")
+    for address in "abb":
+        sources.served(1, address)
+
+    assert (before, sources.is_served_elsewhere(1, "a")) == (False, True)
+    assert not sources.is_served_elsewhere(2, "a")
 
 
 # --- by chance ------------------------------------------------------------------------------
