@@ -90,6 +90,7 @@ def test_the_files_share_all_but_what_makes_them_different() -> None:
         del filter_config["failure_mode_allow"]
         filters = manager(document)["http_filters"]
         filters[:] = [each for each in filters if not each["name"].endswith("header_mutation")]
+        filters[-1]["typed_config"].pop("upstream_log", None)  # of attempts: there is one
         for route in manager(document)["route_config"]["virtual_hosts"][0]["routes"]:
             route.get("route", {}).pop("retry_policy", None)
 
@@ -151,6 +152,25 @@ def test_the_access_log_can_be_slower_or_off() -> None:
 
     assert log["typed_config"]["common_config"]["buffer_flush_interval"] == "0.5s"
     assert "access_log" not in manager(rendered(access_log=False))
+
+
+@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST])
+def test_attempts_are_told_over_the_same_access_logs(mode: Mode) -> None:
+    """So that Envoy keeps their order: it buffers for each configuration of a log."""
+
+    def attempts(**options: Any) -> Any:
+        router = manager(rendered(mode=mode, **options))["http_filters"][-1]["typed_config"]
+        return router.get("upstream_log")
+
+    for options in (
+        {},
+        {"routers": ("10.0.0.1:2", "10.0.0.2:2"), "access_log_flush_interval_s": 1},
+    ):
+        logs = manager(rendered(mode=mode, **options))["access_log"]
+        told = attempts(**options)
+        assert [each["typed_config"] for each in told] == [each["typed_config"] for each in logs]
+        assert all("status_code_filter" in str(each["filter"]) for each in told)
+    assert attempts(access_log=False) is None
 
 
 def test_limits_times_and_failure_mode_are_set() -> None:
@@ -259,7 +279,7 @@ def test_envoy_retries_where_it_has_another_address_however_the_body_comes(
 
 
 def test_retries_are_the_same_wherever_there_are_some() -> None:
-    """Only of what surely has not reached an engine."""
+    """Only of what surely has not reached an engine, or was refused as it is full."""
     policies = [
         manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"][0]["route"][
             "retry_policy"
@@ -268,7 +288,9 @@ def test_retries_are_the_same_wherever_there_are_some() -> None:
     ]
 
     for policy in policies:
-        assert policy["retry_on"] == "connect-failure,refused-stream,reset-before-request"
+        unreached = "connect-failure,refused-stream,reset-before-request"
+        assert policy["retry_on"] == f"{unreached},retriable-status-codes"
+        assert policy["retriable_status_codes"] == [503, 429]
         assert policy["num_retries"] == 2
 
 

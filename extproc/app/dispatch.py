@@ -180,6 +180,13 @@ class Endings:
         self._log_changes()
         return True
 
+    def refused(self, pick_id: str, request_id: str, address: str) -> bool:
+        """Record an attempt that an endpoint refused; return False if it is another router's."""
+        is_ours = self.accounting.refused(pick_id, request_id, address, now=self.clock())
+        if is_ours:
+            self.recorder.refused()
+        return is_ours
+
     def reported(self, address: str, *, now: float) -> None:
         """End the picks that the endpoint's newest report no longer counts."""
         self.recorder.given_up(len(self.accounting.reconcile(address, now=now)))

@@ -15,7 +15,6 @@ from extproc.app.peeraccess import checks_clients, keys_of, link_tls, peer_port
 from extproc.app.telling import Telling
 from extproc.config import Config
 from extproc.config.peers import PeersConfig
-from extproc.core.accounting import Completion
 from extproc.core.adapters.peers import Word
 from extproc.core.following import Following, FollowingSettings
 from extproc.core.pool import Pool
@@ -95,11 +94,11 @@ class Peering:
         """Return the methods that peers call."""
         return () if self._peers is None else self._service.methods()
 
-    def pass_on(self, completion: Completion, entry: bytes) -> None:
+    def pass_on(self, pick_id: str, entry: bytes) -> None:
         """Queue the access log entry of another router's pick."""
         if self._peers is not None:
             pass_on, now = self.relay.pass_on, self._clock()
-            self._observers.call("relay", pass_on, completion.pick_id, entry, now=now)
+            self._observers.call("relay", pass_on, pick_id, entry, now=now)
 
     def tell(self, pool: Pool, call_later: Callable[[float, Callable[[], None]], object]) -> None:
         """Tell the peers the picks of `pool`, and count theirs there; nothing without peers."""

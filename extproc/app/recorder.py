@@ -55,6 +55,10 @@ class Recorder:
         self._publish(DecisionRecord(rejection, wall_s, 0.0, request_id, shown))
         self.observers.call("attainment", self._judge_rejection, path, rejection)
 
+    def refused(self) -> None:
+        """Record that an endpoint refused a request as it is full."""
+        self.observers.call("telemetry", self.telemetry.refused)
+
     def ended(self, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
         self.observers.call("telemetry", self.telemetry.completed, outcome)

@@ -118,6 +118,7 @@ class Services:
         self.completions = CompletionService(
             self.endings.complete,
             wall_clock=world.wall_clock,
+            on_refusal=self.endings.refused,
             on_garbage=telemetry.access_log_garbage,
             on_foreign=self.peering.pass_on if config.peers is not None else None,
             on_recorded=self.peering.flush,

@@ -25,8 +25,8 @@ class OutliersConfig(Section):
         0.3,
         gt=0,
         le=1,
-        description="A pod is ejected when its failure rate (0 to 1) is this far above the median "
-        "of the other pods. Live.",
+        description="A pod is ejected when its failure rate (0 to 1) is this far above that of the "
+        "other pods with requests of the same model and path. Live.",
     )
     base_ejection_s: float = Field(
         30.0,

@@ -221,6 +221,16 @@ class Accounting:
         told = self.tpots.tokens_of(claim, num_bytes)
         return num_tokens if told is None else told
 
+    def refused(self, pick_id: str, request_id: str, address: str, *, now: float) -> bool:
+        """Record that an endpoint refused a pick as it is full; the data plane tries another.
+
+        Return False if the pick may be another router's.
+        """
+        flights = self._pool.flights
+        pick_id = pick_id or flights.pick_id_of(request_id) or ""
+        is_in_flight = flights.refused(pick_id, address, now=now)
+        return is_in_flight or router_of(pick_id) == self._router_id
+
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
         """End a pick whose stream saw the end. Return False if it had ended before."""
         has_run = outcome is not Outcome.FAILED

@@ -13,7 +13,7 @@ from extproc.core.speeds import probe_of
 from extproc.core.told import PickObserver, Told, ToldPick
 from extproc.core.tracked import InFlight, Tracked
 from extproc.core.types import Pick
-from extproc.core.verdicts import Verdict, verdicts
+from extproc.core.verdicts import Verdict, likeness, tried_in_order, verdicts
 
 
 class Flights:
@@ -43,6 +43,7 @@ class Flights:
         self._outliers = outliers
         self._flights: dict[str, InFlight] = {}
         self._by_request_id: dict[str, str] = {}
+        self._refused: dict[str, tuple[str, ...]] = {}
         self.num_routers = 1
         self.observer: PickObserver | None = None
         self.on_end: Callable[[float], None] = lambda _now: None
@@ -106,6 +107,24 @@ class Flights:
         self._count(InFlight(pick, flight.started_at_s, tracked, tracked.adapter_of(pick)), now)
         return True
 
+    def refused(self, pick_id: str, address: str, *, now: float) -> bool:
+        """Record that an endpoint refused a pick as it is full, so that the next one is tried.
+
+        Return False if it is not in flight.
+        """
+        flight = self._flights.get(pick_id)
+        if flight is None:
+            return False
+        tracked, before = flight.tracked, self._refused.get(pick_id, ())
+        tried = tried_in_order(flight.pick)
+        is_here = tracked.endpoint.address == address and self._find(address) is tracked
+        if is_here and address in tried and address not in before:
+            tracked.refused(flight, now=now)
+            self._refused[pick_id] = (*before, address)
+            for following in tried[tried.index(address) + 1 :][:1]:
+                self.move(pick_id, following, now=now)
+        return True
+
     def finish(
         self,
         pick_id: str,
@@ -129,7 +148,13 @@ class Flights:
         request = flight.pick.request
         if self._by_request_id.get(request.request_id) == pick_id:
             del self._by_request_id[request.request_id]
-        judged = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
+        refused = self._refused.pop(pick_id, ())
+        judged = verdicts(
+            flight.pick, verdict, address=address, num_attempts=num_attempts, refused=refused
+        )
+        for each in filter(None, map(self._find, refused)):
+            each.fullness.settle(pick_id, was_taken=verdict is Verdict.SERVED)
+            each.view = None
         # An endpoint that came back under the address has not served it.
         is_elsewhere = address != flight.tracked.endpoint.address
         served = (self._find(address) if is_elsewhere else None) or flight.tracked
@@ -199,7 +224,7 @@ class Flights:
         tracked.queue(flight.adapter, num_bytes, at_s=flight.started_at_s, now=now)
         self._beginnings.add(pick.request, tracked.kv_cache)
         trial = self._outliers.begin(address, now=now)
-        flight = replace(flight, trial=trial) if trial else flight
+        flight = replace(flight, trial=trial, num_beside=tracked.num_unfinished)
         self._flights[pick.id] = flight
         tracked.begin(flight)
         if self.observer is not None:
@@ -220,7 +245,8 @@ class Flights:
             if tracked is None or (tracked is not counted and address == counted.endpoint.address):
                 continue  # it has left, even if another has joined under its address
             trial = flight.trial if tracked is counted else 0
-            self._outliers.end(address, verdict, now=at_s, ended_s=now, trial=trial)
+            like = likeness(flight.pick.request)
+            self._outliers.end(address, verdict, like, now=at_s, ended_s=now, trial=trial)
             tracked.view = None
             if verdict is Verdict.SERVED:
                 tracked.answers = True

@@ -1,48 +1,55 @@
-"""Outlier detection: endpoints that fail where others do not get no requests for a while.
+"""Outlier detection: endpoints that fail what others serve get no requests for a while.
 
 An endpoint that fails at once has nothing pending, so every policy that looks for the emptiest
 sends it more. Terms and defaults follow Envoy's outlier detection where pods allow it
 (envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier): `consecutive_5xx` 5,
-`base_ejection_time` 30 s, `max_ejection_time` 300 s. Others suit a pool of few slow pods: Envoy
-needs five hosts and compares with the deviation from their mean, which among three hosts cannot be
-large enough; here an endpoint is compared with the median of the others, and half of the pool may
-be ejected, not a tenth.
+`base_ejection_time` 30 s, `max_ejection_time` 300 s. Others suit a pool of few slow pods: half of
+the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx.
 
 Rules:
-1. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
-   least `min_requests` requests that exceeds the others' by `min_excess_ratio`. Where the others
-   fail alike, it is the requests, and nobody is ejected.
-2. An unreachable endpoint is ejected at once, but briefly: it may have been killed a moment ago.
+1. A failure that a request can explain (`FAILED`) counts where others had requests of the same
+   model and path, and once for each source (`verdicts.likeness`) until another endpoint has served
+   that; one that no request explains (`BROKEN`, `UNREACHABLE`) counts always.
+2. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
+   least `min_requests` requests. Its failure rate must be `min_excess_ratio` above that of the
+   others with like requests at the same time, and the chance that this comes about with a rate
+   like theirs must be below `MAX_CHANCE`.
+3. When others fail like requests after that, so that it no longer stands out, it is back at once.
+4. An unreachable endpoint is ejected at once, but briefly: it may have been killed a moment ago.
    The next of our own calls that succeeds ends that ejection.
-3. An ejection lasts `base_ejection_s` times the number of ejections so far, at most
+5. An ejection lasts `base_ejection_s` times the number of ejections so far, at most
    `max_ejection_s`. Each `base_ejection_s` of health takes one off that number.
-4. Then it is on trial: at most `NUM_TRIALS` requests at a time, and as many must be served before
-   it counts as healthy. One that fails ejects it again.
-5. At most `max_ejected_ratio` of the endpoints are ejected or on trial.
-6. Requests that were sent before an ejection, or during it because no other endpoint could take
+6. Then it is on trial: at most `NUM_TRIALS` requests at a time, and as many must be served before
+   it counts as healthy. One that fails and that others would hardly fail ejects it again.
+7. At most `max_ejected_ratio` of the endpoints are ejected or on trial.
+8. Requests that were sent before an ejection, or during it because no other endpoint could take
    them, no longer count.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from enum import StrEnum
 from math import inf
-from statistics import median
 
 from msgspec import Struct
 
-from extproc.core.verdicts import Verdict
+from extproc.core.comparison import ANY, Comparison, Like, Own, Part, Row
+from extproc.core.verdicts import NAMES_ENDPOINT, Verdict
 
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
-WINDOW_S = 30.0
-"""Failure rates cover the last half to whole window; as long as the base ejection."""
 NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
 MAX_CHANGES = 100
 """Ejections and readmissions kept for `take_changes`."""
+MAX_CHANCE = 1e-6
+"""With a higher one, an endpoint may fail more than others by coincidence."""
+MAX_TRIAL_CHANCE = 0.05
+"""The same on trial: it is known to have failed."""
+EXONERATING_CHANCE = 1e-4
+"""From this one on, what ejected an endpoint was no more than what others fail."""
 
 
 class Cause(StrEnum):
@@ -60,7 +67,7 @@ class OutlierSettings(Struct, frozen=True):
     enabled: bool = True  # False: no ejections
     consecutive_failures: int = 5
     min_requests: int = 20  # fewer within `WINDOW_S` give no failure rate
-    min_excess_ratio: float = 0.3  # a failure rate (0 to 1) so far above the others' median ejects
+    min_excess_ratio: float = 0.3  # of a failure rate (0 to 1) above that of others
     base_ejection_s: float = 30.0  # length of the first ejection
     max_ejection_s: float = 300.0
     max_ejected_ratio: float = 0.5  # of the endpoints, 0 to 1
@@ -85,8 +92,8 @@ class _Health:
     """The record of one endpoint. Ejected or on trial while `cause` is set."""
 
     __slots__ = (
-        *("asked_s", "cause", "count", "num_failures", "num_in_row", "num_passed", "num_requests"),
-        *("num_trials", "older", "serial", "since_s", "until_s", "window"),
+        *("asked_s", "cause", "count", "num_judged", "num_passed", "num_trials", "own"),
+        *("serial", "since_s", "until_s", "why"),
     )
 
     def __init__(self) -> None:
@@ -95,12 +102,10 @@ class _Health:
         self.serial = 0  # number of the ejection: a trial belongs to one
         self.count = 0  # ejections, less those worn off by health
         self.num_trials = self.num_passed = 0
+        self.num_judged = 0  # requests since it was ejected
         self.asked_s = -inf  # when the newest of our own calls that it answered was sent
-        self.forget()
-
-    def forget(self) -> None:
-        self.num_in_row = self.window = self.num_requests = self.num_failures = 0
-        self.older = 0, 0
+        self.own = Own()
+        self.why: Mapping[Hashable, Part] = {}  # the row of failures that ejected it
 
     def passes_trial(self) -> bool:
         """Count a served trial; return whether that was the last one needed."""
@@ -112,7 +117,8 @@ class _Health:
 
     def eject(self, cause: Cause, now: float, for_s: float) -> None:
         if cause is not Cause.UNREACHABLE:
-            self.forget()
+            self.why = {} if cause is Cause.FAILED_TRIAL else self.own.row.by_kind
+            self.own.row, self.num_judged = Row(), 0
         self.cause, self.since_s, self.until_s = cause, now, now + for_s
         self.serial += 1
         self.num_trials = self.num_passed = 0
@@ -120,28 +126,6 @@ class _Health:
     def is_out(self, now: float) -> bool:
         """Return whether it gets nothing now: ejected, or with as many trials as it may have."""
         return self.cause is not None and (now <= self.until_s or self.num_trials >= NUM_TRIALS)
-
-    def add(self, is_failure: bool, now: float) -> None:
-        self.turn(now)
-        self.num_requests += 1
-        self.num_failures += is_failure
-        self.num_in_row = self.num_in_row + 1 if is_failure else 0
-
-    def rate(self, now: float, least: int) -> float | None:
-        """Return the recent failures per request; None with fewer than `least` requests."""
-        self.turn(now)
-        num_requests = self.num_requests + self.older[0]
-        if num_requests < least:
-            return None
-        return (self.num_failures + self.older[1]) / num_requests
-
-    def turn(self, now: float) -> None:
-        """Start the next half of the window when it is due."""
-        window = int(now // (WINDOW_S / 2))
-        if window > self.window:
-            is_next = window == self.window + 1
-            self.older = (self.num_requests, self.num_failures) if is_next else (0, 0)
-            self.window, self.num_requests, self.num_failures = window, 0, 0
 
 
 class Outliers:
@@ -154,6 +138,7 @@ class Outliers:
     def __init__(self, settings: OutlierSettings | None = None) -> None:
         self._settings = settings or OutlierSettings()
         self._health: dict[str, _Health] = {}
+        self._comparison = Comparison()
         self.num_ejections = dict.fromkeys(Cause, 0)
         self._changes: deque[Ejection | Readmission] = deque(maxlen=MAX_CHANGES)
 
@@ -187,6 +172,7 @@ class Outliers:
         self,
         address: str,
         verdict: Verdict,
+        like: Like,
         *,
         now: float,
         ended_s: float | None = None,
@@ -200,22 +186,24 @@ class Outliers:
         health = self._health.get(address)
         if health is None or not self._settings.enabled:
             return
-        is_failure = verdict in (Verdict.FAILED, Verdict.UNREACHABLE)
-        if health.cause is not None and trial == health.serial:
-            health.num_trials -= 1
-            if is_failure:
-                if self._is_streak_unusual(health, now):
-                    self._eject(address, health, Cause.FAILED_TRIAL, now)
-            elif verdict is Verdict.SERVED and health.passes_trial():
-                health.num_in_row = 0
+        is_trial = health.cause is not None and trial == health.serial
+        health.num_trials -= is_trial
+        if not (is_trial or health.cause in (None, Cause.UNREACHABLE)):
+            return
+        self._comparison.turn(health.own, now)
+        if verdict is Verdict.SERVED:
+            self._comparison.served(health.own, address, like)
+            health.num_judged += 1
+            if is_trial and health.passes_trial():
                 self._readmit(address, health, now)
-        elif verdict is not Verdict.NONE and health.cause in (None, Cause.UNREACHABLE):
-            health.add(is_failure, now)
+        elif verdict in NAMES_ENDPOINT:
+            self._comparison.broke(health.own)
             is_recent = health.asked_s <= (now if ended_s is None else ended_s)
             is_gone = verdict is Verdict.UNREACHABLE and is_recent
-            cause = self._cause(health, now, is_gone=is_gone) if is_failure else None
-            if cause is not None and cause is not health.cause:
-                self._eject(address, health, cause, now)
+            self._failed(address, health, now, is_trial=is_trial, is_gone=is_gone)
+        elif verdict is Verdict.FAILED and self._comparison.failed(health.own, address, like):
+            self._failed(address, health, now, is_trial=is_trial, is_gone=False)
+            self._exonerate(address, like.kind, now)
 
     def record_answer(self, address: str, *, asked_at_s: float) -> None:
         """Record that the endpoint answered a call of our own, begun at `asked_at_s`."""
@@ -241,27 +229,42 @@ class Outliers:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _cause(self, health: _Health, now: float, *, is_gone: bool) -> Cause | None:
-        settings = self._settings
-        is_streak = health.num_in_row >= settings.consecutive_failures
-        if is_streak and self._is_streak_unusual(health, now):
-            return Cause.CONSECUTIVE_FAILURES
-        rate = health.rate(now, settings.min_requests)
-        others = None if rate is None else self._rate_of_others(health, settings.min_requests, now)
-        if rate is not None and others is not None and rate - others >= settings.min_excess_ratio:
-            return Cause.FAILURE_RATE
-        return Cause.UNREACHABLE if is_gone else None
+    def _failed(
+        self, address: str, health: _Health, now: float, *, is_trial: bool, is_gone: bool
+    ) -> None:
+        """Judge an endpoint by a failure that counts."""
+        health.num_judged += 1
+        cause = self._cause(health, is_trial=is_trial)
+        if cause is None and is_gone and health.cause is None:
+            cause = Cause.UNREACHABLE
+        if cause is not None:
+            self._eject(address, health, cause, now)
 
-    def _is_streak_unusual(self, health: _Health, now: float) -> bool:
-        """Return whether the others fail so much less that one that only fails stands out."""
-        others = self._rate_of_others(health, self._settings.consecutive_failures, now)
-        return 1.0 - (others or 0.0) >= self._settings.min_excess_ratio
+    def _cause(self, health: _Health, *, is_trial: bool) -> Cause | None:
+        settings, own = self._settings, health.own
+        num, chance, excess = self._comparison.judge_row(own, own.row.by_kind)
+        if excess >= settings.min_excess_ratio:
+            if is_trial and chance <= MAX_TRIAL_CHANCE:
+                return Cause.FAILED_TRIAL
+            if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
+                return Cause.CONSECUTIVE_FAILURES
+        if health.num_judged >= settings.min_requests:
+            for rates in self._comparison.judge_rates(own):
+                is_far = rates.excess_ratio() >= settings.min_excess_ratio
+                if is_far and rates.num >= settings.min_requests and rates.chance() <= MAX_CHANCE:
+                    return Cause.FAILURE_RATE
+        return None
 
-    def _rate_of_others(self, health: _Health, least: int, now: float) -> float | None:
-        """Return the healthy others' median failure rate; None where they had too few requests."""
-        others = [each for each in self._health.values() if each is not health and not each.cause]
-        rates = [rate for each in others if (rate := each.rate(now, least)) is not None]
-        return median(rates) if rates else None
+    def _exonerate(self, failed: str, kind: Hashable, now: float) -> None:
+        """End ejections for failures that another endpoint turns out to share."""
+        for address, health in self._health.items():
+            is_out = health.cause is not None and address != failed
+            if not is_out or ANY in health.why or kind not in health.why:
+                continue
+            self._comparison.turn(health.own, now)
+            if self._comparison.judge_row(health.own, health.why)[1] >= EXONERATING_CHANCE:
+                health.count = max(0, health.count - 1)
+                self._readmit(address, health, now)
 
     def _eject(self, address: str, health: _Health, cause: Cause, now: float) -> None:
         num_ejected = sum(each.cause is not None for each in self._health.values())
@@ -269,6 +272,7 @@ class Outliers:
             return
         is_brief = cause is Cause.UNREACHABLE
         for_s = UNREACHABLE_S if is_brief else self._next_ejection_s(health, now)
+        self._comparison.excuse_others(health.own)
         health.eject(cause, now, for_s)
         self.num_ejections[cause] += 1
         self._changes.append(Ejection(address, cause, for_s))

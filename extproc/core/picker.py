@@ -1,8 +1,8 @@
 """From a snapshot and a request to a pick or a named rejection.
 
 The pipeline: ready endpoints in the subset where the model is registered, and which take the
-adapter's rank; of those, the best (`_best`); admission; a session's own endpoint if it has one; the
-policy; fallbacks.
+adapter's rank; of those, the best (`_best`); admission; those that are not full, or a wait; a
+session's own endpoint if it has one; the policy; fallbacks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from extproc.core.policies import Policy
 from extproc.core.rejections import STORED_RESPONSE, no_endpoints, policy_failed
 from extproc.core.routes import NO_PATH, RESPONSES_PATH
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.core.words import FOR_ROOM
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
 """Whose responses the endpoint may store. Where the path is not known it may be that one."""
-_NUM_PENDING = attrgetter("num_pending")
+_NUM_PENDING, _IS_FULL = attrgetter("num_pending"), attrgetter("is_full")
+FULL_WAIT_S = 0.5
+"""Where all endpoints say that they are full, they are asked again at the latest then. Ends of
+requests and reports, which make room, come sooner."""
 
 
 class PickerSettings(Struct, frozen=True):
@@ -120,7 +124,9 @@ class Picker:
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
             return admitted
-        views = tuple(admitted)
+        views = tuple([view for view in admitted if not view.is_full])
+        if not views:
+            return Wait(snapshot.now + FULL_WAIT_S, FOR_ROOM)
         session, stays = self._session(request)
         chosen = self._stay(views, session) if stays else None
         reason, terms, pick_id, leader = "session", None, "", ""
@@ -146,7 +152,7 @@ class Picker:
                 terms = getattr(self.policy, "terms", None)  # our own estimate
         if session is not None:
             self._remember(session, chosen[0].address)
-        chosen = self._with_fallbacks(chosen, views, request)
+        chosen = self._with_fallbacks(chosen, admitted, request)
         addresses = tuple([view.address for view in chosen])
         num_listed = 1 + self._settings.num_fallbacks
         return Pick(
@@ -226,6 +232,7 @@ class Picker:
             rest = [view for view in admitted if view.address not in taken]
             # With a hundred endpoints, calls of a Python function would dominate the cost.
             rest.sort(key=_NUM_PENDING)
+            rest.sort(key=_IS_FULL)  # it may have room by then
             adapter = request.adapter
             if adapter is not None:
                 rest = _loaded_first(rest, adapter, wanted - len(chosen))

@@ -15,6 +15,7 @@ from extproc.core.belief import Belief
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.costs import Costs, Probe
 from extproc.core.decoding import Decoding
+from extproc.core.fullness import Fullness
 from extproc.core.others import Others, ToldFlight
 from extproc.core.outliers import Outliers
 from extproc.core.prompts import MAX_AGE_S, Prompts
@@ -44,6 +45,7 @@ class InFlight(Struct, frozen=True):
     started_at_s: float
     tracked: Tracked
     adapter: str | None = None  # that it counts for there, None for a base model
+    num_beside: int = 0  # unfinished requests there when it was picked
     trial: int = 0  # of outlier detection: the result of `Outliers.begin`
     place: int | None = None  # of its adapter there, where its first token tells (`cachesize`)
     group: str = ""  # of the endpoint when it was picked
@@ -73,6 +75,7 @@ class Tracked:
             "decoding",
             "endpoint",
             "flights",
+            "fullness",
             "gpu_adapters",
             "group",
         ),
@@ -104,6 +107,7 @@ class Tracked:
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
         self.others: Others[Tracked] = Others()
+        self.fullness = Fullness()
         self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
@@ -143,6 +147,7 @@ class Tracked:
         """Record that it answered a call of ours."""
         address = self.endpoint.address
         outliers.record_answer(address, asked_at_s=asked_at_s)
+        self.fullness.answered(asked_at_s=asked_at_s)
         if restarted or self.is_unreachable:
             if now - self.returned_at_s >= MIN_LIFE_S:
                 outliers.record_restart(address, now=now)
@@ -198,6 +203,7 @@ class Tracked:
     def set_report(self, report: LoadReport, *, taken_at_s: float) -> None:
         """Replace the load report."""
         self.report, self.reported_at_s, self.view = report, taken_at_s, None
+        self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         self.decoding.record(report, taken_at_s=taken_at_s)
         decode = self.decoding.learned
         if decode is not self.prompts.costs.decode:
@@ -219,6 +225,7 @@ class Tracked:
         self.forget_memory()
         self.prompts.forget()
         self.others.restart()
+        self.fullness = Fullness()
 
     def is_owing(self, is_known: bool) -> bool:
         """Return whether its models are still to be listed: new or restarted, not just silent."""
@@ -245,6 +252,19 @@ class Tracked:
             return None
         has_free_slot = len(self.adapters.keys() | self.others.adapters.keys()) < slots
         return self.residency.place(adapter) if has_free_slot else None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests here that have not ended: those that are known, or as many as the last report
+        has."""
+        known = len(self.flights) + len(self.others.flights) + self.others.num_foreign
+        report = self.report
+        return known if report is None else max(known, report.num_running + report.num_waiting)
+
+    def refused(self, flight: InFlight, *, now: float) -> None:
+        """Record that it refused one of our picks, as it is full."""
+        self.fullness.refused(flight.pick.id, flight.num_beside, now=now)
+        self.view = None
 
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
@@ -358,6 +378,8 @@ class Tracked:
         pending = {**others.adapters, **adapters} if is_known else dict(adapters)
         steady = others.num_steady if is_known else 0
         residency, endpoint = self.residency, self.endpoint
+        num_pending = len(self.flights) + len(others.flights) + steady
+        num_foreign = others.num_foreign - steady if is_known else 0
         self.count_loads()
         self.cpu_adapters = residency.cpu_adapters
         self.view = EndpointView(
@@ -370,8 +392,8 @@ class Tracked:
             gpu_adapters=self.gpu_adapters,
             cpu_adapters=self.cpu_adapters,
             pending_by_adapter=MappingProxyType(pending),
-            num_pending=len(self.flights) + len(others.flights) + steady,
-            num_foreign=others.num_foreign - steady if is_known else 0,
+            num_pending=num_pending,
+            num_foreign=num_foreign,
             num_in_flight=len(self.flights),
             num_told=len(others.flights),
             num_unseen=others.num_unseen if is_known else 0,
@@ -390,6 +412,7 @@ class Tracked:
             is_ejected=outliers.is_ejected(address, now=now),
             is_silent=not (is_known or self.answers),
             has_old_report=is_known and self.belief.is_old,
+            is_full=self.fullness.is_full(num_pending + num_foreign),
         )
         return self.view
 

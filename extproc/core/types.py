@@ -170,6 +170,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_ejected: bool = False
     is_silent: bool = False
     has_old_report: bool = False
+    is_full: bool = False  # has refused requests beside as many unfinished ones
 
     @property
     def is_lost(self) -> bool:

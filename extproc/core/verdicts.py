@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 
-from extproc.core.types import Pick
+from extproc.core.comparison import Like
+from extproc.core.types import Pick, RequestInfo
 
 
 class Verdict(StrEnum):
     """The evidence that the end of a request gives about its endpoint."""
 
     SERVED = "served"
-    FAILED = "failed"  # a 5xx of its own, a response broken off, a timeout
+    FAILED = "failed"  # a 5xx of its own that may be due to the request
+    BROKEN = "broken"  # a response broken off, a timeout, a 502 or 504: due to the endpoint
     UNREACHABLE = "unreachable"  # no connection, or reset before any byte of a response
+    FULL = "full"  # refused without work, as another may have room
     NONE = "none"  # no evidence: the client left, or its request was wrong
 
 
+NAMES_ENDPOINT = (Verdict.BROKEN, Verdict.UNREACHABLE)
+"""Failures that no request explains."""
+
+
 def verdicts(
-    pick: Pick, verdict: Verdict, *, address: str = "", num_attempts: int = 1
+    pick: Pick,
+    verdict: Verdict,
+    *,
+    address: str = "",
+    num_attempts: int = 1,
+    refused: Collection[str] = (),
 ) -> dict[str, Verdict]:
     """Return the verdict on each endpoint that a pick was sent to, by address.
 
-    `verdict` and `address` ("" for the pick's own) are those of the last attempt, the only one that
-    the data plane reports. It tries a pick's endpoints and alternates in order. A request that is
-    retried is assumed not to have reached the endpoint: our Envoy configurations retry nothing
-    else. Where an address is dialled twice, only the last attempt counts.
+    `verdict` and `address` ("" for the pick's own) are those of the last attempt, `refused` those
+    that are known to have answered before that they are full. The data plane tries a pick's
+    endpoints and alternates in order. Any other request that is retried is assumed not to have
+    reached the endpoint: our Envoy configurations retry nothing else. Where an address is dialled
+    twice, only the last attempt counts. A refusal that is not retried reaches the client: a failure
+    that the request may explain.
     """
-    tried = (*pick.endpoints, *pick.alternates)[: max(1, num_attempts)]
-    said = dict.fromkeys(tried[: max(0, num_attempts - 1)], Verdict.UNREACHABLE)
+    if verdict is Verdict.FULL and num_attempts <= 1:
+        verdict = Verdict.FAILED
+    tried = tried_in_order(pick)[: max(1, num_attempts)]
+    said = {
+        each: Verdict.FULL if each in refused else Verdict.UNREACHABLE
+        for each in tried[: max(0, num_attempts - 1)]
+    }
     return {**said, address or tried[-1]: verdict}
+
+
+def tried_in_order(pick: Pick) -> tuple[str, ...]:
+    """Return the addresses that the data plane tries, one after the other."""
+    return (*pick.endpoints, *pick.alternates)
+
+
+def likeness(request: RequestInfo) -> Like:
+    """Return what makes a request like others.
+
+    What draws requests to one endpoint, a session or a beginning that is cached there, makes them
+    one source: that they fail there is no coincidence. Where nothing does, a repetition has the
+    same length.
+    """
+    kind = request.model, request.path
+    drawn = request.session or request.prefix_hashes[:1] or request.body_bytes
+    return Like(kind, hash((kind, drawn)))

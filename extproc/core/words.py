@@ -78,9 +78,12 @@ def held(seconds: float, reason: str) -> str:
 
 FOR_ADAPTER = "load"
 """The reason of those that wait until a pod has their adapter."""
+FOR_ROOM = "full"
+"""The reason of those that wait as every pod has said that it is full."""
 _HELD_FOR = {
     "slot": " for a slot",
     "room": " for room",
+    FOR_ROOM: " as every pod was full",
     "turn": " for its turn",
     FOR_ADAPTER: " for its adapter",
 }

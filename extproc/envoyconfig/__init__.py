@@ -276,16 +276,21 @@ def _set_access_log(
     several routers gets its own log and cluster, unless they pass entries on to each other.
     """
     log = manager.pop("access_log")[0]
+    attempts = manager["http_filters"][-1]["typed_config"].pop("upstream_log", [])
     if not options.access_log:
         return []
     log["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(
         options.access_log_flush_interval_s
     )
-    if len(options.routers) == 1 or options.shared_access_log:
-        manager["access_log"] = [log]
-        return []
-    clusters = [_only(router, number, address) for number, address in enumerate(options.routers)]
-    manager["access_log"] = [_log_to(log, cluster["name"]) for cluster in clusters]
+    logs, clusters = [log], []
+    if len(options.routers) > 1 and not options.shared_access_log:
+        clusters = [_only(router, number, each) for number, each in enumerate(options.routers)]
+        logs = [_log_to(log, cluster["name"]) for cluster in clusters]
+    manager["access_log"] = logs
+    if attempts:  # the same logs, so that Envoy keeps the order of their entries
+        manager["http_filters"][-1]["typed_config"]["upstream_log"] = [
+            {**attempts[0], "typed_config": each["typed_config"]} for each in logs
+        ]
     return clusters
 
 

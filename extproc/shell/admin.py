@@ -258,6 +258,7 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
         "report_old": view.has_old_report,
         "unreachable": view.is_unreachable,
         "ejected": view.is_ejected,
+        "full": view.is_full,
         "report_age_s": None if view.reported_at_s is None else now - view.reported_at_s,
         "registered": None if view.registered is None else sorted(view.registered),
         "gpu_adapters": list(view.gpu_adapters),

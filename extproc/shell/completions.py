@@ -49,6 +49,7 @@ FIRST_BODY_BYTE_TAG = "extproc-first-body-byte"
 # Entries without a type come from an Envoy older than the field. All other types report on a
 # request in progress, or on one upstream attempt of it.
 _FINAL_TYPES = (accesslog_pb2.NotSet, accesslog_pb2.DownstreamEnd)
+_ATTEMPT_TYPE = accesslog_pb2.UpstreamEnd
 
 # Response flags of requests that failed at the endpoint or on the way to it; the status may still
 # be 200 if the response broke off after its headers.
@@ -80,6 +81,12 @@ _ENDPOINTS_FLAGS = (
 )
 _UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
 _NOT_IMPLEMENTED = 501  # vLLM's status for what its model does not support: the client's mistake
+_FULL = (429, 503)
+"""An endpoint's own that say "not now, try another". vLLM 0.32 answers 503 beyond
+`--max-num-queued-reqs` and `--max-num-queued-tokens` (`vllm/exceptions.py`: "Please try again later
+or on a different instance"), SGLang 503 beyond `--max-queued-requests` and 429 by routing key. None
+has worked on the request, or it says itself that a repetition is safe."""
+_GATEWAY_ERRORS = (502, 504)
 _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
 _CLIENT_LEFT_STATUSES = (0, 499)
 
@@ -91,9 +98,11 @@ class CompletionService:
     Attributes:
         on_completion: Called once per finished request; returns False if the pick is not ours.
         wall_clock: Wall seconds, for the lag.
+        on_refusal: Called with the pick id, the request id and the endpoint's address for each
+            attempt that an endpoint refused as it is full; returns False if the pick is not ours.
         on_garbage: Called once per malformed message or entry.
-        on_foreign: Called with each request of Envoy's own stream that is not ours, and its
-            serialized `HTTPAccessLogEntry`.
+        on_foreign: Called with the pick id of each entry of Envoy's own stream that is not about a
+            pick of ours, and the serialized `HTTPAccessLogEntry`.
         on_recorded: Called after each message of Envoy's own stream.
         on_streams: Called with the number of open access logs whenever it changes.
     """
@@ -101,8 +110,9 @@ class CompletionService:
     on_completion: Callable[[Completion], bool | None]
     _: KW_ONLY
     wall_clock: Callable[[], float]
+    on_refusal: Callable[[str, str, str], bool] = lambda *_: True
     on_garbage: Callable[[], None] = lambda: None
-    on_foreign: Callable[[Completion, bytes], None] | None = None
+    on_foreign: Callable[[str, bytes], None] | None = None
     on_recorded: Callable[[], None] = lambda: None
     on_streams: Callable[[int], None] = lambda _: None
     num_streams: int = 0
@@ -120,12 +130,8 @@ class CompletionService:
         entries = als_pb2.StreamAccessLogsMessage.FromString(message).http_logs.log_entry
         now_wall_s = self.wall_clock()
         for entry in entries:
-            common = entry.common_properties
-            if common.access_log_type in _FINAL_TYPES and not common.intermediate_log_entry:
-                completion = _completion(entry, common, now_wall_s)
-                is_foreign = self.on_completion(completion) is False
-                if is_foreign and self.on_foreign is not None:
-                    self.on_foreign(completion, entry.SerializeToString())
+            if not self._record(entry, now_wall_s) and self.on_foreign is not None:
+                self.on_foreign(_pick_id(entry.common_properties), entry.SerializeToString())
         self.on_recorded()
 
     def record_relayed(self, entries: Iterable[bytes]) -> None:
@@ -137,7 +143,20 @@ class CompletionService:
             except DecodeError:
                 self.on_garbage()
                 continue
-            self.on_completion(_completion(entry, entry.common_properties, now_wall_s))
+            self._record(entry, now_wall_s)
+
+    def _record(self, entry: Any, now_wall_s: float) -> bool:
+        """Record an entry; return False if it is about another router's pick."""
+        common = entry.common_properties
+        if common.access_log_type == _ATTEMPT_TYPE:
+            return not _is_refusal(entry) or self.on_refusal(
+                _pick_id(common),
+                entry.request.request_id[:MAX_REQUEST_ID_CHARS],
+                _address(common.upstream_remote_address.socket_address),
+            )
+        if common.access_log_type not in _FINAL_TYPES or common.intermediate_log_entry:
+            return True
+        return self.on_completion(_completion(entry, common, now_wall_s)) is not False
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         self.count(1)
@@ -211,13 +230,22 @@ def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered:
     flags = common.response_flags
     if not has_answered and any(getattr(flags, name) for name in _UNREACHABLE_FLAGS):
         return Verdict.UNREACHABLE
-    if any(getattr(flags, name) for name in _ENDPOINTS_FLAGS):
-        return Verdict.FAILED
+    if any(getattr(flags, name) for name in _ENDPOINTS_FLAGS) or status in _GATEWAY_ERRORS:
+        return Verdict.BROKEN
     if status is None or status == _NOT_IMPLEMENTED:
         return Verdict.NONE
+    if status in _FULL:
+        return Verdict.FULL
     if status >= 500:
         return Verdict.FAILED
     return Verdict.SERVED if outcome is Outcome.COMPLETED and status < 400 else Verdict.NONE
+
+
+def _is_refusal(entry: Any) -> bool:
+    """Return whether an attempt's endpoint has answered that it is full."""
+    common = entry.common_properties
+    is_its_own = not any(getattr(common.response_flags, name) for name in _FAILURE_FLAGS)
+    return entry.response.response_code.value in _FULL and is_its_own
 
 
 def _first_body_byte_s(common: Any, first_byte_s: float | None) -> float | None:

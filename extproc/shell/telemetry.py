@@ -158,6 +158,10 @@ class Telemetry:
         """Record that Envoy refused an update of the endpoints."""
         self._eds_refusals.add(())
 
+    def refused(self) -> None:
+        """Record that a pod refused a request as it is full."""
+        self._full_answers.add(())
+
     def access_log_garbage(self) -> None:
         """Record an unreadable message on an access log stream."""
         self._access_log_errors.add(())
@@ -237,6 +241,7 @@ class Telemetry:
         self._expired = Counter("picks_expired", "Picks that expired without news of their end")
         self._scrape_failures = Counter("scrape_failures", "Failed scrapes", ("endpoint",))
         self._eds_refusals = Counter("eds_refusals", "Endpoint updates that Envoy refused")
+        self._full_answers = Counter("full_answers", "Requests that a pod refused as it is full")
         self._access_log_errors = Counter("access_log_errors", "Unreadable access log messages")
         self._counters = [each for each in vars(self).values() if isinstance(each, Counter)]
 

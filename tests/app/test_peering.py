@@ -17,8 +17,6 @@ from extproc.app.peeraccess import check_peers, peer_port
 from extproc.app.peering import Peering
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.core.accounting import Completion
-from extproc.core.types import Outcome
 from extproc.shell import wire
 from extproc.shell.gen import peers_pb2
 from extproc.shell.peers import METHOD
@@ -36,12 +34,6 @@ async def eventually(check: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not check():
             await asyncio.sleep(0.01)
-
-
-def completion(pick_id: str) -> Completion:
-    return Completion(
-        pick_id, "request", "", 200, Outcome.COMPLETED, True, None, None, 1, 0.0, "", None
-    )
 
 
 def configured(peers: dict[str, Any] | None, server: dict[str, Any] | None = None) -> Config:
@@ -73,7 +65,7 @@ class Replica:
         )
 
     def pass_on(self, pick_id: str, entry: bytes) -> None:
-        self.peering.pass_on(completion(pick_id), entry)
+        self.peering.pass_on(pick_id, entry)
         self.peering.flush()
 
     @asynccontextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,6 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
+from extproc.core.comparison import (
+    MAX_KINDS,
+    MAX_OWN_KINDS,
+    MAX_SOURCES,
+    WINDOW_S,
+    Count,
+    Like,
+    Sources,
+    Strata,
+)
 from extproc.core.outliers import (
     MAX_CHANGES,
     NUM_TRIALS,
@@ -24,7 +36,8 @@ from extproc.core.outliers import (
 from extproc.core.verdicts import Verdict, verdicts
 from tests.builders import pick
 
-SERVED, FAILED, UNREACHABLE, NONE = Verdict
+SERVED, FAILED, BROKEN, UNREACHABLE, FULL, NONE = Verdict
+NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
 BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
 
 
@@ -34,11 +47,23 @@ def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
     return made
 
 
-def tell(made: Outliers, address: str, *verdicts: Verdict, now: float = 0.0) -> None:
-    """Requests there end so, one after the other."""
+def tell(
+    made: Outliers,
+    address: str,
+    *verdicts: Verdict,
+    now: float = 0.0,
+    kind: str = "sql",
+    source: int | None = None,
+) -> None:
+    """Requests there end so, one after the other: of one source, or each of its own."""
     for verdict in verdicts:
         trial = made.begin(address, now=now)
-        made.end(address, verdict, now=now, trial=trial)
+        like = Like(kind, next(SOURCES) if source is None else source)
+        made.end(address, verdict, like, now=now, trial=trial)
+
+
+SOURCES = count()
+LIKE = Like("sql", 0)
 
 
 def ejected(made: Outliers, now: float, addresses: str = "abc") -> str:
@@ -48,32 +73,122 @@ def ejected(made: Outliers, now: float, addresses: str = "abc") -> str:
 # --- what ejects ----------------------------------------------------------------------------
 
 
-def test_so_many_failures_in_a_row_eject() -> None:
+def serve(made: Outliers, addresses: str = "bc", num: int = NUM_PEERS, **how: Any) -> None:
+    """These serve requests like those that fail elsewhere."""
+    for address in addresses:
+        tell(made, address, *[SERVED] * num, **how)
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN])
+def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Verdict) -> None:
     made = outliers()
-    tell(made, "a", *[FAILED] * 4, SERVED, *[FAILED] * 4)
+    serve(made)
+    tell(made, "a", *[verdict] * 4, SERVED, *[verdict] * 4)
     before = ejected(made, 0.0)
-    tell(made, "a", FAILED)
+    serve(made)
+    tell(made, "a", verdict)
 
     assert (before, ejected(made, 0.0)) == ("", "a")
     assert made.take_changes() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
     assert made.take_changes() == []
 
 
-def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
+def test_what_no_request_explains_needs_nobody_else() -> None:
     made = outliers()
-    tell(made, "a", *[NONE] * 50)
-    tell(made, "a", *[FAILED, NONE] * 4)
+    tell(made, "a", *[BROKEN] * 5)
+
+    assert ejected(made, 0.0) == "a"
+
+
+def test_what_others_have_not_served_ejects_nobody() -> None:
+    """Only one has the adapter, or others had other paths and models."""
+    made = outliers()
+    serve(made, kind="base")
+    tell(made, "a", *[FAILED] * 500, kind="sql")
+
+    assert ejected(made, 0.0) == ""
+
+
+def test_failures_with_many_models_count_together() -> None:
+    made = outliers()
+    for number in range(6):
+        serve(made, kind=f"adapter-{number}", num=4)
+        tell(made, "a", FAILED, kind=f"adapter-{number}")
+
+    assert ejected(made, 0.0) == "a"
+
+
+def test_a_model_that_fails_beside_others_that_are_served_is_no_row() -> None:
+    made = outliers()
+    serve(made)
+    for _ in range(50):
+        tell(made, "a", FAILED, kind="sql")
+        tell(made, "a", *[SERVED] * 9, kind="base")
+
+    assert ejected(made, 0.0) == ""
+
+
+def test_a_request_that_is_repeated_counts_once_until_another_has_served_it() -> None:
+    made = outliers()
+    serve(made)
+    tell(made, "a", *[FAILED] * 500, source=-1)
     before = ejected(made, 0.0)
-    tell(made, "a", FAILED)
+    tell(made, "b", SERVED, source=-1)
+    tell(made, "a", *[FAILED] * 6, source=-1)
 
     assert (before, ejected(made, 0.0)) == ("", "a")
 
 
-def test_a_failure_rate_far_above_the_others_ejects() -> None:
+def test_its_own_service_of_a_request_is_not_anothers() -> None:
+    made = outliers()
+    serve(made)
+    tell(made, "a", SERVED, *[FAILED] * 500, source=-1)
+
+    assert ejected(made, 0.0) == ""
+
+
+def test_a_few_that_others_served_may_be_a_coincidence() -> None:
+    made = outliers()
+    serve(made, num=2)
+    tell(made, "a", *[FAILED] * 5)
+
+    assert ejected(made, 0.0) == ""
+
+
+def test_one_whose_failures_others_turn_out_to_share_is_back_at_once() -> None:
+    """Requests of many sources that fail everywhere came to one endpoint first."""
+    made = outliers("abcd")
+    serve(made, "bcd")
+    tell(made, "a", *[FAILED] * 6, now=1.0)
+    assert ejected(made, 1.0, "abcd") == "a"
+    tell(made, "b", *[FAILED] * 30, now=2.0, kind="base")
+    assert ejected(made, 2.0, "abcd") == "a"
+    for _ in range(2):
+        for address in "bcd":
+            tell(made, address, FAILED, now=2.0)
+
+    assert ejected(made, 2.0, "abcd") == ""
+    assert made.take_changes()[1:] == [Readmission("a")]
+    assert eject(made, "a", 3.0) == BASE_S  # that one did not count
+
+
+def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
+    made = outliers()
+    serve(made)
+    tell(made, "a", *[NONE, FULL] * 50)
+    tell(made, "a", *[FAILED, NONE] * 4)
+    before = ejected(made, 0.0)
+    tell(made, "a", *[FAILED] * 2)
+
+    assert (before, ejected(made, 0.0)) == ("", "a")
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN])
+def test_a_failure_rate_far_above_the_others_ejects(verdict: Verdict) -> None:
     made = outliers()
     for other in "bc":
-        tell(made, other, *[SERVED] * 19, FAILED)
-    tell(made, "a", *[SERVED, FAILED] * 10)
+        tell(made, other, *[SERVED] * 57, *[verdict] * 3)
+    tell(made, "a", *[SERVED, verdict] * 30)
 
     assert ejected(made, 0.0) == "a"
     assert made.num_ejections[Cause.FAILURE_RATE] == 1
@@ -81,9 +196,9 @@ def test_a_failure_rate_far_above_the_others_ejects() -> None:
 
 def test_a_failure_rate_is_judged_with_enough_requests_to_it_and_to_others() -> None:
     few_of_its_own, none_of_others = outliers(), outliers()
-    tell(few_of_its_own, "b", *[SERVED] * 20)
+    serve(few_of_its_own, num=1000)
     tell(few_of_its_own, "a", *[SERVED, FAILED] * 9)
-    tell(none_of_others, "b", *[SERVED] * 19)
+    serve(none_of_others, kind="base", num=1000)
     tell(none_of_others, "a", *[SERVED, FAILED] * 50)
 
     assert (ejected(few_of_its_own, 0.0), ejected(none_of_others, 0.0)) == ("", "")
@@ -92,11 +207,19 @@ def test_a_failure_rate_is_judged_with_enough_requests_to_it_and_to_others() -> 
 def test_what_is_long_ago_says_nothing_of_a_failure_rate() -> None:
     for later_s, expected in ((16.0, "a"), (31.0, ""), (500.0, "")):
         made = outliers()
-        tell(made, "a", *[SERVED, FAILED] * 9)
-        tell(made, "b", *[SERVED] * 20, now=later_s)
+        tell(made, "a", *[SERVED, FAILED] * 25)
+        serve(made, now=later_s)
         tell(made, "a", SERVED, FAILED, now=later_s)
 
         assert ejected(made, later_s) == expected
+
+
+def test_what_others_served_long_ago_compares_with_nothing() -> None:
+    made = outliers()
+    serve(made)
+    tell(made, "a", *[FAILED] * 50, now=WINDOW_S + 1)
+
+    assert ejected(made, WINDOW_S + 1) == ""
 
 
 def test_where_the_others_fail_alike_it_is_the_requests() -> None:
@@ -115,6 +238,84 @@ def test_requests_that_fail_everywhere_eject_nobody() -> None:
             tell(made, address, SERVED if number < 10 else FAILED if number % 4 else SERVED)
 
     assert ejected(made, 0.0) == ""
+
+
+def test_kinds_and_sources_beyond_the_bounds_count_for_nobody() -> None:
+    made = outliers("abcdef")
+    for number in range(max(MAX_KINDS, MAX_SOURCES) + 50):
+        tell(made, "bcdef"[number % 5], SERVED, kind=f"adapter-{number}", source=number)
+        tell(made, "a", FAILED, kind=f"adapter-{number}", source=number)
+    for number in range(MAX_OWN_KINDS + 50):
+        tell(made, "a", FAILED, source=-number)
+
+    assert sum(made.num_ejections.values()) <= 1  # and it has neither failed nor grown
+
+
+@pytest.mark.parametrize("addresses", ["abc", "abcdef", "abcdefghijklmnop"])
+def test_where_all_begin_to_fail_at_one_moment_nobody_is_ejected(addresses: str) -> None:
+    """Say, what requests refer to is gone."""
+    made = outliers(addresses)
+    serve(made, addresses, num=100)
+    for _ in range(50):
+        for address in addresses:
+            tell(made, address, FAILED, now=1.0)
+
+    assert not any(made.num_ejections.values())
+
+
+def test_the_chance_of_a_share_is_small_only_where_it_is_more_than_its_requests() -> None:
+    few, many, all_of_them = Strata(), Strata(), Strata()
+    few.add(Count(10, 1), Count(10, 5))
+    many.add(Count(30, 20), Count(60, 4))
+    all_of_them.add(Count(30, 20), Count(60, 0))
+
+    assert few.chance() == 1.0
+    assert Strata().excess_ratio() == 0.0
+    assert 1e-9 > all_of_them.chance() < many.chance() < 1e-4
+
+
+def test_a_request_that_several_have_served_is_served_elsewhere_for_each() -> None:
+    sources = Sources()
+    sources.served(1, "a")
+    before = sources.is_served_elsewhere(1, "a")
+    for address in "abb":
+        sources.served(1, address)
+
+    assert (before, sources.is_served_elsewhere(1, "a")) == (False, True)
+    assert not sources.is_served_elsewhere(2, "a")
+
+
+# --- by chance ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_that_fails_as_often_as_others_is_not_ejected(seed: int) -> None:
+    """Counted over many more seeds in bench/ejections.py."""
+    rng = random.Random(seed)
+    addresses = "abcdefghijklmnopqrstuvwxyz"[: rng.randint(2, 26)]
+    made, ratio, interval_s = outliers(addresses), rng.random(), rng.choice((0.01, 0.1, 1.0))
+    is_poison = rng.random() < 0.5  # one client repeats what fails everywhere, all else is served
+    for number in range(600):
+        fails = rng.random() < ratio
+        source = -1 if is_poison and fails else number
+        now, verdict = number * interval_s, FAILED if fails else SERVED
+        tell(made, rng.choice(addresses), verdict, now=now, source=source)
+
+    assert not any(made.num_ejections.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_that_alone_fails_is_out_after_six_failures_at_most(seed: int) -> None:
+    rng = random.Random(seed)
+    addresses = "abcdefghijklmnopqrstuvwxyz"[: rng.randint(2, 26)]
+    made, kinds = outliers(addresses), rng.choice((["sql"], ["sql", "base", "chat"]))
+    for _ in range(60 * len(kinds)):
+        tell(made, rng.choice(addresses[1:]), SERVED, kind=rng.choice(kinds))
+    tell(made, "a", *[SERVED] * rng.randint(0, 30))
+    for _ in range(6):
+        tell(made, "a", FAILED, kind=rng.choice(kinds))
+
+    assert ejected(made, 0.0, addresses) == "a"
 
 
 def test_one_that_cannot_be_reached_is_ejected_at_once_and_shortly() -> None:
@@ -141,9 +342,9 @@ def test_one_that_has_answered_a_call_of_ours_made_since_is_not_ejected() -> Non
     """The news of the failure came late."""
     made = outliers()
     made.record_answer("a", asked_at_s=10.1)
-    made.end("a", UNREACHABLE, now=10.2, ended_s=10.0)
+    made.end("a", UNREACHABLE, LIKE, now=10.2, ended_s=10.0)
     assert ejected(made, 10.2) == ""
-    made.end("a", UNREACHABLE, now=10.3, ended_s=10.2)
+    made.end("a", UNREACHABLE, LIKE, now=10.3, ended_s=10.2)
     assert ejected(made, 10.3) == "a"
 
 
@@ -167,7 +368,7 @@ def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
     made = outliers()
     trials = [made.begin("a", now=0.0) for _ in range(6)]
     for trial in trials:
-        made.end("a", UNREACHABLE, now=0.0, trial=trial)
+        made.end("a", UNREACHABLE, LIKE, now=0.0, trial=trial)
 
     assert ejected(made, UNREACHABLE_S + 1) == "a"
 
@@ -177,7 +378,7 @@ def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
 
 def eject(made: Outliers, address: str, now: float) -> float:
     """Have it fail; answer for how long it is ejected."""
-    tell(made, address, *[FAILED] * 5, now=now)
+    tell(made, address, *[BROKEN] * 5, now=now)
     assert made.is_ejected(address, now=now)
     return made.until_s(address) - now
 
@@ -216,10 +417,10 @@ def test_on_trial_it_gets_few_at_a_time_until_as_many_were_served() -> None:
     now = made.until_s("a") + 1.0
     trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
     full = made.is_ejected("a", now=now)
-    made.end("a", NONE, now=now, trial=trials[0])
+    made.end("a", NONE, LIKE, now=now, trial=trials[0])
     free = made.is_ejected("a", now=now)
     for trial in trials[1:]:
-        made.end("a", SERVED, now=now, trial=trial)
+        made.end("a", SERVED, LIKE, now=now, trial=trial)
     tell(made, "a", SERVED, now=now)
     for _ in range(10):
         made.begin("a", now=now)
@@ -233,11 +434,24 @@ def test_a_trial_that_fails_ejects_again_for_longer() -> None:
     now = made.until_s("a") + 1.0
     trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
     for trial in trials:
-        made.end("a", UNREACHABLE, now=now, trial=trial)
+        made.end("a", UNREACHABLE, LIKE, now=now, trial=trial)
 
     assert made.until_s("a") - now == 2 * BASE_S
     assert made.num_ejections[Cause.FAILED_TRIAL] == 1
     assert not made.is_ejected("a", now=made.until_s("a") + 1.0)  # no trial is left open
+
+
+def test_a_trial_that_fails_what_others_serve_ejects_again() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    now = made.until_s("a") + 1.0
+    tell(made, "a", FAILED, now=now)
+    before = ejected(made, now)
+    serve(made, now=now)
+    tell(made, "a", FAILED, now=now)
+
+    assert (before, ejected(made, now)) == ("", "a")
+    assert made.num_ejections[Cause.FAILED_TRIAL] == 1
 
 
 def test_a_trial_goes_on_where_the_others_fail_alike() -> None:
@@ -258,7 +472,7 @@ def test_what_was_sent_before_or_while_it_was_ejected_changes_nothing() -> None:
     eject(made, "a", 0.0)
     until_s = made.until_s("a")
     tell(made, "a", *[FAILED, SERVED] * 9, now=1.0)  # nobody else could take them
-    made.end("a", FAILED, now=until_s + 1.0, trial=early)
+    made.end("a", FAILED, LIKE, now=until_s + 1.0, trial=early)
 
     assert made.until_s("a") == until_s
     assert not made.is_ejected("a", now=until_s + 1.0)
@@ -301,7 +515,7 @@ def test_one_that_left_and_came_back_starts_from_nothing() -> None:
     made = outliers()
     eject(made, "a", 0.0)
     made.set_endpoints("bc")
-    made.end("a", FAILED, now=0.0)
+    made.end("a", FAILED, LIKE, now=0.0)
     made.set_endpoints("abc")
 
     assert ejected(made, 0.0) == ""
@@ -312,7 +526,7 @@ def test_turned_off_it_ejects_nobody_and_readmits_who_was() -> None:
     made = outliers()
     eject(made, "a", 0.0)
     made.configure(OutlierSettings(enabled=False))
-    tell(made, "b", *[FAILED] * 50)
+    tell(made, "b", *[BROKEN] * 50)
 
     assert ejected(made, 0.0) == ""
 
@@ -405,7 +619,7 @@ class OutlierMachine(RuleBasedStateMachine):
     def end(self, verdict: Verdict, num: int, is_newest: bool) -> None:
         for _ in range(min(num, len(self.open))):
             address, trial = self.open.pop(-1 if is_newest else 0)
-            self.made.end(address, verdict, now=self.now, trial=trial)
+            self.made.end(address, verdict, LIKE, now=self.now, trial=trial)
 
     @rule(seconds=st.sampled_from((0.5, 6.0, 31.0, 400.0)))
     def wait(self, seconds: float) -> None:
@@ -443,7 +657,7 @@ class OutlierMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whoever is ejected returns, once what is on trial has ended."""
         for address, trial in self.open:
-            self.made.end(address, NONE, now=self.now, trial=trial)
+            self.made.end(address, NONE, LIKE, now=self.now, trial=trial)
         later = self.now + MAX_S + 1.0
         assert ejected(self.made, later, self.addresses) == ""
         for address in self.addresses:

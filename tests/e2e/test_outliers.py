@@ -30,7 +30,7 @@ NUM_REQUESTS = 400
 
 @asynccontextmanager
 async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
-    """A pod that responds to scrapes and to no request: `500` at once, or a reset connection.
+    """A pod that responds to scrapes and to no request: `500` or 503 at once, or a reset.
 
     Beside slow pods it looks idle.
     """
@@ -42,7 +42,8 @@ async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
             return answer
         if how == "reset" and request.transport is not None:
             request.transport.abort()
-        return web.json_response({"error": {"message": "broken"}}, status=500)
+        status = 503 if how == "full" else 500
+        return web.json_response({"error": {"message": "broken"}}, status=status)
 
     app = build_app(config)
     app.middlewares.insert(0, fail)
@@ -103,6 +104,32 @@ async def test_a_pod_that_fails_at_once_attracts_no_traffic(
     assert num_failed(answers) < NUM_REQUESTS // 5, Counter(each.status for each in answers)
     # Only trials may fail, on a machine slow enough that there is one.
     assert num_failed(after) <= NUM_TRIALS
+
+
+@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST])
+async def test_no_client_sees_that_a_pod_is_full_while_another_has_room(
+    mode: Mode, http: aiohttp.ClientSession
+) -> None:
+    destination = {"num_fallbacks": 2} if mode is Mode.OVERRIDE_HOST else {}
+    async with (
+        own_pods(2, profile=SLOW) as pods,
+        failing_pod(pod_config(2, profile=SLOW), "full") as full,
+        RouterProcess(
+            {
+                **router_config([], policy={"name": "least_pending"}),
+                "discovery": {"static": [*(pod.address for pod in pods), full]},
+                "destination": destination,
+            }
+        ) as router,
+        running_envoy(mode, router) as envoy,
+    ):
+        answers = await ask(Client(envoy.url, http), NUM_REQUESTS // 4)
+        num_full = await router.counter("extproc_full_answers_total")
+        num_ejected = await router.counter("extproc_ejections_total")
+
+    assert num_failed(answers) == 0, Counter(each.status for each in answers)
+    assert num_full >= 1
+    assert num_ejected == 0
 
 
 @pytest.mark.parametrize("policy", ["founding", "least_pending"])

@@ -169,6 +169,7 @@ async def test_the_snapshot_is_json() -> None:
                 "report_old": False,
                 "unreachable": False,
                 "ejected": False,
+                "full": False,
                 "report_age_s": 0.5,
                 "registered": ["a1", "base"],
                 "gpu_adapters": ["a1"],

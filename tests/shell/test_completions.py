@@ -165,8 +165,9 @@ def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> No
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(200, "served"), (206, "served"), (302, "served"), (400, "none"), (404, "none"), (429, "none"),
-     (499, "none"), (0, "none"), (500, "failed"), (501, "none"), (503, "failed"), (504, "failed")],
+    [(200, "served"), (206, "served"), (302, "served"), (400, "none"), (404, "none"), (429, "full"),
+     (499, "none"), (0, "none"), (500, "failed"), (501, "none"), (502, "broken"), (503, "full"),
+     (504, "broken"), (505, "failed")],
 )  # fmt: skip
 def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
     status: int, expected: str
@@ -178,11 +179,11 @@ def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
 @pytest.mark.parametrize(
     ("flag", "before_any_byte", "after"),
     [
-        ("upstream_connection_failure", "unreachable", "failed"),
-        ("upstream_remote_reset", "unreachable", "failed"),
-        ("upstream_connection_termination", "unreachable", "failed"),
-        ("upstream_request_timeout", "failed", "failed"),
-        ("upstream_protocol_error", "failed", "failed"),
+        ("upstream_connection_failure", "unreachable", "broken"),
+        ("upstream_remote_reset", "unreachable", "broken"),
+        ("upstream_connection_termination", "unreachable", "broken"),
+        ("upstream_request_timeout", "broken", "broken"),
+        ("upstream_protocol_error", "broken", "broken"),
         ("upstream_overflow", "none", "none"),
         ("no_healthy_upstream", "none", "none"),
         ("stream_idle_timeout", "none", "none"),
@@ -389,3 +390,42 @@ def test_an_unreadable_entry_does_not_cost_the_others() -> None:
     service.record_relayed([b"\xff\xff", entry().SerializeToString()])
 
     assert (num_garbage, len(seen)) == (1, 1)
+
+
+# --- attempts ---------------------------------------------------------------------------------
+
+
+def refusals(*entries: Any, is_ours: bool = True) -> tuple[list[Any], list[str]]:
+    """The refusals that were read, and the pick ids of entries that are passed on."""
+    seen: list[Any] = []
+    foreign: list[str] = []
+
+    def on_refusal(*what: str) -> bool:
+        seen.append(what)
+        return is_ours
+
+    service = CompletionService(
+        lambda _: pytest.fail("no request has ended"),
+        wall_clock=lambda: NOW_WALL_S,
+        on_refusal=on_refusal,
+        on_foreign=lambda pick_id, _: foreign.append(pick_id),
+    )
+    service.record(encode(*entries))
+    service.record_relayed([each.SerializeToString() for each in entries])
+    return seen, foreign
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_attempt_that_its_endpoint_refused_is_told(status: int) -> None:
+    attempt = entry(status=status, log_type=accesslog_pb2.UpstreamEnd)
+    told = ("pick-1", "request-1", "10.0.0.1:8000")
+
+    assert refusals(attempt) == ([told, told], [])
+    assert refusals(attempt, is_ours=False) == ([told, told], ["pick-1"])
+
+
+@pytest.mark.parametrize(
+    "attempt", [{"status": 200}, {"status": 500}, {"status": 503, "flags": ["upstream_overflow"]}]
+)
+def test_other_attempts_say_nothing(attempt: Any) -> None:
+    assert refusals(entry(**attempt, log_type=accesslog_pb2.UpstreamEnd)) == ([], [])

@@ -12,6 +12,7 @@ from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence, Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from extproc.core.words import FOR_ROOM
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -95,7 +96,9 @@ class Sweep:
         for ticket in self._in_rounds(tickets, passed_over):
             if ticket.result is not None:
                 continue
-            if ticket in self._late and now < ticket.look_s:
+            # Room in a full endpoint is for anybody: without newcomers it would stay empty.
+            is_for_it = is_freed and ticket.reason == FOR_ROOM
+            if ticket in self._late and now < ticket.look_s and not is_for_it:
                 self.note(ticket)
                 continue
             kind, is_again = _kind(ticket), len(vain) < num_again

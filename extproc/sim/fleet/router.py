@@ -107,4 +107,4 @@ def _verdict(flight: Flight) -> Verdict:
         return Verdict.SERVED
     if flight.state is not FlightState.FAILED or flight.was_unknown:
         return Verdict.NONE
-    return Verdict.UNREACHABLE if flight.first_token_s is None else Verdict.FAILED
+    return Verdict.UNREACHABLE if flight.first_token_s is None else Verdict.BROKEN

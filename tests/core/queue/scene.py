@@ -42,6 +42,7 @@ class Scene:
         rest_s, num_bytes = fields.pop("rest_s", 0.0), fields.pop("num_bytes", 0)
         give_up_s, goal_s = fields.pop("give_up_s", inf), fields.pop("goal_s", ttft_s)
         adapter, subset = fields.pop("adapter", None), fields.pop("subset", None)
+        reason = fields.pop("reason", "room")
         claim = Claim(ttft_s=ttft_s, **fields)
         request = RequestInfo(
             model or name,
@@ -60,7 +61,7 @@ class Scene:
             num_bytes=num_bytes,
             kind=request.model,
             look_s=self.until_s,
-            reason="room",
+            reason=reason,
         )
         self.tickets[name] = ticket
         return self.queue.add(ticket, now=self.now)

@@ -569,3 +569,13 @@ def test_every_request_is_held_or_has_one_end(
     assert held | gone | refused | woken == set(scene.tickets)
     assert len(held) + len(gone) + len(refused) + len(woken) == len(scene.tickets)
     assert set(scene.sent) <= woken
+
+
+@pytest.mark.parametrize(("reason", "expected"), [("full", ["old"]), ("room", [])])
+def test_what_is_freed_of_full_pods_goes_to_late_ones_too(reason: str, expected: list[str]) -> None:
+    """Where nobody is newer, the pods would idle."""
+    scene = Scene()
+    scene.hold("old", goal_s=0.1, reason=reason)
+    scene.now = 1.0
+
+    assert scene.free(1, after_s=LATE_LOOK_S / 10) == expected

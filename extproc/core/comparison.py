@@ -1,0 +1,314 @@
+"""What endpoints have served and failed lately, by kind of request: what one is compared by.
+
+A kind is a model and a path. Counts cover the last half to whole `WINDOW_S`, so that what is kept
+is bounded: `MAX_KINDS` kinds in the pool, `MAX_OWN_KINDS` of one endpoint, `MAX_SOURCES` requests.
+What is beyond counts for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from math import exp, lgamma, log
+from typing import NamedTuple
+
+WINDOW_S = 30.0
+"""Counts cover the last half to whole window; as long as the base ejection."""
+MAX_KINDS = 1024
+MAX_OWN_KINDS = 256
+MAX_SOURCES = 4096
+MAX_ROW = 64
+"""Sources kept of failures in a row."""
+NUM_PRIOR = 40
+"""Requests that count as served elsewhere where no request explains a failure: that is rare."""
+NUM_BEFORE = 26
+"""So many requests at most count that others had before a row of failures began: enough for six."""
+ANY = None
+"""The kind of all requests, for failures that no request explains."""
+
+
+class Like(NamedTuple):
+    """What makes requests alike.
+
+    Attributes:
+        kind: What endpoints are compared by: the model and the path.
+        source: The same for a request that is repeated, and rarely for others.
+    """
+
+    kind: Hashable
+    source: int
+
+
+class Count(NamedTuple):
+    """Requests that ended, and those of them that failed."""
+
+    num: int
+    num_failed: int
+
+
+class Tally:
+    """Counts by kind: within the window, and since a kind was new."""
+
+    __slots__ = ("_ever", "_half", "_limit", "_new", "_old")
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._half = limit, 0
+        self._ever: dict[Hashable, Count] = {}
+        self._new: dict[Hashable, Count] = {}
+        self._old: dict[Hashable, Count] = {}
+
+    def turn(self, now: float) -> None:
+        """Start the next half of the window when it is due."""
+        half = int(now // (WINDOW_S / 2))
+        if half > self._half:
+            self._old = self._new if half == self._half + 1 else {}
+            self._half, self._new = half, {}
+            self._ever = {kind: self._ever[kind] for kind in self._old}
+
+    def has_room(self, kind: Hashable) -> bool:
+        """Return whether requests of a kind can be counted."""
+        return kind in self._new or len(self._new) < self._limit
+
+    def add(self, kind: Hashable, *, failed: bool) -> None:
+        """Count a request; `has_room` has said yes."""
+        for counts in (self._new, self._ever):
+            before = counts.get(kind, _NOTHING)
+            counts[kind] = Count(before.num + 1, before.num_failed + failed)
+
+    def of(self, kind: Hashable) -> Count:
+        """Return the requests of a kind within the window."""
+        new, old = self._new.get(kind, _NOTHING), self._old.get(kind, _NOTHING)
+        return Count(new.num + old.num, new.num_failed + old.num_failed)
+
+    def take_back(self, kind: Hashable, own: Tally) -> None:
+        """Forget what an endpoint has had of a kind: in its own counts, and in these of all."""
+        for all_counts, counts in zip(self._all_counts(), own._all_counts(), strict=True):
+            if kind in counts:
+                all_counts[kind] = _less(all_counts[kind], counts.pop(kind))
+
+    def _all_counts(self) -> tuple[dict[Hashable, Count], ...]:
+        return self._new, self._old, self._ever
+
+    def ever(self, kind: Hashable) -> Count:
+        """Return the requests of a kind since it was new; it is forgotten with its last ones."""
+        return self._ever.get(kind, _NOTHING)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._new.keys() | self._old.keys())
+
+
+_NOTHING = Count(0, 0)
+
+
+class Sources:
+    """Which requests endpoints have served, within the window."""
+
+    __slots__ = ("_half", "_new", "_old")
+
+    def __init__(self) -> None:
+        self._half = 0
+        self._new: dict[int, str] = {}
+        self._old: dict[int, str] = {}
+
+    def turn(self, now: float) -> None:
+        """Start the next half of the window when it is due."""
+        half = int(now // (WINDOW_S / 2))
+        if half > self._half:
+            self._old = self._new if half == self._half + 1 else {}
+            self._half, self._new = half, {}
+
+    def served(self, source: int, address: str) -> None:
+        """Record that an endpoint has served a request."""
+        before = self._new.get(source)
+        if before is None and len(self._new) < MAX_SOURCES:
+            self._new[source] = address
+        elif before is not None and before != address:
+            self._new[source] = ""  # several have
+
+    def is_served_elsewhere(self, source: int, address: str) -> bool:
+        """Return whether another endpoint than this one has served it."""
+        return any(half.get(source, address) != address for half in (self._new, self._old))
+
+
+class Part(NamedTuple):
+    """The failures of one kind in a row.
+
+    Attributes:
+        since: What others ever had when the first of them ended.
+    """
+
+    num: int
+    since: Count
+
+
+class Row:
+    """An endpoint's failures since it last served anything."""
+
+    __slots__ = ("_sources", "by_kind")
+
+    def __init__(self) -> None:
+        self.by_kind: dict[Hashable, Part] = {}
+        self._sources: set[int] = set()
+
+    def is_new(self, source: int) -> bool:
+        """Return whether a source has not failed in this row; remember it."""
+        is_new = source not in self._sources and len(self._sources) < MAX_ROW
+        if is_new:
+            self._sources.add(source)
+        return is_new
+
+    def add(self, kind: Hashable, since: Count) -> None:
+        """Count a failure; `since` is that of a first one."""
+        before = self.by_kind.get(kind)
+        self.by_kind[kind] = (
+            Part(1, since) if before is None else Part(before.num + 1, before.since)
+        )
+
+
+class Own:
+    """What one endpoint has served and failed."""
+
+    __slots__ = ("row", "tally")
+
+    def __init__(self) -> None:
+        self.tally = Tally(MAX_OWN_KINDS)
+        self.row = Row()
+
+
+class Comparison:
+    """What all endpoints of a pool have served and failed."""
+
+    def __init__(self) -> None:
+        self._all = Tally(MAX_KINDS)
+        self._sources = Sources()
+
+    def turn(self, own: Own, now: float) -> None:
+        """Forget what is too long ago."""
+        self._all.turn(now)
+        self._sources.turn(now)
+        own.tally.turn(now)
+
+    def served(self, own: Own, address: str, like: Like) -> None:
+        """Record a request that an endpoint has served."""
+        own.row = Row()
+        self._sources.served(like.source, address)
+        self._count(own, like.kind, failed=False)
+        self._count(own, ANY, failed=False)
+
+    def failed(self, own: Own, address: str, like: Like) -> bool:
+        """Record a failure that its request may explain; return whether it counts."""
+        is_repeatable = self._sources.is_served_elsewhere(like.source, address)
+        if not (own.row.is_new(like.source) or is_repeatable):
+            return False
+        own.row.add(like.kind, self._ever_others(own, like.kind))
+        self._count(own, like.kind, failed=True)
+        self._count(own, ANY, failed=False)
+        return True
+
+    def broke(self, own: Own) -> None:
+        """Record a failure that no request explains."""
+        own.row.add(ANY, self._ever_others(own, ANY))
+        self._count(own, ANY, failed=True)
+
+    def excuse_others(self, own: Own) -> None:
+        """Forget what an endpoint failed without an explanation: it is no measure for others."""
+        self._all.take_back(ANY, own.tally)
+
+    def judge_row(self, own: Own, row: Mapping[Hashable, Part]) -> tuple[int, float, float]:
+        """Return how many failures in a row can be compared, the chance of that with a failure rate
+        like the others', and how far it is above that, 0 to 1.
+
+        What the others had since it began counts, as all may have begun to fail, and some of what
+        they had before: an endpoint that fails draws all requests.
+        """
+        total, log_chance, num_expected = 0, 0.0, 0.0
+        for kind, (num, since) in row.items():
+            num_others, num_failed = self._comparable(own, kind, since)
+            if num_others:
+                total += num
+                log_chance += _row_log_chance(num, num_others, num_failed)
+                num_expected += num * num_failed / num_others
+        return total, exp(log_chance), 1 - num_expected / total if total else 0.0
+
+    def judge_rates(self, own: Own) -> list[Strata]:
+        """Return its failure rates: of what requests may explain, and of what they do not."""
+        by_request, by_itself = Strata(), Strata()
+        for kind in own.tally:
+            stratum = by_itself if kind is ANY else by_request
+            stratum.add(own.tally.of(kind), self._others(own, kind))
+        return [by_request, by_itself]
+
+    def _comparable(self, own: Own, kind: Hashable, since: Count) -> tuple[float, float]:
+        """Return the requests of others that count beside a row, and how many of them failed."""
+        later = _less(self._ever_others(own, kind), since)
+        before = _less(self._others(own, kind), later)
+        weight = min(1.0, NUM_BEFORE / before.num) if before.num else 0.0
+        num = later.num + weight * before.num + (NUM_PRIOR if kind is ANY else 0)
+        return num, later.num_failed + weight * before.num_failed
+
+    def _others(self, own: Own, kind: Hashable) -> Count:
+        """Return what others had of a kind within the window."""
+        return _less(self._all.of(kind), own.tally.of(kind))
+
+    def _ever_others(self, own: Own, kind: Hashable) -> Count:
+        return _less(self._all.ever(kind), own.tally.ever(kind))
+
+    def _count(self, own: Own, kind: Hashable, *, failed: bool) -> None:
+        """Count a request for its endpoint and for all, or for neither."""
+        if own.tally.has_room(kind) and self._all.has_room(kind):
+            own.tally.add(kind, failed=failed)
+            self._all.add(kind, failed=failed)
+
+
+def _less(count: Count, other: Count) -> Count:
+    """Return the difference; a count that has begun anew since is what it is."""
+    if count.num < other.num:
+        return count
+    return Count(count.num - other.num, max(0, count.num_failed - other.num_failed))
+
+
+def _row_log_chance(num: int, num_others: float, num_failed: float) -> float:
+    """Return the logarithm of the chance that `num` requests in a row fail.
+
+    Each with a probability of which nothing is known but how requests to others ended (Laplace's
+    rule of succession).
+    """
+    failed, total = num_failed + 1, num_others + 2
+    return lgamma(failed + num) - lgamma(failed) - lgamma(total + num) + lgamma(total)
+
+
+class Strata:
+    """Sums over the kinds that one endpoint and others had, for its failure rate."""
+
+    __slots__ = ("_num_all_failed", "_num_expected", "_num_share", "num", "num_failed")
+
+    def __init__(self) -> None:
+        self.num = self.num_failed = self._num_all_failed = 0
+        self._num_expected = self._num_share = 0.0
+
+    def add(self, own: Count, others: Count) -> None:
+        """Add one kind; where others had none, no failure of its own can be compared."""
+        self.num += own.num
+        if not others.num:
+            return
+        failed = own.num_failed + others.num_failed
+        self.num_failed += own.num_failed
+        self._num_all_failed += failed
+        self._num_expected += own.num * others.num_failed / others.num
+        self._num_share += failed * own.num / (own.num + others.num)
+
+    def excess_ratio(self) -> float:
+        """Return how far its failure rate is above the others' with the same kinds."""
+        return (self.num_failed - self._num_expected) / self.num if self.num else 0.0
+
+    def chance(self) -> float:
+        """Return a bound on the chance that so many of all failures, of which there are some, are
+        its own: each is with a probability of its share of the requests (Chernoff's bound).
+        """
+        ratio, share = (
+            self.num_failed / self._num_all_failed,
+            self._num_share / self._num_all_failed,
+        )
+        if ratio <= share:
+            return 1.0
+        rest = (1 - ratio) * log((1 - ratio) / (1 - share)) if ratio < 1 else 0.0
+        return exp(-self._num_all_failed * (ratio * log(ratio / share) + rest))
