@@ -19,6 +19,7 @@ from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.verdicts import Verdict
 from extproc.shell.rpc import Metadata
 from extproc.shell.tracing import Tracing
 
@@ -157,6 +158,7 @@ class Endings:
     Attributes:
         clock: Monotonic seconds.
         on_doubt: Called with the address of an endpoint that may have lost a model.
+        on_failed: Called with the address of an endpoint that failed a request.
     """
 
     accounting: Accounting
@@ -164,6 +166,7 @@ class Endings:
     recorder: Recorder
     clock: Callable[[], float]
     on_doubt: Callable[[str], None]
+    on_failed: Callable[[str], None]
 
     def complete(self, completion: Completion) -> bool:
         """Record an access log entry; return False if it is about another router's pick."""
@@ -175,6 +178,8 @@ class Endings:
         self.recorder.completed(completion, flight.pick.request)
         if doubtful:
             self.on_doubt(doubtful)
+        if completion.verdict in (Verdict.FAILED, Verdict.UNREACHABLE):
+            self.on_failed(completion.address or flight.pick.address)
         self._log_changes()
         return True
 

@@ -41,6 +41,7 @@ class Services:
         world: Clocks and randomness.
         is_open: Whether requests are accepted; called once per request.
         on_doubt: Called with the address of an endpoint that may have lost a model.
+        on_failed: Called with the address of an endpoint that failed a request.
 
     Raises:
         ConfigError: The peers cannot be followed.
@@ -57,6 +58,7 @@ class Services:
         world: World,
         is_open: Callable[[], bool],
         on_doubt: Callable[[str], None],
+        on_failed: Callable[[str], None],
     ) -> None:
         self._telemetry = telemetry
         self._router = routing.router
@@ -94,7 +96,9 @@ class Services:
             clock=clock,
             wall_clock=world.wall_clock,
         )
-        self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
+        self.endings = Endings(
+            self.accounting, routing.pool.outliers, recorder, clock, on_doubt, on_failed
+        )
         dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock, routing.rewrites)
         routing.router.queue.at = self._offer_at
         self._offer_handle: asyncio.TimerHandle | None = None

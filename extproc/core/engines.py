@@ -66,6 +66,7 @@ class EngineProfile(Struct, frozen=True):
     generated_tokens: tuple[str, ...] = ()  # counter of output tokens
     lora_slots: tuple[str, ...] = ()  # gauge of adapter slots on the GPU
     deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
+    awake: LabelledFamily | None = None  # 0 while the engine sleeps and serves nobody
     lora_info: LoraInfo | None = None  # active adapters
     residency: Residency | None = None  # loaded adapters
     cache_info: CacheInfo | None = None  # size of the KV cache
@@ -78,7 +79,7 @@ class EngineProfile(Struct, frozen=True):
     @property
     def families(self) -> tuple[str, ...]:
         """The names of all families that are read, each once."""
-        optional = (self.deferred, self.lora_info, self.residency, self.cache_info)
+        optional = (self.deferred, self.awake, self.lora_info, self.residency, self.cache_info)
         return (
             *self.running,
             *self.waiting,
@@ -101,6 +102,7 @@ _VLLM = EngineProfile(
     # Proposed together with `lora_adapter_loaded` (vllm-project/vllm pull request 54830).
     lora_slots=("vllm:max_gpu_lora_adapters",),
     deferred=LabelledFamily("vllm:num_requests_waiting_by_reason", "reason", "deferred"),
+    awake=LabelledFamily("vllm:engine_sleep_state", "sleep_state", "awake"),  # since 0.11.2
     lora_info=LoraInfo(
         family="vllm:lora_requests_info",
         running_label="running_lora_adapters",

@@ -73,6 +73,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     starts_s = _values_by_engine(page, (profile.process_start,), profile)
     part = profile.deferred
     deferred = [] if part is None else _values_by_engine(page, (part.family,), profile, where=part)
+    part = profile.awake
+    awake = [] if part is None else _values_by_engine(page, (part.family,), profile, where=part)
     slots = [] if max_loras else _values_by_engine(page, profile.lora_slots, profile)
     return LoadReport(
         num_running=total(_values_by_engine(page, profile.running, profile)),
@@ -88,6 +90,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         process_start_wall_s=min(max(starts_s), MAX_WALL_S) if starts_s else None,
         kv_cache_tokens=_read_kv_cache_tokens(page, profile.cache_info),
         generated_tokens=whole(sum(tokens), MAX_TOTAL_TOKENS) if tokens else None,
+        # A request may go to any engine behind the server.
+        is_asleep=min(awake, default=1.0) == 0.0,
     )
 
 

@@ -77,6 +77,7 @@ STORED_RESPONSE = Rejection(
 
 _DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
+    Reason.ASLEEP: "rejected-no-endpoints",
     Reason.RANK_TOO_HIGH: "rejected-no-endpoints",
     Reason.ADAPTER_UNAVAILABLE: "rejected-no-endpoints",
     Reason.SATURATED: "rejected-saturated",
@@ -104,6 +105,12 @@ def no_endpoints(model: str = "") -> Rejection:
     """503: the model may exist, but no endpoint that could serve it is ready."""
     message = "No endpoint is ready for this model. Retry later."
     return Rejection(503, Reason.NO_ENDPOINTS, message, retry_after_s=RETRY_AFTER_S, model=model)
+
+
+def asleep(model: str) -> Rejection:
+    """503: the endpoints that have the model sleep; somebody has to wake them."""
+    message = "Every endpoint that serves this model is asleep. Retry once one is awake."
+    return Rejection(503, Reason.ASLEEP, message, retry_after_s=RETRY_AFTER_S, model=model)
 
 
 def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejection:

@@ -58,6 +58,8 @@ class Tracked:
         models: That it lists.
         registered: The names of those, and of what it finds by itself.
         listed_at_s: When its last list was asked for.
+        died_at_s: When its health check said last that its engine is dead; None for alive.
+        version: Of its engine, "" where it tells none; None before it was asked.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class Tracked:
             "cpu_adapters",
             "declared",
             "decoding",
+            "died_at_s",
             "endpoint",
             "flights",
             "gpu_adapters",
@@ -81,7 +84,7 @@ class Tracked:
             "num_silences",
         ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
-        *("restarted_at_s", "returned_at_s", "traits", "view", "view_expires_s"),
+        *("restarted_at_s", "returned_at_s", "traits", "version", "view", "view_expires_s"),
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -104,6 +107,8 @@ class Tracked:
         self.decoding = Decoding()
         self.kv_cache = KvCache(endpoint.address)
         self.is_unreachable = False
+        self.died_at_s: float | None = None
+        self.version: str | None = None
         self.is_waited_for = True
         self.num_silences = 0
         self.restarted_at_s = self.returned_at_s = -inf
@@ -184,6 +189,7 @@ class Tracked:
 
     def forget_memory(self) -> None:
         """Forget what the process had in its memory: it is gone."""
+        self.version = None
         self.residency.forget()
         self.kv_cache.lose()
         self.kv_cache = KvCache(self.endpoint.address)
@@ -191,7 +197,7 @@ class Tracked:
     def restart(self, now: float) -> None:
         """Forget the state of the process before the restart."""
         self.is_waited_for = now - self.restarted_at_s >= MIN_LIFE_S
-        self.num_silences, self.restarted_at_s = 0, now
+        self.num_silences, self.restarted_at_s, self.died_at_s = 0, now, None
         self.set_models(None)
         self.forget_memory()
         self.prompts.forget()
@@ -327,6 +333,7 @@ class Tracked:
         address = self.endpoint.address
         ends_s = outliers.until_s(address)
         self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
+        is_asleep = report is not None and report.is_asleep
         if report is None or not is_known:
             report = LoadReport(max_loras=report.max_loras if report else None)
         others, adapters = self.others, self.adapters
@@ -338,7 +345,7 @@ class Tracked:
         self.view = EndpointView(
             address=address,
             name=endpoint.name or address,
-            is_ready=endpoint.is_ready,
+            is_ready=endpoint.is_ready and not is_asleep and self.died_at_s is None,
             is_known=is_known,
             reported_at_s=at_s,
             registered=self.registered,
@@ -363,6 +370,8 @@ class Tracked:
             is_owing=self.is_owing(is_known),
             is_unreachable=self.is_unreachable,
             is_ejected=outliers.is_ejected(address, now=now),
+            is_asleep=is_asleep,
+            died_at_s=self.died_at_s,
         )
         return self.view
 

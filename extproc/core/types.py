@@ -53,6 +53,7 @@ class Reason(StrEnum):
     LATE = "late"
     MEMORY = "memory"
     NO_ENDPOINTS = "no_endpoints"
+    ASLEEP = "endpoints_asleep"  # those that have the model sleep
     RANK_TOO_HIGH = "rank_too_high"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
@@ -90,6 +91,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     process_start_wall_s: float | None = None  # start of the server process; None where unknown
     kv_cache_tokens: int | None = None  # kept for beginnings of prompts; None where unknown
     generated_tokens: int | None = None  # since the process started; None where unknown
+    is_asleep: bool = False  # an engine behind the server sleeps
 
 
 class ModelCard(Struct, frozen=True):
@@ -121,6 +123,10 @@ class EndpointView(Struct, frozen=True, gc=False):
             they count for a choice, but no request is rejected for them.
         reported_adapters: Those with requests, by the last report alone.
         num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
+        is_ready: May get new requests: it is not draining, asleep or dead.
+        is_asleep: By the last report, however old that is. It may list its models.
+        died_at_s: When its own health check last said that its engine is dead, which holds until it
+            says otherwise or a new process starts; None where it did not.
         is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
         is_ejected: Fails where others do not, or is on trial after that with as many requests as
@@ -129,7 +135,7 @@ class EndpointView(Struct, frozen=True, gc=False):
 
     address: str
     name: str = ""  # the pod's name, or the address
-    is_ready: bool = True  # may get new requests
+    is_ready: bool = True
     is_known: bool = True
     reported_at_s: float | None = None  # time of the last report
     registered: frozenset[str] | None = None
@@ -154,6 +160,8 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_owing: bool = False
     is_unreachable: bool = False  # our last call could not connect
     is_ejected: bool = False
+    is_asleep: bool = False
+    died_at_s: float | None = None
 
     @property
     def is_lost(self) -> bool:

@@ -208,6 +208,14 @@ def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
     return probe
 
 
+async def _is_awake(pod: Pod) -> Verdict:
+    state = pod.profile.awake
+    says, what = await _has(lambda _profile: (state.family,) if state else ())(pod)
+    if says and (await pod.report()).is_asleep:
+        return False, "it sleeps: the router sends it nothing until it is awake"
+    return says, what
+
+
 async def _says_active_adapters(pod: Pod) -> Verdict:
     if pod.profile.lora_info is None:
         return None, f"the profile {pod.profile.name} has no such metric"
@@ -275,6 +283,7 @@ OPTIONAL: Mapping[str, Probe] = {
     "The metrics say when the server's process started.": _has(
         lambda profile: (profile.process_start,)
     ),
+    "The metrics say whether the engine sleeps.": _is_awake,
     "The metrics say how many requests wait for an adapter slot.": _has(
         lambda profile: (profile.deferred.family,) if profile.deferred else ()
     ),

@@ -167,6 +167,8 @@ async def test_the_snapshot_is_json() -> None:
                 "known": True,
                 "unreachable": False,
                 "ejected": False,
+                "asleep": False,
+                "dead_age_s": None,
                 "report_age_s": 0.5,
                 "registered": ["a1", "base"],
                 "gpu_adapters": ["a1"],

@@ -17,13 +17,14 @@ from extproc.shell.podprobes import OPTIONAL, REQUIRED
 
 ROOT = Path(__file__).parents[2]
 HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
-FILTER, TOKENS, START, DEFERRED, LOADED, RUNTIME = OPTIONAL
+FILTER, TOKENS, START, AWAKE, DEFERRED, LOADED, RUNTIME = OPTIONAL
 
 GAUGES = {
     "vllm:num_requests_running": 0.0,
     "vllm:num_requests_waiting": 0.0,
     "vllm:kv_cache_usage_perc": 0.0,
     "vllm:generation_tokens_total": 0.0,
+    'vllm:engine_sleep_state{sleep_state="awake"}': 1.0,
     'vllm:num_requests_waiting_by_reason{reason="deferred"}': 0.0,
     'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}': 1.0,
     "process_start_time_seconds": 1.7952585e9,
@@ -189,7 +190,7 @@ async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
     checks = await check(pod, engine="sglang")
 
     skipped = {text for text, one in checks.items() if one.passed is None}
-    assert skipped == {ACTIVE, DEFERRED, LOADED}
+    assert skipped == {ACTIVE, AWAKE, DEFERRED, LOADED}
     assert all(checks[text].passed for text in (RUN, WAIT, KV))
 
 
@@ -201,6 +202,7 @@ async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
         (KV, "vllm:kv_cache_usage_perc"),
         (TOKENS, "vllm:generation_tokens_total"),
         (START, "process_start_time_seconds"),
+        (AWAKE, 'vllm:engine_sleep_state{sleep_state="awake"}'),
         (DEFERRED, 'vllm:num_requests_waiting_by_reason{reason="deferred"}'),
         (LOADED, 'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}'),
     ],
@@ -212,6 +214,15 @@ async def test_a_metric_that_is_missing_fails_its_requirement(requirement: str, 
 
     assert check_of.passed is False
     assert name.partition("{")[0] in check_of.detail
+
+
+async def test_a_server_that_sleeps_is_shown_as_one_that_gets_nothing() -> None:
+    pod = Pod()
+    pod.gauges['vllm:engine_sleep_state{sleep_state="awake"}'] = 0.0
+    check_of = (await check(pod))[AWAKE]
+
+    assert (check_of.passed, check_of.is_required) == (False, False)
+    assert check_of.detail == "it sleeps: the router sends it nothing until it is awake"
 
 
 async def test_an_adapter_that_the_metrics_never_name_fails(
