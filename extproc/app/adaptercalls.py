@@ -33,6 +33,7 @@ class AdapterCalls:
         config: Checked configuration.
         pool: What pods have.
         on_change: Told the sources of adapters whose files have changed, or are elsewhere now.
+        clock: Monotonic seconds.
 
     Attributes:
         counts: Calls by kind and what came of them.
@@ -42,9 +43,14 @@ class AdapterCalls:
     """
 
     def __init__(
-        self, config: Config, *, pool: Pool, on_change: Callable[[Collection[str]], None]
+        self,
+        config: Config,
+        *,
+        pool: Pool,
+        on_change: Callable[[Collection[str]], None],
+        clock: Callable[[], float],
     ) -> None:
-        self._pool, self._on_change = pool, on_change
+        self._pool, self._on_change, self._clock = pool, on_change, clock
         self._access = settings.pod_access(config)
         self._profile = PROFILES[config.pods.engine]
         self._urls: Mapping[str, str] = {}
@@ -109,6 +115,9 @@ class AdapterCalls:
             )
         traits = self._pool.traits(action.address)
         checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
+        state = self._pool.pod_state(action.address, now=self._clock())
+        if state is not None and state.why_no_load:  # requests have come since
+            return Result(Failure.UNSAFE_VERSION, state.why_no_load)
         return checked.problem or await engineapi.load(
             session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
         )

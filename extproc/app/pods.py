@@ -156,6 +156,14 @@ class Pods:
 
     def _on_version(self, address: str, version: str, asked_at_s: float) -> None:
         self._pool.record_version(address, version, asked_at_s=asked_at_s)
+        state = self._pool.pod_state(address, now=asked_at_s)
+        if state is not None and state.unsafe_version:
+            log.warning(
+                "endpoint %s: version %s answers running requests with another adapter's weights "
+                "when one is loaded: none is while it has requests (docs/model-server.md)",
+                address,
+                version,
+            )
 
     def _asked(self, address: str, *, has_listed: bool) -> None:
         self._readiness.record_asked(address, has_listed=has_listed)

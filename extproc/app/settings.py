@@ -22,6 +22,7 @@ from extproc.core.adapters.states import AdapterSettings
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.costs import BYTES_PER_TOKEN, Costs
+from extproc.core.engines import PROFILES
 from extproc.core.messages import BodyMode
 from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.outliers import OutlierSettings
@@ -60,9 +61,14 @@ def pool_settings(config: Config) -> PoolSettings:
         name: _settings(Traits, traits := group.over(pods), costs=_costs(traits))
         for name, group in pods.groups.items()
     }
-    expiry_s = config.scrape.expiry_s
+    safe_since = PROFILES[pods.engine].safe_loads_since
     return _settings(
-        PoolSettings, pods, report_expiry_s=expiry_s, costs=_costs(pods), groups=groups
+        PoolSettings,
+        pods,
+        report_expiry_s=config.scrape.expiry_s,
+        costs=_costs(pods),
+        groups=groups,
+        safe_loads_since=None if config.adapters.allow_unsafe_versions else safe_since,
     )
 
 

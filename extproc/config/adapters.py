@@ -148,6 +148,12 @@ class AdaptersConfig(Section):
         description=f"{RootConfig.__doc__} Adapters in them are checked before they are loaded, "
         "and loaded again after a failure once their files have changed. Live.",
     )
+    allow_unsafe_versions: bool = Field(
+        False,
+        description="Load adapters also into pods that have requests and whose engine's version is "
+        "[known](model-server.md#versions-of-vllm) to answer those with another adapter's weights "
+        "then. Live.",
+    )
     cold_wait_s: float = Field(
         20.0,
         ge=0,

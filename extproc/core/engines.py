@@ -56,6 +56,8 @@ class EngineProfile(Struct, frozen=True):
     Attributes:
         engine_label: Series that agree in this label count the same requests (ranks of one
             engine); series that differ in it are separate engines, whose requests add up.
+        safe_loads_since: The first release in which loading an adapter leaves running requests
+            alone; None where no other is known.
     """
 
     name: str  # for configuration, e.g. `vllm`
@@ -75,6 +77,7 @@ class EngineProfile(Struct, frozen=True):
     max_rank_flag: str = "--max-lora-rank"  # of the server: largest adapter rank
     load_path: str = "/v1/load_lora_adapter"  # loads an adapter into a running server
     unload_path: str = "/v1/unload_lora_adapter"
+    safe_loads_since: tuple[int, int, int] | None = None
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -119,6 +122,9 @@ _VLLM = EngineProfile(
     cache_info=CacheInfo(
         "vllm:cache_config_info", "num_gpu_blocks", "block_size", "enable_prefix_caching"
     ),
+    # vllm-project/vllm issue 47724, mended by pull request 47725: the wheels of 0.25.1 do not have
+    # it, those of 0.26.0 do.
+    safe_loads_since=(0, 26, 0),
 )
 
 # SGLang does not report active or loaded adapters: they are known from our dispatches alone. Its

@@ -204,6 +204,7 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is not None and asked_at_s >= tracked.restarted_at_s:
             tracked.version, tracked.view = version, None
+            self.on_room(asked_at_s)
 
     def lacks_version(self, address: str) -> bool:
         """Return whether an endpoint's process has not been asked for its version yet."""
@@ -225,6 +226,13 @@ class Pool:
         """Return what an endpoint's server was started with."""
         tracked = self._tracked.get(address)
         return self._settings.traits_of("") if tracked is None else tracked.traits
+
+    def pod_state(self, address: str, *, now: float) -> PodState | None:
+        """Return one of `pod_states`; None where it has left."""
+        tracked = self._tracked.get(address)
+        if tracked is None:
+            return None
+        return tracked.pod_state(tracked.make_view(now, self._settings, self.outliers))
 
     def pod_states(self, *, now: float) -> list[PodState]:
         """Return the endpoints as those see them who load adapters."""

@@ -14,6 +14,7 @@ from extproc.core.beginnings import KvCache
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.costs import Costs, Probe
 from extproc.core.decoding import Decoding
+from extproc.core.engineversions import mixes_weights
 from extproc.core.others import Others, ToldFlight
 from extproc.core.outliers import Outliers
 from extproc.core.prompts import MAX_AGE_S, Prompts
@@ -323,6 +324,7 @@ class Tracked:
             process=None if report is None else report.process_start_wall_s,
             is_resolver=traits.resolver is True,
             pools=self.endpoint.pools,
+            unsafe_version=view.engine_version if view.mixes_weights else "",
         )
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
@@ -333,7 +335,7 @@ class Tracked:
         address = self.endpoint.address
         ends_s = outliers.until_s(address)
         self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
-        is_asleep = report is not None and report.is_asleep
+        is_asleep, version = report is not None and report.is_asleep, self.version or ""
         if report is None or not is_known:
             report = LoadReport(max_loras=report.max_loras if report else None)
         others, adapters = self.others, self.adapters
@@ -372,6 +374,8 @@ class Tracked:
             is_ejected=outliers.is_ejected(address, now=now),
             is_asleep=is_asleep,
             died_at_s=self.died_at_s,
+            engine_version=version,
+            mixes_weights=mixes_weights(version, settings.safe_loads_since),
         )
         return self.view
 

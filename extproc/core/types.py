@@ -127,6 +127,9 @@ class EndpointView(Struct, frozen=True, gc=False):
         is_asleep: By the last report, however old that is. It may list its models.
         died_at_s: When its own health check last said that its engine is dead, which holds until it
             says otherwise or a new process starts; None where it did not.
+        engine_version: As its server tells it, "" where it does not.
+        mixes_weights: That version answers running requests with other adapters' weights when one
+            is loaded.
         is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
         is_ejected: Fails where others do not, or is on trial after that with as many requests as
@@ -162,6 +165,8 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_ejected: bool = False
     is_asleep: bool = False
     died_at_s: float | None = None
+    engine_version: str = ""
+    mixes_weights: bool = False
 
     @property
     def is_lost(self) -> bool:

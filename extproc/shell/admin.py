@@ -244,6 +244,8 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
         "ejected": view.is_ejected,
         "asleep": view.is_asleep,
         "dead_age_s": None if view.died_at_s is None else now - view.died_at_s,
+        "engine_version": view.engine_version,
+        "mixes_weights": view.mixes_weights,
         "report_age_s": None if view.reported_at_s is None else now - view.reported_at_s,
         "registered": None if view.registered is None else sorted(view.registered),
         "gpu_adapters": list(view.gpu_adapters),

@@ -17,6 +17,7 @@ from itertools import islice
 import msgspec
 
 from extproc.core.engines import EngineProfile
+from extproc.core.engineversions import mixes_weights
 from extproc.core.exposition import parse_report
 from extproc.core.types import LoadReport
 from extproc.shell.podhttp import ResponseError
@@ -44,6 +45,10 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+class _Version(msgspec.Struct):
+    version: str
 
 
 class _Error(msgspec.Struct):
@@ -249,6 +254,20 @@ async def _loads_at_runtime(pod: Pod) -> Verdict:
     return load.status == unload.status == HTTPStatus.BAD_REQUEST, statuses
 
 
+async def _loads_safely(pod: Pod) -> Verdict:
+    since = pod.profile.safe_loads_since
+    if since is None:
+        return None, f"nothing is known of the versions of {pod.profile.name}"
+    answer = await pod.ask("GET", "/version", None)
+    if answer.status != HTTPStatus.OK:
+        return None, f"its version is unknown: {answer}"
+    version = msgspec.json.decode(answer.body, type=_Version).version
+    if not mixes_weights(version, since):
+        return True, f"version {version}"
+    safe = ".".join(map(str, since))
+    return False, f"version {version} gives them another adapter's weights; {safe} does not"
+
+
 def _has_family(page: bytes, name: str) -> bool:
     return re.search(rb"^" + re.escape(name.encode()) + rb"[{ \t]", page, re.MULTILINE) is not None
 
@@ -291,4 +310,5 @@ OPTIONAL: Mapping[str, Probe] = {
         lambda profile: (profile.residency.family,) if profile.residency else ()
     ),
     "Adapters can be loaded and unloaded while the server runs.": _loads_at_runtime,
+    "Its version leaves running requests alone when an adapter is loaded.": _loads_safely,
 }

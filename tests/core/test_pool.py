@@ -206,6 +206,21 @@ def test_what_a_process_said_of_itself_goes_with_it() -> None:
     assert not made.lacks_version(address(9))
 
 
+def test_a_version_that_mixes_weights_is_told_to_who_loads_adapters_while_it_counts() -> None:
+    made = pool(safe_loads_since=(0, 26, 0))
+    start(made)
+    made.record_version(address(1), "0.25.1", asked_at_s=0.0)
+    mixing, state = view(made), made.pod_state(address(1), now=0.0)
+    made.configure(PoolSettings())
+
+    assert (mixing.engine_version, mixing.mixes_weights) == ("0.25.1", True)
+    assert state is not None
+    assert "0.25.1" in state.why_no_load
+    [allowed] = made.pod_states(now=0.0)
+    assert (allowed.unsafe_version, allowed.why_no_load) == ("", "")
+    assert made.pod_state(address(9), now=0.0) is None
+
+
 def test_another_expiry_holds_at_once() -> None:
     made = pool()
     made.record_report(address(1), report(), taken_at_s=0.0)

@@ -169,6 +169,8 @@ async def test_the_snapshot_is_json() -> None:
                 "ejected": False,
                 "asleep": False,
                 "dead_age_s": None,
+                "engine_version": "",
+                "mixes_weights": False,
                 "report_age_s": 0.5,
                 "registered": ["a1", "base"],
                 "gpu_adapters": ["a1"],

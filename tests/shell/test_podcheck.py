@@ -17,7 +17,7 @@ from extproc.shell.podprobes import OPTIONAL, REQUIRED
 
 ROOT = Path(__file__).parents[2]
 HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
-FILTER, TOKENS, START, AWAKE, DEFERRED, LOADED, RUNTIME = OPTIONAL
+FILTER, TOKENS, START, AWAKE, DEFERRED, LOADED, RUNTIME, SAFE = OPTIONAL
 
 GAUGES = {
     "vllm:num_requests_running": 0.0,
@@ -45,6 +45,7 @@ class Pod:
         self.parents: dict[str, str | None] = {"tiny": None, "a0": "tiny", "a1": "tiny"}
         self.gauges = dict(GAUGES)
         self.slots = 2
+        self.version = "0.32.0"
         self.seen: list[str] = []
         self.asked: list[tuple[str, object]] = []
         self.key = ""
@@ -63,6 +64,8 @@ class Pod:
         match request.path:
             case "/health":
                 return web.Response()
+            case "/version":
+                return web.json_response({"version": self.version})
             case "/v1/models":
                 data = [{"id": name, "parent": parent} for name, parent in self.parents.items()]
                 return web.json_response({"object": "list", "data": data})
@@ -190,7 +193,7 @@ async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
     checks = await check(pod, engine="sglang")
 
     skipped = {text for text, one in checks.items() if one.passed is None}
-    assert skipped == {ACTIVE, AWAKE, DEFERRED, LOADED}
+    assert skipped == {ACTIVE, AWAKE, DEFERRED, LOADED, SAFE}
     assert all(checks[text].passed for text in (RUN, WAIT, KV))
 
 
@@ -214,6 +217,18 @@ async def test_a_metric_that_is_missing_fails_its_requirement(requirement: str, 
 
     assert check_of.passed is False
     assert name.partition("{")[0] in check_of.detail
+
+
+async def test_a_version_that_mixes_weights_lacks_an_optional_requirement() -> None:
+    pod = Pod()
+    pod.version = "0.25.1"
+    mixing = (await check(pod))[SAFE]
+    pod.answers["/version"] = lambda: web.Response(status=404)
+    unknown = (await check(pod))[SAFE]
+
+    assert (mixing.passed, mixing.is_required) == (False, False)
+    assert mixing.detail == ("version 0.25.1 gives them another adapter's weights; 0.26.0 does not")
+    assert (unknown.passed, unknown.detail[:30]) == (None, "its version is unknown: HTTP 404"[:30])
 
 
 async def test_a_server_that_sleeps_is_shown_as_one_that_gets_nothing() -> None:

@@ -70,6 +70,8 @@ class PodState(Struct, frozen=True):
         process: When its process started; None where unknown.
         is_resolver: It finds and loads by itself what a request names.
         pools: Names of the pools that it is in, where there are several.
+        unsafe_version: Of its engine, where a load would change the weights of running requests;
+            "" where it would not.
     """
 
     address: str
@@ -84,6 +86,17 @@ class PodState(Struct, frozen=True):
     process: float | None = None
     is_resolver: bool = False
     pools: frozenset[str] = frozenset()
+    unsafe_version: str = ""
+
+    @property
+    def why_no_load(self) -> str:
+        """Why nothing can be loaded there now: "" for no reason."""
+        if not (self.unsafe_version and self.num_pending):
+            return ""
+        return (
+            f"its engine, {self.unsafe_version}, would answer running requests with another "
+            "adapter's weights: upgrade it, or allow it by adapters.allow_unsafe_versions"
+        )
 
 
 class Kind(StrEnum):
@@ -121,12 +134,15 @@ class Failure(StrEnum):
     UNREACHABLE = "unreachable"
     ENGINE = "engine"  # an answer that no engine gives that works
     UNVERIFIED = "unverified"  # the pod said yes, and does not list it
+    UNSAFE_VERSION = "unsafe_version"  # its engine would mix weights: it waits for an idle moment
     UNFIT = "unfit"  # no pod has its base model, or carries its rank
 
 
 OF_THE_POD = frozenset({Failure.NO_RUNTIME, Failure.UNAUTHORIZED})
 """The same for every adapter: the pod is steered to by what it lists, and nothing is loaded."""
-PASSING = frozenset({Failure.TIMEOUT, Failure.UNREACHABLE, Failure.UNVERIFIED})
+PASSING = frozenset(
+    {Failure.TIMEOUT, Failure.UNREACHABLE, Failure.UNVERIFIED, Failure.UNSAFE_VERSION}
+)
 """Possibly the pod's trouble rather than the adapter's."""
 
 
