@@ -10,7 +10,7 @@ from msgspec import Struct
 from extproc.core.openai import MAX_MODEL_BYTES, is_model_name
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_HUB = re.compile(r"hf:[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?", re.ASCII)
+_HUB = re.compile(r"hf:[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -31,7 +31,7 @@ class Declaration(Struct, frozen=True):
 
     Attributes:
         name: What clients write in `model`.
-        source: A directory as pods see it, or `hf:org/repo[@revision]`; "" where pods find it by
+        source: A directory as pods see it, or `hf:org/repo`; "" where pods find it by
             themselves (a resolver), or have it already.
         version: Pods have it under `NAME@VERSION`; "" for none: under its name.
         base: Name of its base model; "" for whatever the pods serve.
@@ -88,9 +88,13 @@ def check_source(source: str) -> None:
         return
     if source.startswith("hf:"):
         if not _HUB.fullmatch(source):
-            raise DeclarationError(
-                f"source {source!r}: must be hf:ORG/REPO, or hf:ORG/REPO@REVISION"
-            )
+            if "@" in source:
+                raise DeclarationError(
+                    f"source {source!r}: no engine takes a revision; have it downloaded into a "
+                    "directory of the pods, by an init container say, and name that "
+                    "(docs/adapters.md)"
+                )
+            raise DeclarationError(f"source {source!r}: must be hf:ORG/REPO")
         return
     if _SCHEME.match(source):
         scheme = source.partition(":")[0]

@@ -10,7 +10,7 @@ GOOD = [
     Declaration("sql"),
     Declaration("acme/sql", "/adapters/sql", "2", "llama", 16, 2, 4),
     Declaration("sql", "hf:acme/sql"),
-    Declaration("sql", "hf:acme/sql@v1.0", min_replicas=0),
+    Declaration("sql", "hf:acme/sql", min_replicas=0),
 ]
 BAD = [
     (Declaration(""), "name"),
@@ -23,6 +23,8 @@ BAD = [
     (Declaration("a", "/adapters/../etc"), "plain"),
     (Declaration("a", "/adapters/\n"), "plain"),
     (Declaration("a", "hf:only-org"), "hf:ORG/REPO"),
+    (Declaration("a", "hf:acme/sql@v1.0"), "no engine takes a revision"),
+    (Declaration("a", "hf:acme/sql@../../x"), "no engine takes a revision"),
     (Declaration("a", "s3://bucket/a"), "s3 is not fetched here"),
     (Declaration("a", "https://host/a.tar.gz"), "mount"),
     (Declaration("a", rank=0), "rank"),
