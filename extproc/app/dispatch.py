@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from extproc.core.ports import StreamSettings
 from extproc.core.queue import Ticket
 from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
+from extproc.core.spelling import Spelling
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.core.verdicts import Verdict
@@ -34,6 +35,8 @@ class Dispatcher:
 
     Attributes:
         clock: Monotonic seconds, at the highest resolution.
+        joins_names: Pods read an adapter's name after its base model's.
+        spelling: The names in bodies and in lists, by that.
         trace: The calling stream's own; None where nothing is traced, for all streams.
         asking: Likewise, where another router may lead.
     """
@@ -43,8 +46,16 @@ class Dispatcher:
     recorder: Recorder
     clock: Callable[[], float]
     rewrites: Rewrites
+    spelling: Spelling = field(init=False)
+    joins_names: bool = False
     trace: DecisionTrace | None = None
     asking: Asking | None = None
+
+    def __post_init__(self) -> None:
+        self.spelling = Spelling(self._find, self.joins_names)
+
+    def _find(self, name: str) -> ModelCard | None:
+        return self.router.pool.model(name) or self.router.catalog.card(name)
 
     @property
     def uses_prefix_hashes(self) -> bool:
@@ -54,11 +65,12 @@ class Dispatcher:
     @property
     def may_rewrite(self) -> bool:
         """Whether there are rules, or declared adapters."""
-        return self.rewrites.is_active
+        return self.rewrites.is_active or self.spelling.joins
 
     def concerns(self, model: str) -> bool:
         """Return whether a model has a rule, or may have another name on pods."""
-        return self.rewrites.concerns(model)
+        listed = self.spelling.listed(model)
+        return self.rewrites.concerns(listed) or self.spelling.full(listed) != model
 
     def is_declared(self, model: str) -> bool:
         """Return whether pods may have a model under another name."""

@@ -16,6 +16,7 @@ from extproc.app.routing import Routing
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.accounting import Accounting
+from extproc.core.engines import PROFILES
 from extproc.shell.codec import Codec
 from extproc.shell.completions import CompletionService
 from extproc.shell.decisions import DecisionsService
@@ -99,7 +100,14 @@ class Services:
         self.endings = Endings(
             self.accounting, routing.pool.outliers, recorder, clock, on_doubt, on_failed
         )
-        dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock, routing.rewrites)
+        dispatcher = Dispatcher(
+            routing.router,
+            self.accounting,
+            recorder,
+            clock,
+            routing.rewrites,
+            joins_names=PROFILES[config.pods.engine].joins_names,
+        )
         routing.router.queue.at = self._offer_at
         self._offer_handle: asyncio.TimerHandle | None = None
         self._tracing = tracing

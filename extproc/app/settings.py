@@ -169,6 +169,7 @@ def stream_settings(config: Config) -> StreamSettings:
         request,
         routes=RouteTable(request.paths),
         trusted_headers=frozenset(request.trusted_headers),
+        takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
     )

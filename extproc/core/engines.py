@@ -78,6 +78,7 @@ class EngineProfile(Struct, frozen=True):
     load_path: str = "/v1/load_lora_adapter"  # loads an adapter into a running server
     unload_path: str = "/v1/unload_lora_adapter"
     safe_loads_since: tuple[int, int, int] | None = None
+    joins_names: bool = False  # `core.spelling`
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -140,6 +141,7 @@ _SGLANG = EngineProfile(
     cpu_cache_flag="--max-loaded-loras",
     load_path="/load_lora_adapter",
     unload_path="/unload_lora_adapter",
+    joins_names=True,
 )
 
 PROFILES: Mapping[str, EngineProfile] = MappingProxyType({p.name: p for p in (_VLLM, _SGLANG)})

@@ -41,6 +41,11 @@ TWO_MODELS = Rejection(
 )
 """The body goes on to name another model than the one that routed it."""
 
+MANY_ADAPTERS = Rejection(
+    400, Reason.INVALID_BODY, "`lora_path` must be the name of one adapter.", param="lora_path"
+)
+"""An engine would take one for each prompt of a batch, and they may be on different endpoints."""
+
 BODY_NOT_SENT = Rejection(
     500,
     Reason.BODY_NOT_SENT,

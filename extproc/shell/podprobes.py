@@ -19,7 +19,8 @@ import msgspec
 from extproc.core.engines import EngineProfile
 from extproc.core.engineversions import mixes_weights
 from extproc.core.exposition import parse_report
-from extproc.core.types import LoadReport
+from extproc.core.spelling import Spelling
+from extproc.core.types import LoadReport, ModelCard
 from extproc.shell.podhttp import ResponseError
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
@@ -112,8 +113,15 @@ class Pod:
         """Return the response to a short streamed chat request."""
         messages = [{"role": "user", "content": "Hello"}]
         limits = {"max_tokens": _RESPONSE_TOKENS, "stream": True}
-        body = {"model": model, "messages": messages, **limits}
+        body = {"model": await self.spelled(model), "messages": messages, **limits}
         return await self.ask("POST", "/v1/chat/completions", body)
+
+    async def spelled(self, model: str) -> str:
+        """Return what a request names a model by."""
+        if not self.profile.joins_names:
+            return model
+        cards = {each.id: ModelCard(each.id, each.parent) for each in await self.models()}
+        return Spelling(cards.get, joins=True).full(model)
 
     async def page(self) -> bytes:
         """Return its metrics page.
@@ -190,7 +198,10 @@ async def _answers_as_adapter(pod: Pod) -> Verdict:
         return False, str(answer)
     events = _EVENT.findall(answer.body)
     model = msgspec.json.decode(events[0], type=_Chunk).model if events else "nobody"
-    return model == adapter, f"asked for {adapter}, answered by {model}"
+    return model in (
+        adapter,
+        await pod.spelled(adapter),
+    ), f"asked for {adapter}, answered by {model}"
 
 
 async def _has_metrics(pod: Pod) -> Verdict:
