@@ -16,6 +16,7 @@ from itertools import islice
 
 import msgspec
 
+from extproc.core.adapters import effect
 from extproc.core.engines import EngineProfile
 from extproc.core.engineversions import mixes_weights
 from extproc.core.exposition import parse_report
@@ -204,6 +205,26 @@ async def _answers_as_adapter(pod: Pod) -> Verdict:
     ), f"asked for {adapter}, answered by {model}"
 
 
+async def _has_effect(pod: Pod) -> Verdict:
+    """Compare an adapter that is named with its base model."""
+    name = pod.wanted_adapter
+    if name is None:
+        return None, "no adapter is named"
+    base = next((model.parent for model in await pod.models() if model.id == name), None)
+    if base is None:
+        return False, f"{name} is not listed with a parent"
+    found = []
+    for model in (base, await pod.spelled(name)):
+        answer = await pod.ask("POST", effect.PATH, effect.question(model))
+        logprobs = effect.read_answer(answer.body) if answer.status == HTTPStatus.OK else None
+        if logprobs is None:
+            return None, f"{model} gives no log-probabilities: {answer}"
+        found.append(logprobs)
+    if effect.has_effect(*found):
+        return True, f"{name} and {base} differ"
+    return False, f"no_effect: {name} answers as {base} does"
+
+
 async def _has_metrics(pod: Pod) -> Verdict:
     page = await pod.page()
     parse_report(page, pod.profile)
@@ -297,6 +318,7 @@ REQUIRED: Mapping[str, Probe] = {
     "`POST /v1/chat/completions` with `stream: true` answers in server-sent events, the last one "
     "`data: [DONE]`.": _streams,
     "A request with an adapter's name in `model` is answered by that adapter.": _answers_as_adapter,
+    "An adapter changes what its base model answers.": _has_effect,
     "`GET /metrics` answers in the Prometheus text format.": _has_metrics,
     "The metrics say how many requests run.": _has(lambda profile: profile.running),
     "The metrics say how many requests wait.": _has(lambda profile: profile.waiting),

@@ -16,7 +16,7 @@ from extproc.shell.podcheck import Check, check_pod, render
 from extproc.shell.podprobes import OPTIONAL, REQUIRED
 
 ROOT = Path(__file__).parents[2]
-HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
+HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, EFFECT, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
 FILTER, TOKENS, START, AWAKE, DEFERRED, LOADED, RUNTIME, SAFE = OPTIONAL
 
 GAUGES = {
@@ -46,6 +46,7 @@ class Pod:
         self.gauges = dict(GAUGES)
         self.slots = 2
         self.version = "0.32.0"
+        self.same = {"tiny"}
         self.seen: list[str] = []
         self.asked: list[tuple[str, object]] = []
         self.key = ""
@@ -64,6 +65,13 @@ class Pod:
         match request.path:
             case "/health":
                 return web.Response()
+            case "/v1/completions":
+                top = {"a": -1.0 if body["model"] in self.same else -2.0}
+                logprobs = {"top_logprobs": [top]}
+                choices = [
+                    {"index": at, "logprobs": logprobs} for at, _ in enumerate(body["prompt"])
+                ]
+                return web.json_response({"choices": choices})
             case "/version":
                 return web.json_response({"version": self.version})
             case "/v1/models":
@@ -118,7 +126,7 @@ async def check(
 
 
 async def test_a_server_that_offers_everything_passes_every_requirement_in_order() -> None:
-    checks = await check(Pod())
+    checks = await check(Pod(), adapter="a0")
 
     assert list(checks) == [*REQUIRED, *OPTIONAL]
     assert [one.requirement for one in checks.values() if not one.passed] == []
@@ -158,6 +166,7 @@ async def test_without_an_adapter_its_requirements_are_skipped_and_the_base_mode
     assert {text for text, one in checks.items() if one.passed is None} == {
         ADAPTERS,
         BY_NAME,
+        EFFECT,
         ACTIVE,
     }
     assert checks[STREAM].detail.endswith("from tiny")
@@ -193,7 +202,7 @@ async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
     checks = await check(pod, engine="sglang")
 
     skipped = {text for text, one in checks.items() if one.passed is None}
-    assert skipped == {ACTIVE, AWAKE, DEFERRED, LOADED, SAFE}
+    assert skipped == {EFFECT, ACTIVE, AWAKE, DEFERRED, LOADED, SAFE}
     assert all(checks[text].passed for text in (RUN, WAIT, KV))
 
 
@@ -229,6 +238,25 @@ async def test_a_version_that_mixes_weights_lacks_an_optional_requirement() -> N
     assert (mixing.passed, mixing.is_required) == (False, False)
     assert mixing.detail == ("version 0.25.1 gives them another adapter's weights; 0.26.0 does not")
     assert (unknown.passed, unknown.detail[:30]) == (None, "its version is unknown: HTTP 404"[:30])
+
+
+async def test_an_adapter_that_is_named_and_changes_nothing_fails() -> None:
+    pod = Pod()
+    pod.same = {"tiny", "a1"}
+
+    assert (await check(pod))[EFFECT].passed is None
+    assert (await check(pod, adapter="a0"))[EFFECT].detail == "a0 and tiny differ"
+    found = (await check(pod, adapter="a1"))[EFFECT]
+    assert (found.passed, found.detail) == (False, "no_effect: a1 answers as tiny does")
+
+
+async def test_an_effect_that_cannot_be_tried_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podprobes, "_LORA_INFO_EVERY_S", 0.001)
+    pod = Pod()
+    pod.answers["/v1/completions"] = lambda: web.Response(status=404)
+
+    assert (await check(pod, adapter="a0"))[EFFECT].passed is None
+    assert (await check(pod, adapter="a9"))[EFFECT].passed is False
 
 
 async def test_a_server_that_sleeps_is_shown_as_one_that_gets_nothing() -> None:
@@ -315,8 +343,9 @@ async def test_a_server_that_is_down_fails_everything_and_raises_nothing() -> No
     url = f"http://127.0.0.1:{unused_port()}"
     checks = await check_pod(url, profile=PROFILES["vllm"])
 
-    assert {one.passed for one in checks} == {False}
-    assert {one.detail for one in checks} == {"connection refused"}
+    tried = [one for one in checks if one.requirement != EFFECT]
+    assert {one.passed for one in tried} == {False}
+    assert {one.detail for one in tried} == {"connection refused"}
 
 
 async def test_a_key_is_sent_where_one_is_given() -> None:
@@ -324,7 +353,8 @@ async def test_a_key_is_sent_where_one_is_given() -> None:
     pod.key = "secret"
 
     assert (await check(pod))[BASE].passed is False
-    assert all(one.passed for one in (await check(pod, key="secret")).values())
+    keyed = await check(pod, key="secret", adapter="a0")
+    assert all(one.passed for one in keyed.values())
 
 
 @pytest.mark.parametrize(

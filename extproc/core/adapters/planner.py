@@ -25,7 +25,7 @@ from extproc.core.adapters.states import (
     Result,
     State,
 )
-from extproc.core.adapters.status import state_of, status_of, unsafe
+from extproc.core.adapters.status import state_of, status_of, unsafe, without_effect
 from extproc.core.placement import PlacementSettings
 
 
@@ -182,6 +182,8 @@ class Planner:
         failures = book.fleet.attempts.counts()
         for kept in book.kept.values():
             failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(book, kept))
+            without = without_effect(book, kept)
+            failures.update((address, Failure.NO_EFFECT) for address in without)
         return Counts(
             Counter(states),
             failures,

@@ -135,6 +135,7 @@ class Failure(StrEnum):
     ENGINE = "engine"  # an answer that no engine gives that works
     UNVERIFIED = "unverified"  # the pod said yes, and does not list it
     UNSAFE_VERSION = "unsafe_version"  # its engine would mix weights: it waits for an idle moment
+    NO_EFFECT = "no_effect"  # it answers as its base model does
     UNFIT = "unfit"  # no pod has its base model, or carries its rank
 
 
@@ -147,10 +148,15 @@ PASSING = frozenset(
 
 
 class Result(Struct, frozen=True):
-    """What came of a call: no failure means that the pod said yes, or had nothing to do."""
+    """What came of a call: no failure means that the pod said yes, or had nothing to do.
+
+    Attributes:
+        has_effect: What was loaded answers otherwise than its base model, or that was not tried.
+    """
 
     failure: Failure | None = None
     message: str = ""
+    has_effect: bool = True
 
 
 class State(StrEnum):
@@ -193,7 +199,8 @@ class AdapterStatus(Struct, frozen=True):
     """How a declared adapter is, for people and for other programs.
 
     Attributes:
-        reason: Of a pod that it could not be loaded on, whichever `state` it is in; None without.
+        reason: Of a pod that it could not be loaded on, or has no effect on, whichever `state` it
+            is in; None without.
         message: More of it, in a sentence.
         versions: The declared one first.
     """
