@@ -43,7 +43,7 @@ async def test_an_adapter_that_vllm_loads_and_that_changes_nothing_is_found(
     assert status == 200, answer
     try:
         checks = await check_pod(
-            vllm_client.server.url, profile=PROFILES["vllm"], adapter=name, timeout_s=60
+            vllm_client.server.url, profile=PROFILES["vllm"], adapter=name, timeout_s=240
         )
         found = effect_of(checks)
         assert (found.passed, found.detail) == (
@@ -59,7 +59,9 @@ async def test_adapters_that_change_something_have_an_effect(vllm_client: VllmCl
     for name in ADAPTERS[:-1]:
         assert await is_effective(vllm_client, name) is True
     assert await is_effective(vllm_client, "not-there") is None
-    checks = await check_pod(vllm_client.server.url, profile=PROFILES["vllm"], adapter=GOOD)
+    checks = await check_pod(
+        vllm_client.server.url, profile=PROFILES["vllm"], adapter=GOOD, timeout_s=240
+    )
     assert effect_of(checks).detail == f"{GOOD} and {BASE_MODEL} differ"
 
 
