@@ -59,6 +59,11 @@ class _Reply(msgspec.Struct):
         return self.error.get("type") if isinstance(self.error, dict) else self.type
 
     @property
+    def code(self) -> object:
+        """The code of an error."""
+        return self.error.get("code") if isinstance(self.error, dict) else None
+
+    @property
     def reason(self) -> str:
         """The reason of an error, in one line; "" where there is none."""
         wrapped = self.error.get("message") if isinstance(self.error, dict) else self.error
@@ -119,7 +124,9 @@ async def unload(
     status, reply = answer
     if status == HTTPStatus.OK and reply.success is not False:
         return _OK
-    is_unknown = status == HTTPStatus.NOT_FOUND and reply.kind == "NotFoundError"
+    is_unknown = status == HTTPStatus.NOT_FOUND and (
+        reply.kind == "NotFoundError" or reply.code == "model_not_found"  # of the Rust frontend
+    )
     if is_unknown or reply.lists(name) is False:
         return Result(None, reply.reason)
     return _refusal(status, reply)
