@@ -15,9 +15,10 @@ import aiohttp
 
 from extproc.app import settings
 from extproc.config import Config
-from extproc.core.adapters.states import Action, Failure, Kind, Result
+from extproc.core.adapters.states import Action, Failure, Kind, PodState, Result
 from extproc.core.engines import PROFILES
 from extproc.core.pool import Pool
+from extproc.core.spelling import joined
 from extproc.core.types import Endpoint
 from extproc.shell import engineapi
 from extproc.shell.adapterfiles import AdapterFiles, Root
@@ -33,6 +34,7 @@ class AdapterCalls:
         config: Checked configuration.
         pool: What pods have.
         on_change: Told the sources of adapters whose files have changed, or are elsewhere now.
+        clock: Monotonic seconds.
 
     Attributes:
         counts: Calls by kind and what came of them.
@@ -42,9 +44,14 @@ class AdapterCalls:
     """
 
     def __init__(
-        self, config: Config, *, pool: Pool, on_change: Callable[[Collection[str]], None]
+        self,
+        config: Config,
+        *,
+        pool: Pool,
+        on_change: Callable[[Collection[str]], None],
+        clock: Callable[[], float],
     ) -> None:
-        self._pool, self._on_change = pool, on_change
+        self._pool, self._on_change, self._clock = pool, on_change, clock
         self._access = settings.pod_access(config)
         self._profile = PROFILES[config.pods.engine]
         self._urls: Mapping[str, str] = {}
@@ -54,10 +61,12 @@ class AdapterCalls:
         self.counts = Counter({(str(kind), "done"): 0 for kind in Kind})
         self._sources: Collection[str] = ()
         self._roots = config.adapters.roots
+        self._verify = config.adapters
         self._files = self._open_files()
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration."""
+        self._verify = config.adapters
         if config.adapters.roots != self._roots:
             self._roots = config.adapters.roots
             self._files = self._open_files()
@@ -109,9 +118,37 @@ class AdapterCalls:
             )
         traits = self._pool.traits(action.address)
         checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
-        return checked.problem or await engineapi.load(
+        state = self._pool.pod_state(action.address, now=self._clock())
+        if state is not None and state.why_no_load:  # requests have come since
+            return Result(Failure.UNSAFE_VERSION, state.why_no_load)
+        if checked.problem is not None:
+            return checked.problem
+        loaded = await engineapi.load(
             session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
         )
+        is_new = loaded.failure is None and not loaded.message
+        if not is_new or self._verify.verify != "effect":
+            return loaded
+        return await self._verified(session, url, name, state)
+
+    async def _verified(
+        self, session: aiohttp.ClientSession, url: str, name: str, state: PodState | None
+    ) -> Result:
+        """Return what came of a load, by whether the adapter changes what its base model answers;
+        unload one that does not, unless it is to be served all the same."""
+        cards = (state.models if state is not None else None) or {}
+        base = next((card.id for card in cards.values() if card.parent is None), None)
+        if base is None:
+            return Result()
+        adapter = joined(base, name) if self._profile.joins_names else name
+        found = await engineapi.has_effect(session, url, base=base, adapter=adapter)
+        if found is not False:
+            return Result(None, "" if found else "its effect could not be tried")
+        if self._verify.no_effect == "serve":
+            log.warning("%s: %s answers as its base model %s does", url, name, base)
+            return Result(has_effect=False)
+        await engineapi.unload(session, url, self._profile, name=name)
+        return Result(Failure.NO_EFFECT, f"it answers as its base model {base} does")
 
     def _open_files(self) -> AdapterFiles:
         roots = [Root(str(each.pod), each.router) for each in self._roots]

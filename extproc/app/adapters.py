@@ -86,7 +86,7 @@ class Adapters:
         self._rewrites = rewrites
         self._poke = poke
         self._clock = world.clock
-        self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files)
+        self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files, clock=world.clock)
         self.peers = AdapterPeers(
             router_id, router.catalog, poke=poke, look=self.look, clock=world.clock
         )

@@ -118,6 +118,7 @@ class App:
             world=world,
             is_open=lambda: not readiness.problems(now=time.monotonic()),
             on_doubt=lambda address: self._pods.look(address),
+            on_failed=lambda address: self._pods.doubt(address),
         )
         self._adapters = AdapterService(
             config,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -18,8 +18,10 @@ from extproc.core.ports import StreamSettings
 from extproc.core.queue import Ticket
 from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
+from extproc.core.spelling import Spelling
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.verdicts import Verdict
 from extproc.shell.rpc import Metadata
 from extproc.shell.tracing import Tracing
 
@@ -34,6 +36,8 @@ class Dispatcher:
 
     Attributes:
         clock: Monotonic seconds, at the highest resolution.
+        joins_names: Pods read an adapter's name after its base model's.
+        spelling: The names in bodies and in lists, by that.
         trace: The calling stream's own; None where nothing is traced, for all streams.
         asking: Likewise, where another router may lead.
     """
@@ -44,8 +48,16 @@ class Dispatcher:
     clock: Callable[[], float]
     rewrites: Rewrites
     lists: Lists
+    spelling: Spelling = field(init=False)
+    joins_names: bool = False
     trace: DecisionTrace | None = None
     asking: Asking | None = None
+
+    def __post_init__(self) -> None:
+        self.spelling = Spelling(self._find, self.joins_names)
+
+    def _find(self, name: str) -> ModelCard | None:
+        return self.router.pool.model(name) or self.router.catalog.card(name)
 
     @property
     def uses_prefix_hashes(self) -> bool:
@@ -55,11 +67,12 @@ class Dispatcher:
     @property
     def may_rewrite(self) -> bool:
         """Whether there are rules, or declared adapters."""
-        return self.rewrites.is_active
+        return self.rewrites.is_active or self.spelling.joins
 
     def concerns(self, model: str) -> bool:
         """Return whether a model has a rule, or may have another name on pods."""
-        return self.rewrites.concerns(model)
+        listed = self.spelling.listed(model)
+        return self.rewrites.concerns(listed) or self.spelling.full(listed) != model
 
     def is_declared(self, model: str) -> bool:
         """Return whether pods may have a model under another name."""
@@ -159,6 +172,7 @@ class Endings:
     Attributes:
         clock: Monotonic seconds.
         on_doubt: Called with the address of an endpoint that may have lost a model.
+        on_failed: Called with the address of an endpoint that failed a request.
     """
 
     accounting: Accounting
@@ -166,6 +180,7 @@ class Endings:
     recorder: Recorder
     clock: Callable[[], float]
     on_doubt: Callable[[str], None]
+    on_failed: Callable[[str], None]
 
     def complete(self, completion: Completion) -> bool:
         """Record an access log entry; return False if it is about another router's pick."""
@@ -177,6 +192,8 @@ class Endings:
         self.recorder.completed(completion, flight.pick.request)
         if doubtful:
             self.on_doubt(doubtful)
+        if completion.verdict in (Verdict.FAILED, Verdict.UNREACHABLE):
+            self.on_failed(completion.address or flight.pick.address)
         self._log_changes()
         return True
 

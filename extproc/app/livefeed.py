@@ -191,6 +191,8 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
         "silent": view.is_silent,
         "unreachable": view.is_unreachable,
         "ejected": view.is_ejected,
+        "asleep": view.is_asleep,
+        "dead": view.died_at_s is not None,
         "age_s": age_s,
         "in_flight": view.num_in_flight,
         "pending": view.num_pending + view.num_foreign,

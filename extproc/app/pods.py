@@ -16,6 +16,7 @@ from extproc.core.losslines import Part
 from extproc.core.pool import Pool
 from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint, LoadReport, ModelCard
+from extproc.shell.podasks import PodAsks
 from extproc.shell.scraper import Scraper
 from extproc.shell.telemetry import Telemetry
 from extproc.shell.vllm import ModelsPoller
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Pods:
-    """The loops that scrape the pods and poll their models.
+    """The loops that scrape the pods and poll their models; asks them more where that raises doubt.
 
     Attributes:
         losses: Which pods do not answer.
@@ -74,6 +75,9 @@ class Pods:
             clock=world.clock,
             rng=world.rng,
         )
+        self._asks = PodAsks(
+            scrapes, on_health=self._on_health, on_version=self._on_version, clock=world.clock
+        )
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the endpoints that are scraped and polled."""
@@ -81,10 +85,15 @@ class Pods:
         self._damaged &= {endpoint.address for endpoint in endpoints}
         self._scraper.set_endpoints(endpoints)
         self._models.set_endpoints(endpoints)
+        self._asks.set_endpoints(endpoints)
 
     def look(self, address: str) -> None:
         """Poll a pod's models soon: it may have lost one."""
         self._models.look(address)
+
+    def doubt(self, address: str) -> None:
+        """Ask for a pod's health soon: it has failed a request."""
+        self._asks.doubt(address)
 
     def poke(self, address: str) -> None:
         """Poll a pod's models at once: they have just changed."""
@@ -100,6 +109,7 @@ class Pods:
         """Cancel all requests."""
         await self._scraper.aclose()
         await self._models.aclose()
+        await self._asks.aclose()
 
     def _on_report(
         self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
@@ -119,9 +129,8 @@ class Pods:
         log.debug("endpoint %s: metrics: %s", address, error)
         self._observers.call("telemetry", self._telemetry.scrape_failed, address)
         self.losses.failed(address, Part.REPORTS, error, now=self._clock())
-        if is_unreachable:
-            self._pool.record_unreachable(address)
-        else:
+        self._failed(address, is_unreachable)
+        if not is_unreachable:
             self._models.look(address)  # whether it answers at all
 
     def _on_models(
@@ -130,15 +139,38 @@ class Pods:
         asked_at_s = taken_at_s - duration_s
         self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
         self.losses.answered(address, Part.MODELS, now=taken_at_s)
+        if self._pool.lacks_version(address):
+            self._asks.ask_version(address)
         self._asked(address, has_listed=True)
 
     def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: models: %s", address, error)
         self._pool.record_silence(address)
         self.losses.failed(address, Part.MODELS, error, now=self._clock())
+        self._failed(address, is_unreachable)
+        self._asked(address, has_listed=False)
+
+    def _failed(self, address: str, is_unreachable: bool) -> None:
         if is_unreachable:
             self._pool.record_unreachable(address)
-        self._asked(address, has_listed=False)
+        else:
+            self._asks.doubt(address)
+
+    def _on_health(self, address: str, is_dead: bool, asked_at_s: float) -> None:
+        if self._pool.record_health(address, is_dead=is_dead, asked_at_s=asked_at_s):
+            what = "dead: it gets nothing until that changes" if is_dead else "alive again"
+            log.warning("endpoint %s: its engine is, by its /health, %s", address, what)
+
+    def _on_version(self, address: str, version: str, asked_at_s: float) -> None:
+        self._pool.record_version(address, version, asked_at_s=asked_at_s)
+        state = self._pool.pod_state(address, now=asked_at_s)
+        if state is not None and state.unsafe_version:
+            log.warning(
+                "endpoint %s: version %s answers running requests with another adapter's weights "
+                "when one is loaded: none is while it has requests (docs/model-server.md)",
+                address,
+                version,
+            )
 
     def _asked(self, address: str, *, has_listed: bool) -> None:
         self._readiness.record_asked(address, has_listed=has_listed)

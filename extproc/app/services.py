@@ -16,6 +16,7 @@ from extproc.app.routing import Routing
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.accounting import Accounting
+from extproc.core.engines import PROFILES
 from extproc.core.lists import Lists
 from extproc.shell.codec import Codec
 from extproc.shell.completions import CompletionService
@@ -42,6 +43,7 @@ class Services:
         world: Clocks and randomness.
         is_open: Whether requests are accepted; called once per request.
         on_doubt: Called with the address of an endpoint that may have lost a model.
+        on_failed: Called with the address of an endpoint that failed a request.
 
     Raises:
         ConfigError: The peers cannot be followed.
@@ -58,6 +60,7 @@ class Services:
         world: World,
         is_open: Callable[[], bool],
         on_doubt: Callable[[str], None],
+        on_failed: Callable[[str], None],
     ) -> None:
         self._telemetry = telemetry
         self._router = routing.router
@@ -95,7 +98,9 @@ class Services:
             clock=clock,
             wall_clock=world.wall_clock,
         )
-        self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
+        self.endings = Endings(
+            self.accounting, routing.pool.outliers, recorder, clock, on_doubt, on_failed
+        )
         dispatcher = Dispatcher(
             routing.router,
             self.accounting,
@@ -103,6 +108,7 @@ class Services:
             clock,
             routing.rewrites,
             Lists(config.request.max_list_bytes_per_s),
+            joins_names=PROFILES[config.pods.engine].joins_names,
         )
         routing.router.queue.at = self._offer_at
         self._offer_handle: asyncio.TimerHandle | None = None

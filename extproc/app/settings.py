@@ -22,6 +22,7 @@ from extproc.core.adapters.states import AdapterSettings
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.costs import BYTES_PER_TOKEN, Costs
+from extproc.core.engines import PROFILES
 from extproc.core.hints import names_of
 from extproc.core.messages import BodyMode
 from extproc.core.modelroutes import ModelRoute, Objective
@@ -61,9 +62,14 @@ def pool_settings(config: Config) -> PoolSettings:
         name: _settings(Traits, traits := group.over(pods), costs=_costs(traits))
         for name, group in pods.groups.items()
     }
-    expiry_s = config.scrape.expiry_s
+    safe_since = PROFILES[pods.engine].safe_loads_since
     return _settings(
-        PoolSettings, pods, report_expiry_s=expiry_s, costs=_costs(pods), groups=groups
+        PoolSettings,
+        pods,
+        report_expiry_s=config.scrape.expiry_s,
+        costs=_costs(pods),
+        groups=groups,
+        safe_loads_since=None if config.adapters.allow_unsafe_versions else safe_since,
     )
 
 
@@ -164,6 +170,7 @@ def stream_settings(config: Config) -> StreamSettings:
         request,
         routes=RouteTable(request.paths),
         trusted_headers=names_of(request.trusted_headers),
+        takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
     )

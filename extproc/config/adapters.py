@@ -163,6 +163,22 @@ class AdaptersConfig(Section):
         description=f"{RootConfig.__doc__} Adapters in them are checked before they are loaded, "
         "and loaded again after a failure once their files have changed. Live.",
     )
+    verify: Literal["listed", "effect"] = Field(
+        "listed",
+        description="What shows that an adapter is loaded: that the pod lists it, or also that it "
+        "[changes](adapters.md#effect) what the base model answers to three short prompts. Live.",
+    )
+    no_effect: Literal["refuse", "serve"] = Field(
+        "refuse",
+        description="With `verify: effect`, adapters that change nothing: they are unloaded and "
+        "requests for them are refused, or they are served, and their status says so. Live.",
+    )
+    allow_unsafe_versions: bool = Field(
+        False,
+        description="Load adapters also into pods that have requests and whose engine's version is "
+        "[known](model-server.md#versions-of-vllm) to answer those with another adapter's weights "
+        "then. Live.",
+    )
     cold_wait_s: float = Field(
         20.0,
         ge=0,

@@ -42,6 +42,7 @@ class BodyReader:
         allows_stored: `previous_response_id` may be used (a session header is configured).
         early_bytes: Size from which a part may decide.
         is_echoed: The body is ours to send on, so that it has to be kept.
+        takes_adapter: As `JsonReader`.
 
     Attributes:
         num_bytes: Of all chunks together.
@@ -60,6 +61,7 @@ class BodyReader:
             "_reader",
             "_route",
             "_settled",
+            "_takes_adapter",
         ),
         *("_unread", "held_bytes", "num_bytes"),
     )
@@ -73,6 +75,7 @@ class BodyReader:
         allows_stored: bool,
         early_bytes: int,
         is_echoed: bool = False,
+        takes_adapter: bool = False,
     ) -> None:
         self._route = route
         self._content_type = content_type
@@ -80,6 +83,7 @@ class BodyReader:
         self._allows_stored = allows_stored
         self._early_bytes = early_bytes
         self._is_echoed = is_echoed
+        self._takes_adapter = takes_adapter
         self._is_kept = is_echoed
         self._concerns: Callable[[str], bool] | None = None
         self._reader: JsonReader | FormReader | None = None
@@ -249,8 +253,10 @@ class BodyReader:
 
     def _made_reader(self) -> JsonReader | FormReader:
         if self._reader is None:
-            is_form = self._route.kind is RouteKind.INFERENCE_FORM
-            self._reader = FormReader(self._content_type) if is_form else JsonReader(self._concerns)
+            if self._route.kind is RouteKind.INFERENCE_FORM:
+                self._reader = FormReader(self._content_type)
+            else:
+                self._reader = JsonReader(self._concerns, takes_adapter=self._takes_adapter)
         return self._reader
 
     def _model_if_seen(self) -> str | None:

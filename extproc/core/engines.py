@@ -57,6 +57,8 @@ class EngineProfile(Struct, frozen=True):
         engine_label: Series that agree in this label count the same requests (ranks of one
             engine); series that differ in it are separate engines, whose requests add up.
         counts_steps: `generated_tokens` moves with each step of running requests, not at their end.
+        safe_loads_since: The first release in which loading an adapter leaves running requests
+            alone; None where no other is known.
     """
 
     name: str  # for configuration, e.g. `vllm`
@@ -69,6 +71,7 @@ class EngineProfile(Struct, frozen=True):
     counts_steps: bool = False
     lora_slots: tuple[str, ...] = ()  # gauge of adapter slots on the GPU
     deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
+    awake: LabelledFamily | None = None  # 0 while the engine sleeps and serves nobody
     lora_info: LoraInfo | None = None  # active adapters
     residency: Residency | None = None  # loaded adapters
     cache_info: CacheInfo | None = None  # size of the KV cache
@@ -77,11 +80,13 @@ class EngineProfile(Struct, frozen=True):
     max_rank_flag: str = "--max-lora-rank"  # of the server: largest adapter rank
     load_path: str = "/v1/load_lora_adapter"  # loads an adapter into a running server
     unload_path: str = "/v1/unload_lora_adapter"
+    safe_loads_since: tuple[int, int, int] | None = None
+    joins_names: bool = False  # `core.spelling`
 
     @property
     def families(self) -> tuple[str, ...]:
         """The names of all families that are read, each once."""
-        optional = (self.deferred, self.lora_info, self.residency, self.cache_info)
+        optional = (self.deferred, self.awake, self.lora_info, self.residency, self.cache_info)
         return (
             *self.running,
             *self.waiting,
@@ -107,6 +112,7 @@ _VLLM = EngineProfile(
     # Proposed together with `lora_adapter_loaded` (vllm-project/vllm pull request 54830).
     lora_slots=("vllm:max_gpu_lora_adapters",),
     deferred=LabelledFamily("vllm:num_requests_waiting_by_reason", "reason", "deferred"),
+    awake=LabelledFamily("vllm:engine_sleep_state", "sleep_state", "awake"),  # since 0.11.2
     lora_info=LoraInfo(
         family="vllm:lora_requests_info",
         running_label="running_lora_adapters",
@@ -123,6 +129,9 @@ _VLLM = EngineProfile(
     cache_info=CacheInfo(
         "vllm:cache_config_info", "num_gpu_blocks", "block_size", "enable_prefix_caching"
     ),
+    # vllm-project/vllm issue 47724, mended by pull request 47725: the wheels of 0.25.1 do not have
+    # it, those of 0.26.0 do.
+    safe_loads_since=(0, 26, 0),
 )
 
 # SGLang does not report active or loaded adapters: they are known from our dispatches alone. Its
@@ -139,6 +148,7 @@ _SGLANG = EngineProfile(
     cpu_cache_flag="--max-loaded-loras",
     load_path="/load_lora_adapter",
     unload_path="/unload_lora_adapter",
+    joins_names=True,
 )
 
 PROFILES: Mapping[str, EngineProfile] = MappingProxyType({p.name: p for p in (_VLLM, _SGLANG)})

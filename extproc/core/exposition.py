@@ -81,6 +81,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     part = profile.deferred
     deferred = None if part is None else _values_by_engine(lines, (part.family,), profile, part)
     slots = None if max_loras else _values_by_engine(lines, profile.lora_slots, profile)
+    part = profile.awake
+    awake = None if part is None else _values_by_engine(lines, (part.family,), profile, part)
     return LoadReport(
         num_running=total(running or ()),
         num_waiting=total(waiting or ()),
@@ -98,6 +100,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         generated_tokens=whole(sum(tokens), MAX_TOTAL_TOKENS) if tokens else None,
         work_tokens=whole(sum(work), MAX_TOTAL_TOKENS) if work else None,
         unreadable=lines.unreadable,
+        # A request may go to any engine behind the server.
+        is_asleep=min(awake or (), default=1.0) == 0.0,
     )
 
 

@@ -21,6 +21,7 @@ from extproc.core.messages import IN_CHUNKS, BodyMode
 from extproc.core.openai import check_model
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
+from extproc.core.spelling import Spelling
 from extproc.core.types import Pick, Reason, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
@@ -87,6 +88,7 @@ class Incoming:
             allows_stored=session is not None,
             early_bytes=settings.early_decision_bytes,
             is_echoed=self._mode is BodyMode.FULL_DUPLEX_STREAMED,
+            takes_adapter=settings.takes_adapter,
         )
         _check_length(headers.get("content-length", ""), settings.max_body_bytes)
         if route.kind is RouteKind.STORED_RESPONSE:
@@ -205,30 +207,34 @@ class Incoming:
         model: str,
         target_of: Callable[[str, str], str],
         is_declared: Callable[[str], bool],
+        spelling: Spelling,
     ) -> str:
-        """Return the model to look for; the body goes on with that of the pick.
+        """Return the model to look for, by the name that pods list; the body goes on with what the
+        pick's pod is to read.
 
         Args:
             model: Of `model` or `model_of_headers`.
             target_of: Returns the model to look for, given the client's and the header's.
             is_declared: Returns whether pods may have that model under another name.
+            spelling: How the client and pods write it.
 
         Raises:
             RequestError: 500 if the body is not ours to change; 400 without any model.
         """
         if self._concerns is None:
             return model
-        target = target_of(model, self._hints.model_rewrite)
+        target = target_of(spelling.listed(model), self._hints.model_rewrite)
+        is_same = spelling.full(target) == model
         has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
         is_ours = self._has_body and has_all and self._mode is not BodyMode.STREAMED
-        if target == model and not (is_ours and is_declared(target)):
+        if is_same and not (is_ours and is_declared(target)):
             self._fixed = rejections.RENAMED if is_ours else rejections.NOT_REWRITABLE
             self.reader.leave()
             return target or check_model(None)
         if not is_ours:
             raise RequestError(rejections.NOT_REWRITABLE)
         self._fixed, self._named = None, model
-        self._written = "" if target == model else model
+        self._written = "" if is_same else model
         return target
 
     def _model(self) -> str | None:
@@ -273,11 +279,11 @@ class Incoming:
             return True
         return self.reader.is_read and (self._is_complete or self._has_trailers)
 
-    def release(self, pick: Pick) -> list[m.Command]:
-        """Let the parts so far go on to the pick's endpoint."""
+    def release(self, pick: Pick, spelled: str) -> list[m.Command]:
+        """Let the parts so far go on to the pick's endpoint, which is to read this model."""
         if not self._has_body:
             return [m.ContinueHeaders(pick), *self._trailers()]
-        body = self._renamed(pick.request.model)
+        body = self._renamed(spelled)
         length = None if body is None or not self._has_length else len(body)
         if self._mode in _AT_ONCE:
             return [m.ContinueBody(pick, body, length), *self._trailers()]

@@ -25,6 +25,7 @@ from extproc.core.jsonskip import ContainerSkipper, StringSkipper
 from extproc.core.jsonsmall import SMALL_BYTES, find_model, read_members
 from extproc.core.openai import MAX_MODEL_BYTES, check_model
 from extproc.core.slices import Place, SliceReader, State, with_values
+from extproc.core.spelling import joined
 from extproc.core.types import Reason, Rejection
 
 _UNITS_PER_MEMBER = 256
@@ -62,6 +63,7 @@ class JsonReader(SliceReader):
         needs_places: Returns whether `places` and `rewritten` are wanted of a small body with this
             model, "" for none; one with several keys `model` is then read in slices. None: never.
         enters: Keys of objects whose members count as top-level ones.
+        takes_adapter: A `lora_path` beside `model` names an adapter of it, as SGLang has it.
 
     Attributes:
         prompt: Of a small whole body, what the engine makes its prompt of, in the usual order of
@@ -74,6 +76,7 @@ class JsonReader(SliceReader):
     refers_back = False  # the last top-level `previous_response_id` so far is not null
     prompt: tuple[msgspec.Raw, ...] = ()
     _model: object = None
+    _adapter = ""
     _num_members = 0
     _key = b""
     _members_at = 0  # behind the opening brace
@@ -87,16 +90,19 @@ class JsonReader(SliceReader):
         needs_places: Callable[[str], bool] | None = None,
         *,
         enters: frozenset[bytes] = frozenset(),
+        takes_adapter: bool = False,
     ) -> None:
         self._read = JsonReader._start
         self._needs_places = needs_places
         self._enters = enters
+        self._takes_adapter = takes_adapter
         self.places: list[Place] = []
 
     @property
     def model(self) -> str | None:
-        """The last top-level `model` so far, if it is a string; "" is one."""
-        return self._model if isinstance(self._model, str) else None
+        """The last top-level `model` so far, if it is a string; "" is one. With its adapter."""
+        model = self._model if isinstance(self._model, str) else None
+        return joined(model, self._adapter) if model and self._adapter else model
 
     def feed(self, data: bytes | memoryview, at: int = 0) -> int:
         """Read like `SliceReader`, but a small whole body at once."""
@@ -110,7 +116,7 @@ class JsonReader(SliceReader):
             raise RequestError(rejections.EMPTY_BODY)
         if not self.is_whole:
             raise self._invalid("it ends too early", 0)
-        return check_model(self._model)
+        return check_model(self._model if self.model is None else self.model)
 
     @property
     def pending_at(self) -> int | None:
@@ -134,7 +140,7 @@ class JsonReader(SliceReader):
         members = read_members(data)
         if members is None:
             return False
-        self.prompt = astuple(members)[2:]
+        self.prompt = astuple(members)[3:]
         model, needs_places = members.model, self._needs_places
         if needs_places is not None and needs_places(model or ""):
             found = find_model(data, model)
@@ -142,6 +148,8 @@ class JsonReader(SliceReader):
                 return False
             self._members_at, self.places = found[0], list(found[1])
         self._model = model
+        if self._takes_adapter and members.lora_path:
+            self._adapter = _adapter_of(members.lora_path)
         if members.previous_response_id is not None:
             self.refers_back = True
         self.is_whole = True
@@ -215,6 +223,8 @@ class JsonReader(SliceReader):
                 self._value_at = self._begin + pos
             else:
                 self.refers_back = not is_null
+        elif self._takes_adapter and self._key == b"lora_path":
+            return self._adapter_name(part, pos)
         elif self._key in self._enters and part[pos] == ord("{") and not self._is_inside:
             self._is_inside, self._read = True, JsonReader._first_key
             return pos + 1
@@ -229,6 +239,23 @@ class JsonReader(SliceReader):
             return self._begin_skipping(part, pos)
         self._model, self._read = self._decoded(part[pos:end], pos), JsonReader._comma
         self.places.append((self._begin + pos, self._begin + end))
+        return end
+
+    def _adapter_name(self, part: bytes, pos: int) -> int:
+        if part[pos] != ord('"'):
+            is_null = _is_null(part, pos)
+            if is_null is None:
+                return self._wait(part, pos)
+            if not is_null:
+                raise RequestError(rejections.MANY_ADAPTERS)
+            self._adapter = ""
+            return self._begin_skipping(part, pos)
+        end = _end_of_string(part, pos, _MAX_MODEL_TOKEN_BYTES)
+        if end is None:
+            return self._wait(part, pos)
+        if not end:
+            raise RequestError(rejections.MANY_ADAPTERS)
+        self._adapter, self._read = self._decoded(part[pos:end], pos), JsonReader._comma
         return end
 
     @_after_space
@@ -299,6 +326,13 @@ class JsonReader(SliceReader):
 
     def _invalid(self, problem: str, pos: int) -> RequestError:
         return RequestError(rejections.invalid_json(problem, self._num_read + pos))
+
+
+def _adapter_of(value: msgspec.Raw) -> str:
+    adapter = msgspec.json.decode(value)
+    if adapter is None or isinstance(adapter, str):
+        return adapter or ""
+    raise RequestError(rejections.MANY_ADAPTERS)
 
 
 def _behind_all(pattern: re.Pattern[bytes], part: bytes, pos: int) -> int:

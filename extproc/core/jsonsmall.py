@@ -28,6 +28,7 @@ class Members(msgspec.Struct, gc=False):
 
     model: str | None = None
     previous_response_id: str | None = None
+    lora_path: msgspec.Raw = _NOTHING
     cache_salt: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
     system: msgspec.Raw = _NOTHING

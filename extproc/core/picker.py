@@ -20,7 +20,7 @@ from extproc.core.admission import AdmissionSettings, admit, fitting
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.following import Asking, Led
 from extproc.core.policies import Policy
-from extproc.core.rejections import STORED_RESPONSE, no_endpoints, policy_failed
+from extproc.core.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.core.routes import NO_PATH, RESPONSES_PATH
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 from extproc.core.words import FOR_ROOM
@@ -120,7 +120,7 @@ class Picker:
         # A stored response is on one endpoint alone, in whatever state that is.
         candidates = _best(usable) if request.model else usable
         if not candidates:
-            return no_endpoints(request.client_model)
+            return _nobody(snapshot.endpoints, request)
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
             return admitted
@@ -257,6 +257,15 @@ def _usable(endpoints: Iterable[EndpointView], request: RequestInfo) -> list[End
     if subset is not None:
         usable = [view for view in usable if is_in_subset(view.address, subset)]
     return usable
+
+
+def _nobody(endpoints: Iterable[EndpointView], request: RequestInfo) -> Rejection:
+    """Return why no endpoint can take a request."""
+    sleeping = [view for view in endpoints if view.is_asleep and view.has_registered(request.model)]
+    subset, model = request.subset, request.client_model
+    if any(subset is None or is_in_subset(view.address, subset) for view in sleeping):
+        return asleep(model)
+    return no_endpoints(model)
 
 
 def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> list[EndpointView]:

@@ -190,6 +190,31 @@ class Pool:
         if tracked is not None:
             tracked.is_unreachable, tracked.view = True, None
 
+    def record_health(self, address: str, *, is_dead: bool, asked_at_s: float) -> bool:
+        """Record what an endpoint's health check says of its engine, which may list models still.
+
+        Dead holds until it says otherwise, or a new process starts. Return whether it is news.
+        """
+        tracked = self._tracked.get(address)
+        if tracked is None or asked_at_s < tracked.restarted_at_s:
+            return False
+        was_dead = tracked.died_at_s is not None
+        tracked.died_at_s, tracked.view = asked_at_s if is_dead else None, None
+        self.on_room(asked_at_s)
+        return is_dead is not was_dead
+
+    def record_version(self, address: str, version: str, *, asked_at_s: float) -> None:
+        """Record the version of an endpoint's engine, "" for one that tells none."""
+        tracked = self._tracked.get(address)
+        if tracked is not None and asked_at_s >= tracked.restarted_at_s:
+            tracked.version, tracked.view = version, None
+            self.on_room(asked_at_s)
+
+    def lacks_version(self, address: str) -> bool:
+        """Return whether an endpoint's process has not been asked for its version yet."""
+        tracked = self._tracked.get(address)
+        return tracked is not None and tracked.version is None
+
     def record_orca(self, address: str, load: tuple[float, int]) -> None:
         """Record (KV use, waiting requests) from a response header: newer than the last scrape."""
         tracked = self._tracked.get(address)
@@ -205,6 +230,13 @@ class Pool:
         """Return what an endpoint's server was started with."""
         tracked = self._tracked.get(address)
         return self._settings.traits_of("") if tracked is None else tracked.traits
+
+    def pod_state(self, address: str, *, now: float) -> PodState | None:
+        """Return one of `pod_states`; None where it has left."""
+        tracked = self._tracked.get(address)
+        if tracked is None:
+            return None
+        return tracked.pod_state(tracked.make_view(now, self._settings, self.outliers))
 
     def pod_states(self, *, now: float) -> list[PodState]:
         """Return the endpoints as those see them who load adapters."""

@@ -11,6 +11,7 @@ from extproc.core.lists import Lists
 from extproc.core.messages import BodyMode
 from extproc.core.queue import Ticket
 from extproc.core.routes import RouteTable
+from extproc.core.spelling import Spelling
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 
 
@@ -31,6 +32,10 @@ class Dispatcher(Protocol):
 
     def concerns(self, model: str) -> bool:
         """Return whether they may do so for this model, "" for none."""
+
+    @property
+    def spelling(self) -> Spelling:
+        """How requests name adapters to the engine."""
 
     def is_declared(self, model: str) -> bool:
         """Return whether pods may have a model under another name, known once one is picked."""
@@ -92,6 +97,7 @@ class StreamSettings(Struct, frozen=True):
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
         trusted_headers: Names of the control headers that count (`core.hints.names_of`).
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
+        takes_adapter: Bodies may name an adapter in `lora_path`, beside `model`.
         restore_model: Responses name the model that the client wrote.
     """
 
@@ -103,5 +109,6 @@ class StreamSettings(Struct, frozen=True):
     assumed_body_mode: BodyMode = BodyMode.BUFFERED  # without `protocol_config`
     session_header: str | None = None  # its value keeps a client on one endpoint
     trusted_headers: frozenset[str] = frozenset()
+    takes_adapter: bool = False
     restore_model: bool = False
     max_hold_s: float = 60.0  # longest that a policy may hold a request, from its headers on

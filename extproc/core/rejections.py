@@ -50,6 +50,11 @@ TWO_MODELS = Rejection(
 )
 """The body goes on to name another model than the one that routed it."""
 
+MANY_ADAPTERS = Rejection(
+    400, Reason.INVALID_BODY, "`lora_path` must be the name of one adapter.", param="lora_path"
+)
+"""An engine would take one for each prompt of a batch, and they may be on different endpoints."""
+
 BODY_NOT_SENT = Rejection(
     500,
     Reason.BODY_NOT_SENT,
@@ -86,6 +91,7 @@ STORED_RESPONSE = Rejection(
 
 _DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
+    Reason.ASLEEP: "rejected-no-endpoints",
     Reason.RANK_TOO_HIGH: "rejected-no-endpoints",
     Reason.ADAPTER_UNAVAILABLE: "rejected-no-endpoints",
     Reason.ADAPTERS_UNKNOWN: "rejected-no-endpoints",
@@ -122,6 +128,12 @@ def policy_failed(model: str) -> Rejection:
     message = "The router's policy failed. The operator finds the error in the router's log."
     reason = Reason.POLICY_FAILED
     return Rejection(503, reason, message, retry_after_s=RETRY_AFTER_S, model=model)
+
+
+def asleep(model: str) -> Rejection:
+    """503: the endpoints that have the model sleep; somebody has to wake them."""
+    message = "Every endpoint that serves this model is asleep. Retry once one is awake."
+    return Rejection(503, Reason.ASLEEP, message, retry_after_s=RETRY_AFTER_S, model=model)
 
 
 def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejection:

@@ -16,7 +16,7 @@ from extproc.core.models import Models
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
-from extproc.core.rejections import no_endpoints
+from extproc.core.rejections import asleep, no_endpoints
 from extproc.core.types import (
     EndpointView,
     Pick,
@@ -188,6 +188,8 @@ class Router:
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self.picker.pick(snapshot, request, asking)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
+        if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
+            return asleep(request.client_model)
         if isinstance(found, Rejection) and found is not request.fixed:
             return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
@@ -243,6 +245,12 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
         return result.candidates[0].is_lost  # as all of them are, then
     is_none = isinstance(result, Rejection) and result.reason is Reason.NO_ENDPOINTS
     return is_none and request.subset is None  # a gateway's own subset stays what it is
+
+
+def _is_asleep(snapshot: Snapshot) -> bool:
+    """Return whether nobody is awake who could load an adapter."""
+    views = snapshot.endpoints
+    return any(view.is_asleep for view in views) and not any(view.is_ready for view in views)
 
 
 def load_s(view: EndpointView, adapter: str) -> float:

@@ -234,7 +234,9 @@ class Stream:
 
     def _decide(self, model: str, now: float) -> _Step:
         incoming, dispatcher = self._incoming, self._dispatcher
-        model = incoming.rewrite(model, dispatcher.target_of, dispatcher.is_declared)
+        model = incoming.rewrite(
+            model, dispatcher.target_of, dispatcher.is_declared, dispatcher.spelling
+        )
         self._request = incoming.info(model, with_hashes=dispatcher.uses_prefix_hashes)
         return self._ask(now)
 
@@ -242,7 +244,8 @@ class Stream:
         result = self._result(now)
         if isinstance(result, Pick):
             self.pick = result
-            return self._routed_on(self._incoming.release(result))
+            spelled = self._dispatcher.spelling.full(result.request.model)
+            return self._routed_on(self._incoming.release(result, spelled))
         if isinstance(result, Rejection):
             raise RequestError(result)
         return Turn.HELD, self._hold(result, now)

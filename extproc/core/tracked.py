@@ -15,6 +15,7 @@ from extproc.core.belief import Belief
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.costs import Costs, Probe
 from extproc.core.decoding import Decoding
+from extproc.core.engineversions import mixes_weights
 from extproc.core.fullness import Fullness
 from extproc.core.others import Others, ToldFlight
 from extproc.core.outliers import Outliers
@@ -63,6 +64,8 @@ class Tracked:
         models: That it lists.
         registered: The names of those, and of what it finds by itself.
         listed_at_s: When its last list was asked for.
+        died_at_s: When its health check said last that its engine is dead; None for alive.
+        version: Of its engine, "" where it tells none; None before it was asked.
     """
 
     __slots__ = (
@@ -73,6 +76,7 @@ class Tracked:
             "cpu_adapters",
             "declared",
             "decoding",
+            "died_at_s",
             "endpoint",
             "flights",
             "fullness",
@@ -89,7 +93,7 @@ class Tracked:
             "num_silences",
         ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
-        *("restarted_at_s", "returned_at_s", "traits", "view", "view_expires_s"),
+        *("restarted_at_s", "returned_at_s", "traits", "version", "view", "view_expires_s"),
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -115,6 +119,8 @@ class Tracked:
         self.decoding = Decoding()
         self.kv_cache = KvCache(endpoint.address)
         self.is_unreachable = False
+        self.died_at_s: float | None = None
+        self.version: str | None = None
         self.is_waited_for = True
         self.num_silences = 0
         self.restarted_at_s = self.returned_at_s = -inf
@@ -213,6 +219,7 @@ class Tracked:
 
     def forget_memory(self) -> None:
         """Forget what the process had in its memory: it is gone."""
+        self.version = None
         self.residency.forget()
         self.kv_cache.lose()
         self.kv_cache = KvCache(self.endpoint.address)
@@ -220,7 +227,7 @@ class Tracked:
     def restart(self, now: float) -> None:
         """Forget the state of the process before the restart."""
         self.is_waited_for = now - self.restarted_at_s >= MIN_LIFE_S
-        self.num_silences, self.restarted_at_s = 0, now
+        self.num_silences, self.restarted_at_s, self.died_at_s = 0, now, None
         self.set_models(None)
         self.forget_memory()
         self.prompts.forget()
@@ -360,6 +367,7 @@ class Tracked:
             process=report.process_start_wall_s if report and view.is_known else None,
             is_resolver=traits.resolver is True,
             pools=self.endpoint.pools,
+            unsafe_version=view.engine_version if view.mixes_weights else "",
         )
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
@@ -370,6 +378,7 @@ class Tracked:
         address = self.endpoint.address
         ends_s = outliers.until_s(address)
         self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
+        is_asleep, version = report is not None and report.is_asleep, self.version or ""
         if report is None or not is_known:
             # Only what routers have sent counts, and what the engine had at its start.
             report = LoadReport(max_loras=report.max_loras if report else None)
@@ -385,7 +394,7 @@ class Tracked:
         self.view = EndpointView(
             address=address,
             name=endpoint.name or address,
-            is_ready=endpoint.is_ready,
+            is_ready=endpoint.is_ready and not is_asleep and self.died_at_s is None,
             is_known=is_known,
             reported_at_s=at_s,
             registered=self.registered,
@@ -413,6 +422,10 @@ class Tracked:
             is_silent=not (is_known or self.answers),
             has_old_report=is_known and self.belief.is_old,
             is_full=self.fullness.is_full(num_pending + num_foreign),
+            is_asleep=is_asleep,
+            died_at_s=self.died_at_s,
+            engine_version=version,
+            mixes_weights=mixes_weights(version, settings.safe_loads_since),
         )
         return self.view
 

@@ -34,6 +34,8 @@ class PoolSettings(Struct, frozen=True):
         report_expiry_s: Age from which a load report is not trusted.
         groups: Traits of the endpoints of each group. Those of no group, or of one that is not
             here, have the other fields as theirs.
+        safe_loads_since: The first release of their engine in which loading an adapter leaves
+            running requests alone; None where all are taken to.
     """
 
     report_expiry_s: float = 2.0
@@ -43,6 +45,7 @@ class PoolSettings(Struct, frozen=True):
     max_lora_rank: int | None = None
     resolver: bool | None = None
     groups: Mapping[str, Traits] = {}
+    safe_loads_since: tuple[int, int, int] | None = None
 
     def group_of(self, endpoint: Endpoint) -> str:
         """Return the endpoint's group, "" for none."""

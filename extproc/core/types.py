@@ -54,6 +54,7 @@ class Reason(StrEnum):
     MEMORY = "memory"
     TOO_MANY_LISTS = "too_many_lists"
     NO_ENDPOINTS = "no_endpoints"
+    ASLEEP = "endpoints_asleep"  # those that have the model sleep
     RANK_TOO_HIGH = "rank_too_high"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet
     POLICY_FAILED = "policy_failed"
@@ -100,6 +101,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     has_counts: bool = True
     work_tokens: int | None = None
     unreadable: str = ""
+    is_asleep: bool = False  # an engine behind the server sleeps
 
 
 class ModelCard(Struct, frozen=True):
@@ -132,6 +134,13 @@ class EndpointView(Struct, frozen=True, gc=False):
             they count for a choice, but no request is rejected for them.
         reported_adapters: Those with requests, by the last report alone.
         num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
+        is_ready: May get new requests: it is not draining, asleep or dead.
+        is_asleep: By the last report, however old that is. It may list its models.
+        died_at_s: When its own health check last said that its engine is dead, which holds until it
+            says otherwise or a new process starts; None where it did not.
+        engine_version: As its server tells it, "" where it does not.
+        mixes_weights: That version answers running requests with other adapters' weights when one
+            is loaded.
         is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
         is_ejected: Fails where others do not, or is on trial after that with as many requests as
@@ -143,7 +152,7 @@ class EndpointView(Struct, frozen=True, gc=False):
 
     address: str
     name: str = ""  # the pod's name, or the address
-    is_ready: bool = True  # may get new requests
+    is_ready: bool = True
     is_known: bool = True
     reported_at_s: float | None = None  # time of the last report
     registered: frozenset[str] | None = None
@@ -171,6 +180,10 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_silent: bool = False
     has_old_report: bool = False
     is_full: bool = False  # has refused requests beside as many unfinished ones
+    is_asleep: bool = False
+    died_at_s: float | None = None
+    engine_version: str = ""
+    mixes_weights: bool = False
 
     @property
     def is_lost(self) -> bool:

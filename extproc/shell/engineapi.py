@@ -21,6 +21,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from extproc.core.adapters import effect
 from extproc.core.adapters.states import Failure, Result
 from extproc.core.engines import EngineProfile
 from extproc.core.words import shortened
@@ -56,6 +57,11 @@ class _Reply(msgspec.Struct):
     def kind(self) -> object:
         """The type of an error: vLLM's name for it."""
         return self.error.get("type") if isinstance(self.error, dict) else self.type
+
+    @property
+    def code(self) -> object:
+        """The code of an error."""
+        return self.error.get("code") if isinstance(self.error, dict) else None
 
     @property
     def reason(self) -> str:
@@ -118,10 +124,43 @@ async def unload(
     status, reply = answer
     if status == HTTPStatus.OK and reply.success is not False:
         return _OK
-    is_unknown = status == HTTPStatus.NOT_FOUND and reply.kind == "NotFoundError"
+    is_unknown = status == HTTPStatus.NOT_FOUND and (
+        reply.kind == "NotFoundError" or reply.code == "model_not_found"  # of the Rust frontend
+    )
     if is_unknown or reply.lists(name) is False:
         return Result(None, reply.reason)
     return _refusal(status, reply)
+
+
+async def has_effect(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    base: str,
+    adapter: str,
+    timeout_s: float = UNLOAD_TIMEOUT_S,
+) -> bool | None:
+    """Return whether an adapter of the pod at `url` answers otherwise than its base model.
+
+    Both by the names that the engine reads. None where they give no answers to compare.
+    """
+    found = []
+    for model in (base, adapter):
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, body = await post(
+                    session,
+                    URL(url + effect.PATH),
+                    effect.question(model),
+                    max_bytes=MAX_BODY_BYTES,
+                )
+        except FAILURES:
+            return None
+        answer = effect.read_answer(body) if status == HTTPStatus.OK else None
+        if answer is None:
+            return None
+        found.append(answer)
+    return effect.has_effect(*found)
 
 
 async def _call(

@@ -16,9 +16,12 @@ from itertools import islice
 
 import msgspec
 
+from extproc.core.adapters import effect
 from extproc.core.engines import EngineProfile
+from extproc.core.engineversions import mixes_weights
 from extproc.core.exposition import parse_report
-from extproc.core.types import LoadReport
+from extproc.core.spelling import Spelling
+from extproc.core.types import LoadReport, ModelCard
 from extproc.shell.podhttp import ResponseError
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
@@ -44,6 +47,10 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+class _Version(msgspec.Struct):
+    version: str
 
 
 class _Error(msgspec.Struct):
@@ -107,8 +114,15 @@ class Pod:
         """Return the response to a short streamed chat request."""
         messages = [{"role": "user", "content": "Hello"}]
         limits = {"max_tokens": _RESPONSE_TOKENS, "stream": True}
-        body = {"model": model, "messages": messages, **limits}
+        body = {"model": await self.spelled(model), "messages": messages, **limits}
         return await self.ask("POST", "/v1/chat/completions", body)
+
+    async def spelled(self, model: str) -> str:
+        """Return what a request names a model by."""
+        if not self.profile.joins_names:
+            return model
+        cards = {each.id: ModelCard(each.id, each.parent) for each in await self.models()}
+        return Spelling(cards.get, joins=True).full(model)
 
     async def page(self) -> bytes:
         """Return its metrics page.
@@ -185,7 +199,30 @@ async def _answers_as_adapter(pod: Pod) -> Verdict:
         return False, str(answer)
     events = _EVENT.findall(answer.body)
     model = msgspec.json.decode(events[0], type=_Chunk).model if events else "nobody"
-    return model == adapter, f"asked for {adapter}, answered by {model}"
+    return model in (
+        adapter,
+        await pod.spelled(adapter),
+    ), f"asked for {adapter}, answered by {model}"
+
+
+async def _has_effect(pod: Pod) -> Verdict:
+    """Compare an adapter that is named with its base model."""
+    name = pod.wanted_adapter
+    if name is None:
+        return None, "no adapter is named"
+    base = next((model.parent for model in await pod.models() if model.id == name), None)
+    if base is None:
+        return False, f"{name} is not listed with a parent"
+    found = []
+    for model in (base, await pod.spelled(name)):
+        answer = await pod.ask("POST", effect.PATH, effect.question(model))
+        logprobs = effect.read_answer(answer.body) if answer.status == HTTPStatus.OK else None
+        if logprobs is None:
+            return None, f"{model} gives no log-probabilities: {answer}"
+        found.append(logprobs)
+    if effect.has_effect(*found):
+        return True, f"{name} and {base} differ"
+    return False, f"no_effect: {name} answers as {base} does"
 
 
 async def _has_metrics(pod: Pod) -> Verdict:
@@ -206,6 +243,14 @@ def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
         return bool(there), _join(there) or f"missing: {_join(names)}"
 
     return probe
+
+
+async def _is_awake(pod: Pod) -> Verdict:
+    state = pod.profile.awake
+    says, what = await _has(lambda _profile: (state.family,) if state else ())(pod)
+    if says and (await pod.report()).is_asleep:
+        return False, "it sleeps: the router sends it nothing until it is awake"
+    return says, what
 
 
 async def _says_active_adapters(pod: Pod) -> Verdict:
@@ -241,6 +286,20 @@ async def _loads_at_runtime(pod: Pod) -> Verdict:
     return load.status == unload.status == HTTPStatus.BAD_REQUEST, statuses
 
 
+async def _loads_safely(pod: Pod) -> Verdict:
+    since = pod.profile.safe_loads_since
+    if since is None:
+        return None, f"nothing is known of the versions of {pod.profile.name}"
+    answer = await pod.ask("GET", "/version", None)
+    if answer.status != HTTPStatus.OK:
+        return None, f"its version is unknown: {answer}"
+    version = msgspec.json.decode(answer.body, type=_Version).version
+    if not mixes_weights(version, since):
+        return True, f"version {version}"
+    safe = ".".join(map(str, since))
+    return False, f"version {version} gives them another adapter's weights; {safe} does not"
+
+
 def _has_family(page: bytes, name: str) -> bool:
     return re.search(rb"^" + re.escape(name.encode()) + rb"[{ \t]", page, re.MULTILINE) is not None
 
@@ -259,6 +318,7 @@ REQUIRED: Mapping[str, Probe] = {
     "`POST /v1/chat/completions` with `stream: true` answers in server-sent events, the last one "
     "`data: [DONE]`.": _streams,
     "A request with an adapter's name in `model` is answered by that adapter.": _answers_as_adapter,
+    "An adapter changes what its base model answers.": _has_effect,
     "`GET /metrics` answers in the Prometheus text format.": _has_metrics,
     "The metrics say how many requests run.": _has(lambda profile: profile.running),
     "The metrics say how many requests wait.": _has(lambda profile: profile.waiting),
@@ -275,6 +335,7 @@ OPTIONAL: Mapping[str, Probe] = {
     "The metrics say when the server's process started.": _has(
         lambda profile: (profile.process_start,)
     ),
+    "The metrics say whether the engine sleeps.": _is_awake,
     "The metrics say how many requests wait for an adapter slot.": _has(
         lambda profile: (profile.deferred.family,) if profile.deferred else ()
     ),
@@ -282,4 +343,5 @@ OPTIONAL: Mapping[str, Probe] = {
         lambda profile: (profile.residency.family,) if profile.residency else ()
     ),
     "Adapters can be loaded and unloaded while the server runs.": _loads_at_runtime,
+    "Its version leaves running requests alone when an adapter is loaded.": _loads_safely,
 }

@@ -270,6 +270,13 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     ),
     ("endpoint_unreachable", "Cannot be connected to", lambda view: view.is_unreachable),
     ("endpoint_ejected", "Fails, and gets no requests", lambda view: view.is_ejected),
+    ("endpoint_asleep", "Sleeps, and gets no requests", lambda view: view.is_asleep),
+    ("endpoint_dead", "Dead by its own health check", lambda view: view.died_at_s is not None),
+    (
+        "endpoint_mixes_weights",
+        "Its version changes running requests' weights when an adapter is loaded",
+        lambda view: view.mixes_weights,
+    ),
     ("endpoint_in_flight", "Unfinished requests that we sent", lambda view: view.num_in_flight),
     (
         "endpoint_pending",

@@ -53,6 +53,7 @@ class Scene:
         self.observers = Observers()
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.doubtful: list[str] = []
+        self.failed: list[str] = []
         accounting = Accounting(self.pool, "r")
         accounting.record_access_logs(1)
         self.telemetry = Telemetry(snapshot=lambda: self.pool.snapshot(now=self.now), version="1")
@@ -83,6 +84,7 @@ class Scene:
             recorder,
             clock=lambda: self.now,
             on_doubt=self.doubtful.append,
+            on_failed=self.failed.append,
         )
 
     def route(self, now: float = 0.0) -> Pick | Rejection | Wait | Ticket:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from extproc.app import settings
 from extproc.app.adaptercalls import AdapterCalls
 from extproc.config.file import parse_config
+from extproc.core.adapters.states import Action, Failure, Kind, Result
 from extproc.core.pool import Pool
+from extproc.core.types import Endpoint
+from tests.builders import address, cards, endpoint, pick
 
 CONFIG = "{discovery: {file: pods.yaml}, adapters: {roots: [{pod: /adapters, router: /%s}]}}"
 
@@ -15,9 +23,87 @@ def test_adapters_whose_files_are_looked_for_elsewhere_are_tried_again() -> None
     """Or one that failed for its files would rest for minutes after the configuration is right."""
     changed: list[Collection[str]] = []
     wrong, right = parse_config(CONFIG % "wrong"), parse_config(CONFIG % "right")
-    calls = AdapterCalls(wrong, pool=Pool(), on_change=changed.append)
+    calls = AdapterCalls(wrong, pool=Pool(), on_change=changed.append, clock=lambda: 0.0)
     calls.set_sources(["/adapters/a", "/adapters/b"])
     calls.configure(wrong)
     calls.configure(right)
 
     assert [set(each) for each in changed] == [{"/adapters/a", "/adapters/b"}]
+
+
+async def test_nothing_is_loaded_that_would_mix_weights_with_requests_that_have_just_come() -> None:
+    config = parse_config("{discovery: {file: pods.yaml}}")
+    pool = Pool(settings.pool_settings(config))
+    pool.set_endpoints([endpoint(1)])
+    pool.record_version(address(1), "0.25.1", asked_at_s=0.0)
+    pool.flights.start(pick(), now=0.0)
+    calls = AdapterCalls(config, pool=pool, on_change=lambda _sources: None, clock=lambda: 0.0)
+    calls.set_endpoints([endpoint(1)])
+    async with calls.opened():
+        result = await calls.make(Action(Kind.LOAD, address(1), "a", "/a"))
+
+    assert result.failure is Failure.UNSAFE_VERSION
+    assert calls.counts["load", "unsafe_version"] == 1
+
+
+class EffectPod:
+    """A server whose adapter `same` answers as its base model does."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.has_logprobs = True
+        app = web.Application()
+        app.router.add_post("/{tail:.*}", self.answer)
+        self.server = TestServer(app)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(f"{request.path} {body.get('model') or body.get('lora_name')}")
+        if request.path != "/v1/completions" or not self.has_logprobs:
+            return web.Response(text="Success")
+        top = {"a": -2.0 if body["model"] == "sql" else -1.0}
+        logprobs = {"top_logprobs": [top]}
+        choices = [{"index": index, "logprobs": logprobs} for index in range(len(body["prompt"]))]
+        return web.json_response({"choices": choices})
+
+
+@pytest.mark.parametrize("no_effect", ["refuse", "serve"])
+@pytest.mark.parametrize("name", ["sql", "same"])
+async def test_an_adapter_that_is_loaded_is_compared_with_its_base_model(
+    name: str, no_effect: str
+) -> None:
+    pod, result = EffectPod(), None
+    async with pod.server:
+        result = await load(pod, name, f"{{verify: effect, no_effect: {no_effect}}}")
+    asked = ["/v1/load_lora_adapter " + name, "/v1/completions base", "/v1/completions " + name]
+
+    if name == "sql":
+        assert (result, pod.asked) == (Result(), asked)
+    elif no_effect == "serve":
+        assert (result, pod.asked) == (Result(has_effect=False), asked)
+    else:
+        message = "it answers as its base model base does"
+        assert result == Result(Failure.NO_EFFECT, message)
+        assert pod.asked == [*asked, "/v1/unload_lora_adapter same"]
+
+
+async def test_an_effect_that_cannot_be_tried_is_none_of_the_adapter_s_failures() -> None:
+    pod = EffectPod()
+    pod.has_logprobs = False
+    async with pod.server:
+        assert (await load(pod, "same", "{verify: effect}")).failure is None
+        assert (await load(pod, "same", "{}")) == Result()
+
+    assert pod.asked.count("/v1/completions base") == 1
+
+
+async def load(pod: EffectPod, name: str, adapters: str) -> Result:
+    config = parse_config(f"{{discovery: {{file: pods.yaml}}, adapters: {adapters}}}")
+    pool = Pool(settings.pool_settings(config))
+    where = Endpoint(address(1), str(pod.server.make_url("")))
+    pool.set_endpoints([where])
+    pool.record_models(address(1), cards(), now=0.0)
+    calls = AdapterCalls(config, pool=pool, on_change=lambda _sources: None, clock=lambda: 0.0)
+    calls.set_endpoints([where])
+    async with calls.opened():
+        return await calls.make(Action(Kind.LOAD, address(1), name, "/a"))

@@ -207,6 +207,33 @@ async def test_a_pod_that_fails_is_ejected_counted_and_shown(pods: list[RunningP
         await log.close()
 
 
+async def test_a_pod_whose_engine_is_dead_gets_nothing_once_it_has_failed_a_request(
+    pods: list[RunningPod],
+) -> None:
+    config = configuration(pods, policy={"name": "round_robin"})
+    async with serving(config) as service:
+        log = clients.AccessLog(service.channel)
+        dead = pods[0].address
+        pods[0].pod.runner.is_dead = True
+
+        async def is_dead() -> bool:
+            pick = await clients.route(service.channel, "base")
+            status = 500 if pick.destination == dead else 200
+            await log.tell(pick.pick_id, pick.destination, status=status)
+            return await service.metric(f'extproc_endpoint_dead{{endpoint="{dead}"}}') == 1
+
+        await eventually(is_dead)
+        after = [(await clients.route(service.channel, "base")).destination for _ in range(9)]
+        assert dead not in after
+        pods[0].pod.runner.is_dead = False
+
+        async def is_alive() -> bool:
+            return await service.metric(f'extproc_endpoint_ready{{endpoint="{dead}"}}') == 1
+
+        await eventually(is_alive)
+        await log.close()
+
+
 async def test_models_are_listed_from_the_whole_pool(pods: list[RunningPod]) -> None:
     async with serving(configuration(pods)) as service:
         listed = await clients.get(service.channel, "/v1/models")

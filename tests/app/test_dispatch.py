@@ -31,6 +31,15 @@ def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
     assert scene.doubtful == [address(1)]
 
 
+def test_an_endpoint_that_fails_a_request_is_doubted() -> None:
+    scene = Scene()
+    for verdict in Verdict:
+        scene.endings.complete(completion(picked(scene).id, verdict=verdict))
+    scene.endings.complete(completion(picked(scene).id, verdict=Verdict.FAILED, address=""))
+
+    assert scene.failed == 3 * [address(1)]
+
+
 def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     scene = Scene()

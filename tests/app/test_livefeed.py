@@ -91,6 +91,8 @@ def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
             "silent": False,
             "unreachable": False,
             "ejected": False,
+            "asleep": False,
+            "dead": False,
             "age_s": 1.5,
             "in_flight": 1,
             "pending": 2,

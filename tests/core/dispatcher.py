@@ -13,6 +13,7 @@ from extproc.core.openai import models_body
 from extproc.core.ports import StreamSettings
 from extproc.core.queue import Ticket
 from extproc.core.rejections import model_not_found
+from extproc.core.spelling import Spelling
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick
@@ -43,13 +44,15 @@ class FakeDispatcher:
     targets: Mapping[str, str] = field(default_factory=dict)
     declared: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
+    spelling: Spelling = field(default_factory=lambda: Spelling(lambda _name: None))
 
     @property
     def may_rewrite(self) -> bool:
-        return bool(self.targets or self.declared)
+        return bool(self.targets or self.declared or self.spelling.joins)
 
     def concerns(self, model: str) -> bool:
-        return model in self.targets or model in self.declared
+        is_spelled = self.spelling.full(self.spelling.listed(model)) != model
+        return model in self.targets or model in self.declared or is_spelled
 
     def is_declared(self, model: str) -> bool:
         return model in self.declared

@@ -33,6 +33,21 @@ def read(*lines: str, profile: EngineProfile = VLLM) -> LoadReport:
     return parse_report("".join(lines).encode(), profile)
 
 
+@pytest.mark.parametrize(
+    ("values", "is_asleep"),
+    [([], False), ([1.0], False), ([0.0], True), ([1.0, 0.0], True), ([1.0, 1.0], False)],
+)
+def test_a_server_sleeps_if_one_of_its_engines_does(values: list[float], is_asleep: bool) -> None:
+    def line(engine: int, state: str, value: float) -> str:
+        labels = f'engine="{engine}",model_name="base",sleep_state="{state}"'
+        return f"vllm:engine_sleep_state{{{labels}}} {value}\n"
+
+    lines = [line(engine, "awake", value) for engine, value in enumerate(values)]
+    lines += [line(engine, "discard_all", 0.0) for engine, _ in enumerate(values)]
+
+    assert read("vllm:num_requests_running 0\n", *lines).is_asleep is is_asleep
+
+
 # --- the real page ------------------------------------------------------------------------------
 
 

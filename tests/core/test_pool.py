@@ -161,6 +161,66 @@ def test_slots_are_configured_where_no_report_says_them() -> None:
     assert view(made).max_loras == 2
 
 
+# --- what an engine says of itself -----------------------------------------------------------
+
+
+def test_an_endpoint_that_says_that_it_sleeps_is_not_ready_until_it_says_otherwise() -> None:
+    made = pool()
+    made.record_models(address(1), cards("a"), now=0.0)
+    made.record_report(address(1), report(is_asleep=True), taken_at_s=0.0)
+    asleep, late = view(made), view(made, now=EXPIRY_S + 1)
+    made.record_report(address(1), report(), taken_at_s=9.0)
+
+    assert (asleep.is_ready, asleep.is_asleep, asleep.is_known) == (False, True, True)
+    assert (late.is_ready, late.is_asleep, late.is_known) == (False, True, False)
+    assert (view(made, now=9.0).is_ready, view(made, now=9.0).is_asleep) == (True, False)
+
+
+def test_an_endpoint_whose_engine_is_dead_is_not_ready_until_it_is_alive() -> None:
+    made = pool()
+    assert made.record_health(address(1), is_dead=True, asked_at_s=1.0)
+    assert not made.record_health(address(1), is_dead=True, asked_at_s=2.0)
+    dead = view(made, now=2.0)
+    assert made.record_health(address(1), is_dead=False, asked_at_s=3.0)
+
+    assert (dead.is_ready, dead.died_at_s) == (False, 2.0)
+    assert (view(made, now=3.0).is_ready, view(made, now=3.0).died_at_s) == (True, None)
+    assert not made.record_health(address(9), is_dead=True, asked_at_s=4.0)
+
+
+def test_what_a_process_said_of_itself_goes_with_it() -> None:
+    made = pool()
+    assert made.lacks_version(address(1))
+    made.record_report(address(1), report(process_start_wall_s=1.0), taken_at_s=0.0)
+    made.record_health(address(1), is_dead=True, asked_at_s=1.0)
+    made.record_version(address(1), "0.32.0", asked_at_s=1.0)
+    assert not made.lacks_version(address(1))
+    made.record_report(address(1), report(process_start_wall_s=9.0), taken_at_s=2.0)
+    assert (view(made, now=2.0).is_ready, made.lacks_version(address(1))) == (True, True)
+
+    made.record_health(address(1), is_dead=True, asked_at_s=1.5)
+    made.record_version(address(1), "0.32.0", asked_at_s=1.5)
+    made.record_version(address(9), "0.32.0", asked_at_s=3.0)
+
+    assert (view(made, now=2.0).is_ready, made.lacks_version(address(1))) == (True, True)
+    assert not made.lacks_version(address(9))
+
+
+def test_a_version_that_mixes_weights_is_told_to_who_loads_adapters_while_it_counts() -> None:
+    made = pool(safe_loads_since=(0, 26, 0))
+    start(made)
+    made.record_version(address(1), "0.25.1", asked_at_s=0.0)
+    mixing, state = view(made), made.pod_state(address(1), now=0.0)
+    made.configure(PoolSettings())
+
+    assert (mixing.engine_version, mixing.mixes_weights) == ("0.25.1", True)
+    assert state is not None
+    assert "0.25.1" in state.why_no_load
+    [allowed] = made.pod_states(now=0.0)
+    assert (allowed.unsafe_version, allowed.why_no_load) == ("", "")
+    assert made.pod_state(address(9), now=0.0) is None
+
+
 def test_another_expiry_holds_at_once() -> None:
     made = pool()
     made.record_report(address(1), report(), taken_at_s=0.0)

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Offer
 from extproc.core.admission import AdmissionSettings
 from extproc.core.claims import NO_CLAIM, Claim
 from extproc.core.modelroutes import ModelRoute
@@ -70,6 +72,32 @@ def listed(made: Router, subset: frozenset[str] | None = None) -> list[str] | in
     if isinstance(answer, Rejection):
         return answer.status
     return [each["id"] for each in json.loads(answer)["data"]]
+
+
+def test_an_endpoint_that_sleeps_gets_nothing_and_503_says_so_where_all_do() -> None:
+    made = router(1, 2)
+    made.pool.record_report(address(1), report(is_asleep=True), taken_at_s=1.0)
+    picks = [routed(made.route(ASKED, now=1.0)) for _ in range(3)]
+    made.pool.record_report(address(2), report(is_asleep=True), taken_at_s=2.0)
+    elsewhere = replace(ASKED, subset=frozenset({"10.0.0.9"}))
+
+    assert {pick.address for pick in picks} == {address(2)}
+    assert refused(made.route(ASKED, now=2.0)) == (503, Reason.ASLEEP)
+    assert refused(made.route(elsewhere, now=2.0)) == (503, Reason.NO_ENDPOINTS)
+    made.pool.record_report(address(1), report(), taken_at_s=3.0)
+    assert routed(made.route(ASKED, now=3.0)).address == address(1)
+
+
+def test_a_declared_adapter_is_not_waited_for_while_everyone_sleeps() -> None:
+    made, declared = router(1), Declaration("new", source="/new", origin="test")
+    made.catalog.planner.declare([declared], now=0.0)
+    made.catalog.declare({"new": Offer(declared)}, {frozenset(): BASE})
+    asked = request(None, model="new", claim=Claim(waits=True), arrived_at_s=0.0)
+    awake = made.route(asked, now=0.0)
+    made.pool.record_report(address(1), report(is_asleep=True), taken_at_s=1.0)
+
+    assert isinstance(awake, Ticket)
+    assert refused(made.route(asked, now=1.0)) == (503, Reason.ASLEEP)
 
 
 def test_a_routed_request_is_counted_where_it_goes_until_it_is_finished() -> None:

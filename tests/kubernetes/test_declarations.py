@@ -302,6 +302,7 @@ REFUSED: Sequence[tuple[str, dict[str, Any], str]] = (
     ("relative", {"source": "adapters/a"}, "must be an absolute path, or hf:ORG/REPO"),
     ("up", {"source": "/adapters/../etc"}, "below /, without"),
     ("hub", {"source": "hf:a"}, "must be hf:ORG/REPO"),
+    ("revision", {"source": "hf:a/b@v1"}, "no engine takes a revision"),
     ("rank", {"rank": 0}, "rank"),
     ("load", {"load": "never"}, "supported values"),
     (

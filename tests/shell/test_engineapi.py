@@ -97,6 +97,9 @@ async def test_a_name_that_is_taken_is_left_to_the_list_of_models() -> None:
 async def test_an_adapter_that_is_gone_already_is_unloaded() -> None:
     async with fake_pod() as pod:
         assert await unloaded(pod.url) == Result(None, "The lora adapter 'a' cannot be found.")
+    error = {"message": "no", "type": "invalid_request_error", "code": "model_not_found"}
+    async with answering(404, json.dumps({"error": error})) as (url, _):  # vLLM's Rust frontend
+        assert await unloaded(url) == Result(None, "no")
 
 
 async def test_files_that_a_pod_does_not_find_are_told_from_adapters_that_it_cannot_serve() -> None:

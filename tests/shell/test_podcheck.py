@@ -16,14 +16,15 @@ from extproc.shell.podcheck import Check, check_pod, render
 from extproc.shell.podprobes import OPTIONAL, REQUIRED
 
 ROOT = Path(__file__).parents[2]
-HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
-FILTER, TOKENS, START, DEFERRED, LOADED, RUNTIME = OPTIONAL
+HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, EFFECT, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
+FILTER, TOKENS, START, AWAKE, DEFERRED, LOADED, RUNTIME, SAFE = OPTIONAL
 
 GAUGES = {
     "vllm:num_requests_running": 0.0,
     "vllm:num_requests_waiting": 0.0,
     "vllm:kv_cache_usage_perc": 0.0,
     "vllm:generation_tokens_total": 0.0,
+    'vllm:engine_sleep_state{sleep_state="awake"}': 1.0,
     'vllm:num_requests_waiting_by_reason{reason="deferred"}': 0.0,
     'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}': 1.0,
     "process_start_time_seconds": 1.7952585e9,
@@ -44,6 +45,8 @@ class Pod:
         self.parents: dict[str, str | None] = {"tiny": None, "a0": "tiny", "a1": "tiny"}
         self.gauges = dict(GAUGES)
         self.slots = 2
+        self.version = "0.32.0"
+        self.same = {"tiny"}
         self.seen: list[str] = []
         self.asked: list[tuple[str, object]] = []
         self.key = ""
@@ -62,6 +65,15 @@ class Pod:
         match request.path:
             case "/health":
                 return web.Response()
+            case "/v1/completions":
+                top = {"a": -1.0 if body["model"] in self.same else -2.0}
+                logprobs = {"top_logprobs": [top]}
+                choices = [
+                    {"index": at, "logprobs": logprobs} for at, _ in enumerate(body["prompt"])
+                ]
+                return web.json_response({"choices": choices})
+            case "/version":
+                return web.json_response({"version": self.version})
             case "/v1/models":
                 data = [{"id": name, "parent": parent} for name, parent in self.parents.items()]
                 return web.json_response({"object": "list", "data": data})
@@ -114,7 +126,7 @@ async def check(
 
 
 async def test_a_server_that_offers_everything_passes_every_requirement_in_order() -> None:
-    checks = await check(Pod())
+    checks = await check(Pod(), adapter="a0")
 
     assert list(checks) == [*REQUIRED, *OPTIONAL]
     assert [one.requirement for one in checks.values() if not one.passed] == []
@@ -154,6 +166,7 @@ async def test_without_an_adapter_its_requirements_are_skipped_and_the_base_mode
     assert {text for text, one in checks.items() if one.passed is None} == {
         ADAPTERS,
         BY_NAME,
+        EFFECT,
         ACTIVE,
     }
     assert checks[STREAM].detail.endswith("from tiny")
@@ -189,7 +202,7 @@ async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
     checks = await check(pod, engine="sglang")
 
     skipped = {text for text, one in checks.items() if one.passed is None}
-    assert skipped == {ACTIVE, DEFERRED, LOADED}
+    assert skipped == {EFFECT, ACTIVE, AWAKE, DEFERRED, LOADED, SAFE}
     assert all(checks[text].passed for text in (RUN, WAIT, KV))
 
 
@@ -201,6 +214,7 @@ async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
         (KV, "vllm:kv_cache_usage_perc"),
         (TOKENS, "vllm:generation_tokens_total"),
         (START, "process_start_time_seconds"),
+        (AWAKE, 'vllm:engine_sleep_state{sleep_state="awake"}'),
         (DEFERRED, 'vllm:num_requests_waiting_by_reason{reason="deferred"}'),
         (LOADED, 'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}'),
     ],
@@ -212,6 +226,46 @@ async def test_a_metric_that_is_missing_fails_its_requirement(requirement: str, 
 
     assert check_of.passed is False
     assert name.partition("{")[0] in check_of.detail
+
+
+async def test_a_version_that_mixes_weights_lacks_an_optional_requirement() -> None:
+    pod = Pod()
+    pod.version = "0.25.1"
+    mixing = (await check(pod))[SAFE]
+    pod.answers["/version"] = lambda: web.Response(status=404)
+    unknown = (await check(pod))[SAFE]
+
+    assert (mixing.passed, mixing.is_required) == (False, False)
+    assert mixing.detail == ("version 0.25.1 gives them another adapter's weights; 0.26.0 does not")
+    assert (unknown.passed, unknown.detail[:30]) == (None, "its version is unknown: HTTP 404"[:30])
+
+
+async def test_an_adapter_that_is_named_and_changes_nothing_fails() -> None:
+    pod = Pod()
+    pod.same = {"tiny", "a1"}
+
+    assert (await check(pod))[EFFECT].passed is None
+    assert (await check(pod, adapter="a0"))[EFFECT].detail == "a0 and tiny differ"
+    found = (await check(pod, adapter="a1"))[EFFECT]
+    assert (found.passed, found.detail) == (False, "no_effect: a1 answers as tiny does")
+
+
+async def test_an_effect_that_cannot_be_tried_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podprobes, "_LORA_INFO_EVERY_S", 0.001)
+    pod = Pod()
+    pod.answers["/v1/completions"] = lambda: web.Response(status=404)
+
+    assert (await check(pod, adapter="a0"))[EFFECT].passed is None
+    assert (await check(pod, adapter="a9"))[EFFECT].passed is False
+
+
+async def test_a_server_that_sleeps_is_shown_as_one_that_gets_nothing() -> None:
+    pod = Pod()
+    pod.gauges['vllm:engine_sleep_state{sleep_state="awake"}'] = 0.0
+    check_of = (await check(pod))[AWAKE]
+
+    assert (check_of.passed, check_of.is_required) == (False, False)
+    assert check_of.detail == "it sleeps: the router sends it nothing until it is awake"
 
 
 async def test_an_adapter_that_the_metrics_never_name_fails(
@@ -293,8 +347,9 @@ async def test_a_server_that_is_down_fails_everything_and_raises_nothing() -> No
     url = f"http://127.0.0.1:{unused_port()}"
     checks = await check_pod(url, profile=PROFILES["vllm"])
 
-    assert {one.passed for one in checks} == {False}
-    assert {one.detail for one in checks} == {"connection refused"}
+    tried = [one for one in checks if one.requirement != EFFECT]
+    assert {one.passed for one in tried} == {False}
+    assert {one.detail for one in tried} == {"connection refused"}
 
 
 async def test_a_key_is_sent_where_one_is_given() -> None:
@@ -302,7 +357,8 @@ async def test_a_key_is_sent_where_one_is_given() -> None:
     pod.key = "secret"
 
     assert (await check(pod))[BASE].passed is False
-    assert all(one.passed for one in (await check(pod, key="secret")).values())
+    keyed = await check(pod, key="secret", adapter="a0")
+    assert all(one.passed for one in keyed.values())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 1. One call to a pod at once, and as many loads in the fleet as the settings say.
 2. What requests wait for comes first, then what has the most work. Calm pods before busy ones.
 3. A load takes a GPU slot at once, and may push out a running adapter's. So it goes to pods where a
-   slot is free or idle; to one where all run, only when that has been so for long.
+   slot is free or idle; to one where all run, only when that has been so for long. To a pod whose
+   engine is known to mix weights, only while it has no requests.
 4. Where a pod's memory has no place left, the adapter that is wanted least goes first. None with
    requests goes, and none that nobody declared. Where none may go, what requests wait for is
    loaded all the same.
@@ -86,7 +87,7 @@ def _is_free(book: Book, pod: Pod) -> bool:
 def _may_load_s(book: Book, pod: Pod, *, now: float) -> float:
     """Return when a load may start on a pod; inf for never."""
     state, settings = pod.state, book.settings
-    if not can_take(pod) or state.is_resolver:
+    if not can_take(pod) or state.is_resolver or state.why_no_load:
         return inf
     slot_s = -inf if pod.full_since_s == inf else pod.full_since_s + settings.patience_s
     if not state.num_pending:

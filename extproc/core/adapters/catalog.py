@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from extproc.core.adapters.planner import Planner
 from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.adapters.states import State
+from extproc.core.adapters.states import Failure, State
 from extproc.core.adapters.versions import owner_of
 from extproc.core.address import is_in_subset
 from extproc.core.placement import Demand
@@ -207,13 +207,20 @@ class Catalog:
         found = self._by_fallback(request, listed)
         if found is not None:
             return found
-        return adapter_unavailable(request.client_model, *(trouble or ()))
+        return adapter_unavailable(request.client_model, *(trouble or self._unsafe(name)))
 
     def _trouble(self, name: str) -> tuple[str, str] | None:
         """Return why no pod can have an adapter now; None where it may come."""
         planner = self.planner
         status = planner.status(name) if planner.state(name) is State.FAILED else None
         return self.failed.get(name) if status is None else (status.reason or "", status.message)
+
+    def _unsafe(self, name: str) -> tuple[str, ...]:
+        """Return that no idle moment came to load an adapter in, if it needs one."""
+        status = self.planner.status(name)
+        if status is None or status.reason is not Failure.UNSAFE_VERSION:
+            return ()
+        return status.reason, status.message
 
     def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
         """Have a request wait until a pod can take it; None once it has waited for long enough."""

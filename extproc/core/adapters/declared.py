@@ -20,10 +20,7 @@ _MAX_SHOWN_CHARS = 80
 """Of a wrong value, in the message about it."""
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_HUB = re.compile(
-    r"hf:[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@(?=.{1,128}$)\w[\w.-]*(/\w[\w.-]*)*)?",
-    re.ASCII,
-)
+_HUB = re.compile(r"hf:[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -44,7 +41,7 @@ class Declaration(Struct, frozen=True):
 
     Attributes:
         name: What clients write in `model`.
-        source: A directory as pods see it, or `hf:org/repo[@revision]`; "" where pods find it by
+        source: A directory as pods see it, or `hf:org/repo`; "" where pods find it by
             themselves (a resolver), or have it already.
         version: Pods have it under `NAME@VERSION`; "" for none: under its name.
         base: Name of its base model; "" for whatever the pods serve.
@@ -131,8 +128,15 @@ def _check_source(source: str) -> None:
                 "source", source, "must be the absolute path of a directory below /, without .."
             )
     elif source.startswith("hf:"):
+        if "@" in source:
+            raise _error(
+                "source",
+                source,
+                "no engine takes a revision; have it downloaded into a directory of the pods, by "
+                "an init container say, and name that (docs/adapters.md)",
+            )
         if ".." in source or not _HUB.fullmatch(source):
-            raise _error("source", source, "must be hf:ORG/REPO, or hf:ORG/REPO@REVISION")
+            raise _error("source", source, "must be hf:ORG/REPO")
     elif _SCHEME.match(source):
         raise _error(
             "source",

@@ -185,7 +185,8 @@ class Fleet:
         if result.failure is not None:
             self._fail(pod, action.name, action.kind, result, settings=settings, now=now)
         elif action.kind is Kind.LOAD:
-            pod.loaded(action.name, until_s=now + settings.verify_s)
+            until_s = now + settings.verify_s
+            pod.loaded(action.name, until_s=until_s, has_effect=result.has_effect)
         else:
             self._unlist(action.address, pod.listed.keys() & {action.name})
             pod.unloaded(action.name, now=now)

@@ -19,12 +19,13 @@ from extproc.core.adapters.states import (
     AdapterSettings,
     AdapterStatus,
     Counts,
+    Failure,
     Kind,
     PodState,
     Result,
     State,
 )
-from extproc.core.adapters.status import state_of, status_of
+from extproc.core.adapters.status import state_of, status_of, unsafe, without_effect
 from extproc.core.placement import PlacementSettings
 
 
@@ -178,9 +179,14 @@ class Planner:
         """Return how many there are."""
         book, coming = self._book, self._book.fleet.coming()
         states = [state_of(book, each, coming, now=self._now) for each in book.kept.values()]
+        failures = book.fleet.attempts.counts()
+        for kept in book.kept.values():
+            failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(book, kept))
+            without = without_effect(book, kept)
+            failures.update((address, Failure.NO_EFFECT) for address in without)
         return Counts(
             Counter(states),
-            book.fleet.attempts.counts(),
+            failures,
             len(book.deleted),
             {address: len(pod.leftover) for address, pod in book.fleet.pods.items()},
         )

@@ -52,6 +52,7 @@ class Pod:
         leaving: Being unloaded now.
         leftover: Unloaded, and in the engine's memory until others push them out, oldest first:
             vLLM's unloading frees nothing (vllm-project/vllm issue 54839).
+        ineffective: Loaded, and without any effect there, as far as that was tried.
         starts: Of loads that began while it had requests.
         refusal: Why it loads nothing, and until when that is believed.
         full_since_s: Since when a running adapter has every slot; inf while one is free or idle.
@@ -59,7 +60,16 @@ class Pod:
     """
 
     __slots__ = (
-        *("bases", "epoch", "full_since_s", "is_known", "leaving", "leftover", "listed"),
+        *(
+            "bases",
+            "epoch",
+            "full_since_s",
+            "ineffective",
+            "is_known",
+            "leaving",
+            "leftover",
+            "listed",
+        ),
         *("refusal", "since", "starts", "state", "verifying"),
         *("_listed_at_s", "_models", "_unloaded"),
     )
@@ -86,6 +96,7 @@ class Pod:
     def _forget_calls(self) -> None:
         self.verifying: dict[str, float] = {}
         self.leftover: deque[str] = deque()
+        self.ineffective: set[str] = set()
         self.refusal: tuple[Failure, str, float] | None = None
         self._unloaded: dict[str, float] = {}
 
@@ -110,10 +121,12 @@ class Pod:
         """It says that it has unloaded an adapter."""
         self.listed = {each: root for each, root in self.listed.items() if each != name}
         self._unloaded[name] = now
+        self.ineffective.discard(name)
         self.leftover.append(name)
 
-    def loaded(self, name: str, *, until_s: float) -> None:
+    def loaded(self, name: str, *, until_s: float, has_effect: bool = True) -> None:
         """It says that it has loaded an adapter: to be listed until then."""
+        (self.ineffective.discard if has_effect else self.ineffective.add)(name)
         self.verifying[name] = until_s
         if not self.has_place() and self.leftover:
             self.leftover.popleft()

@@ -70,6 +70,8 @@ class PodState(Struct, frozen=True):
         process: When its process started; None where unknown.
         is_resolver: It finds and loads by itself what a request names.
         pools: Names of the pools that it is in, where there are several.
+        unsafe_version: Of its engine, where a load would change the weights of running requests;
+            "" where it would not.
     """
 
     address: str
@@ -84,6 +86,17 @@ class PodState(Struct, frozen=True):
     process: float | None = None
     is_resolver: bool = False
     pools: frozenset[str] = frozenset()
+    unsafe_version: str = ""
+
+    @property
+    def why_no_load(self) -> str:
+        """Why nothing can be loaded there now: "" for no reason."""
+        if not (self.unsafe_version and self.num_pending):
+            return ""
+        return (
+            f"its engine, {self.unsafe_version}, would answer running requests with another "
+            "adapter's weights: upgrade it, or allow it by adapters.allow_unsafe_versions"
+        )
 
 
 class Kind(StrEnum):
@@ -121,21 +134,30 @@ class Failure(StrEnum):
     UNREACHABLE = "unreachable"
     ENGINE = "engine"  # an answer that no engine gives that works
     UNVERIFIED = "unverified"  # the pod said yes, and does not list it
+    UNSAFE_VERSION = "unsafe_version"  # its engine would mix weights: it waits for an idle moment
+    NO_EFFECT = "no_effect"  # it answers as its base model does
     UNFIT = "unfit"  # no pod has its base model, or carries its rank
     TOO_FEW = "too_few"  # it asks for more pods than there are that can have it
 
 
 OF_THE_POD = frozenset({Failure.NO_RUNTIME, Failure.UNAUTHORIZED})
 """The same for every adapter: the pod is steered to by what it lists, and nothing is loaded."""
-PASSING = frozenset({Failure.TIMEOUT, Failure.UNREACHABLE, Failure.UNVERIFIED})
+PASSING = frozenset(
+    {Failure.TIMEOUT, Failure.UNREACHABLE, Failure.UNVERIFIED, Failure.UNSAFE_VERSION}
+)
 """Possibly the pod's trouble rather than the adapter's."""
 
 
 class Result(Struct, frozen=True):
-    """What came of a call: no failure means that the pod said yes, or had nothing to do."""
+    """What came of a call: no failure means that the pod said yes, or had nothing to do.
+
+    Attributes:
+        has_effect: What was loaded answers otherwise than its base model, or that was not tried.
+    """
 
     failure: Failure | None = None
     message: str = ""
+    has_effect: bool = True
 
 
 class State(StrEnum):
@@ -178,7 +200,8 @@ class AdapterStatus(Struct, frozen=True):
     """How a declared adapter is, for people and for other programs.
 
     Attributes:
-        reason: Of a pod that it could not be loaded on, whichever `state` it is in; None without.
+        reason: Of a pod that it could not be loaded on, or has no effect on, whichever `state` it
+            is in; None without.
         message: More of it, in a sentence.
         versions: The declared one first.
     """

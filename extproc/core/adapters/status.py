@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from extproc.core.adapters.book import Book
-from extproc.core.adapters.states import AdapterStatus, State, VersionState, VersionStatus
+from extproc.core.adapters.states import AdapterStatus, Failure, State, VersionState, VersionStatus
 from extproc.core.adapters.versions import Kept
 
 
@@ -27,6 +27,12 @@ def status_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> 
     if kept.trouble is not None:
         reason, address, text = kept.trouble
         message = f"{address}: {text}" if address else text
+    for address in without_effect(book, kept):
+        reason = Failure.NO_EFFECT
+        message = f"{address}: it answers as its base model does"
+    for address in unsafe(book, kept):
+        reason = Failure.UNSAFE_VERSION
+        message = f"{address}: {book.fleet.pods[address].state.why_no_load}"
     return AdapterStatus(
         kept.declaration.name,
         state_of(book, kept, coming, now=now),
@@ -34,6 +40,18 @@ def status_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> 
         message,
         tuple(_versions(book, kept)),
     )
+
+
+def unsafe(book: Book, kept: Kept) -> list[str]:
+    """Return the pods that are to load an adapter, and whose version keeps them from it now."""
+    pods = book.fleet.pods
+    return [each for each in kept.missing if each in pods and pods[each].state.why_no_load]
+
+
+def without_effect(book: Book, kept: Kept) -> list[str]:
+    """Return the pods on which an adapter answers as its base model does."""
+    pods = book.fleet.pods
+    return [each for each in kept.holders if each in pods and kept.served in pods[each].ineffective]
 
 
 def _versions(book: Book, kept: Kept) -> Iterator[VersionStatus]:

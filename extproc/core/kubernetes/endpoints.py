@@ -28,6 +28,9 @@ from extproc.core.types import Endpoint
 _ENDED = ("Succeeded", "Failed")
 GROUP_LABEL = "extproc/group"
 """Of pods that differ from others; a Service's endpoints do not show the pods' labels."""
+ACTIVE_PORTS_ANNOTATIONS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
+"""Of a pod that serves on some of its ports only: their numbers, with commas in between. The second
+is the older one (kubernetes-sigs/gateway-api-inference-extension, pull request 2256)."""
 
 
 def pod_endpoints(
@@ -36,14 +39,14 @@ def pod_endpoints(
     """Return an endpoint per port of each pod, sorted by address; our own calls use `scheme`.
 
     With several ports an endpoint's name tells them apart: `pod:port`. Its group is what the pod's
-    label says.
+    label says. A pod that names its active ports has no others.
     """
 
     def found() -> Iterator[Endpoint]:
         for pod in pods:
             if pod.status.pod_ip and pod.status.phase not in _ENDED:
                 group, is_ready = (pod.metadata.labels or {}).get(GROUP_LABEL, ""), _is_ready(pod)
-                for port in ports:
+                for port in _active(pod, ports):
                     name = pod.metadata.name if len(ports) == 1 else f"{pod.metadata.name}:{port}"
                     yield _endpoint(pod.status.pod_ip, port, name, scheme, is_ready, group)
 
@@ -108,6 +111,16 @@ def pools_endpoints(by_pool: Mapping[str, Iterable[Endpoint]]) -> tuple[Endpoint
             pools.setdefault(each.address, set()).add(name)
     merged = _merged(each for endpoints in by_pool.values() for each in endpoints)
     return tuple(replace(each, pools=frozenset(pools[each.address])) for each in merged)
+
+
+def _active(pod: Pod, ports: Sequence[int]) -> list[int]:
+    """Return the ports that a pod serves on; what it names that is none of `ports` is ignored."""
+    annotations = pod.metadata.annotations or {}
+    named = [annotations[name] for name in ACTIVE_PORTS_ANNOTATIONS if name in annotations]
+    if not named:
+        return list(ports)
+    active = {each.strip() for each in named[0].split(",")}
+    return [port for port in ports if str(port) in active]
 
 
 def _is_ready(pod: Pod) -> bool:

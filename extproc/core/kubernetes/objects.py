@@ -37,6 +37,7 @@ class Metadata(Struct, rename="camel", frozen=True):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class KubeObject(Struct, frozen=True):

@@ -182,6 +182,8 @@ let maxPods = NUM_PODS;
 function podState(pod) {
   if (pod.unreachable) return ["✕ unreachable", "bad"];
   if (pod.ejected) return ["✕ ejected: it fails", "bad"];
+  if (pod.dead) return ["✕ dead by its /health", "bad"];
+  if (pod.asleep) return ["◦ asleep", "warn"];
   if (pod.silent) return pod.age_s === null ? ["✕ never heard of", "bad"] : ["✕ silent", "bad"];
   if (!pod.known) return ["! no report, answers", "warn"];
   return pod.ready ? ["✓ up", "good"] : ["◦ draining", "warn"];

@@ -99,6 +99,23 @@ def refusal(result: object) -> tuple[int, Reason]:
     return result.status, result.reason
 
 
+def test_an_adapter_that_waits_for_an_idle_moment_is_refused_with_that_reason() -> None:
+    scene = Scene(num_pods=1)
+    pool = scene.router.pool
+    pool.configure(PoolSettings(report_expiry_s=60.0, safe_loads_since=(0, 26, 0)))
+    pool.record_version(address(1), "0.25.1", asked_at_s=scene.now)
+    scene.picked(BASE)
+    scene.declare(SQL)
+
+    late = scene.ask_at(-60.0)
+
+    assert scene.begun == []
+    assert refusal(late) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert isinstance(late, Rejection)
+    assert "(unsafe_version)" in late.message
+    assert "0.25.1" in late.why
+
+
 def test_a_request_for_an_adapter_that_no_pod_has_is_held_and_asks_for_it() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
     calls: list[None] = []

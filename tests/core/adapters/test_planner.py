@@ -40,6 +40,46 @@ def test_adapters_go_to_pods_with_their_base_model() -> None:
     assert "mistral" in world.status("none").message
 
 
+def test_a_pod_whose_version_mixes_weights_loads_nothing_while_it_has_requests() -> None:
+    pod = FakePod(ONE, unsafe_version="0.25.1", num_base=1)
+    world = World([pod])
+    world.declare(Declaration("a", "/a"))
+    world.run(10)
+    status, counts = world.status("a"), world.planners[0].counts()
+
+    assert world.having("a") == []
+    assert (status.state, status.reason) == (State.LOADING, Failure.UNSAFE_VERSION)
+    assert status.message.startswith(f"{ONE}: its engine, 0.25.1, would answer running requests")
+    assert counts.failures == {(ONE, Failure.UNSAFE_VERSION): 1}
+    pod.num_base = 0
+    world.run(2)
+    assert (world.having("a"), world.status("a").reason) == ([ONE], None)
+    assert not world.planners[0].counts().failures
+
+
+def test_an_adapter_without_effect_is_served_and_its_status_says_so() -> None:
+    pod = FakePod(ONE, broken={"/a": Result(has_effect=False)})
+    world = World([pod])
+    world.declare(Declaration("a", "/a"))
+    world.run(1)
+    pod.models["a"] = "/a"  # as the load has come to
+    world.run(5)
+    status, counts = world.status("a"), world.planners[0].counts()
+
+    assert (status.state, status.reason) == (State.READY, Failure.NO_EFFECT)
+    assert status.message == f"{ONE}: it answers as its base model does"
+    assert counts.failures == {(ONE, Failure.NO_EFFECT): 1}
+
+
+def test_an_adapter_that_is_asked_for_goes_to_a_pod_that_may_load_now() -> None:
+    world = World([FakePod(ONE, unsafe_version="0.25.1", num_base=1), FakePod(TWO, num_base=1)])
+    world.declare(Declaration("a", "/a", load=LoadMode.LAZY))
+    world.held = ["a"]
+    world.run(3)
+
+    assert world.having("a") == [TWO]
+
+
 A, B = frozenset({"a"}), frozenset({"b"})
 
 

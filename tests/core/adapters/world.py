@@ -60,6 +60,7 @@ class FakePod:
     pending: Counter[str] = field(default_factory=Counter)
     num_base: int = 0
     process: float | None = 1.0
+    unsafe_version: str = ""
     loads: list[float] = field(default_factory=list)
     generation: int = 0
 
@@ -187,6 +188,7 @@ class World:
                     pod.process,
                     pod.is_resolver,
                     pod.pools,
+                    pod.unsafe_version,
                 )
             )
         return states

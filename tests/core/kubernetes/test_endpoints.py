@@ -75,6 +75,20 @@ def test_each_of_several_ports_is_an_endpoint_with_a_name_of_its_own() -> None:
     assert [endpoint.name for endpoint in found] == ["a:8000", "a:8001"]
 
 
+@pytest.mark.parametrize(
+    ("named", "active"),
+    [("8001", [8001]), (" 8000 , 8001,9", [8000, 8001]), ("9", []), ("", []), ("80", [])],
+)
+def test_a_pod_that_names_its_active_ports_is_an_endpoint_on_those_alone(
+    named: str, active: list[int]
+) -> None:
+    older, newer = "inference.networking.k8s.io/active-ports", "llm-d.ai/active-ports"
+    for noted in ({older: named, "other": "8000"}, {older: "8000", newer: named}):
+        found = pod_endpoints([read_pod(metadata={"annotations": noted})], [8000, 8001])
+
+        assert addresses(found) == [f"10.0.0.1:{port}" for port in active]
+
+
 def test_an_ipv6_address_is_in_brackets() -> None:
     assert addresses(pod_endpoints([read_pod(ip="2001:db8::1")], [80])) == ["[2001:db8::1]:80"]
 

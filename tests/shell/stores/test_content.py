@@ -29,7 +29,7 @@ def declarations(draw: st.DrawFn) -> Declaration:
     least = draw(st.integers(0, 5))
     return Declaration(
         name=draw(names),
-        source=draw(st.sampled_from(["", "/adapters/a", "hf:org/repo@v1"])),
+        source=draw(st.sampled_from(["", "/adapters/a", "hf:org/repo"])),
         version=draw(st.sampled_from(["", "1", "2026-11-23"])),
         base=draw(st.sampled_from(["", "base"])),
         rank=draw(st.none() | st.integers(1, 512)),
