@@ -30,7 +30,7 @@ from extproc.app.inferencepool import OnEndpoints, PoolPresence
 from extproc.app.optionalkind import OptionalKind
 from extproc.app.publisher import Publisher
 from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
-from extproc.core.kubernetes.objectives import priorities
+from extproc.core.kubernetes.objectives import priorities, without_pool
 from extproc.core.kubernetes.objects import (
     EndpointSlice,
     InferenceObjective,
@@ -44,6 +44,7 @@ from extproc.core.kubernetes.objects import (
     slices_query,
 )
 from extproc.core.types import Endpoint
+from extproc.core.words import listed
 from extproc.shell.discovery.kubernetes import KubernetesClient
 from extproc.shell.discovery.kubewatch import ListWatch, WatchStats, WatchTimes
 
@@ -157,6 +158,10 @@ class Kubernetes:
             _: Query[InferenceObjective] | None, found: Collection[InferenceObjective]
         ) -> None:
             on_priorities(priorities(found, pools))
+            if lost := without_pool(found):
+                log.warning(
+                    "InferenceObjectives that name no pool have no effect: %s", listed(lost)
+                )
 
         await OptionalKind(
             self._client,

@@ -6,6 +6,7 @@ InferenceModelRewrites and LLMRoutes of the pools that this router serves, in on
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -18,7 +19,7 @@ from extproc.app.statuses import Client as Writing
 from extproc.app.statuses import Statuses
 from extproc.core.adapters.precedence import Loss, Offer, RuleSet
 from extproc.core.adapters.sources import SourceStatus
-from extproc.core.kubernetes.declaring import Reader, Reading
+from extproc.core.kubernetes.declaring import Reader, Reading, origin_of
 from extproc.core.kubernetes.llmroutes import adapter_named_in, read_route
 from extproc.core.kubernetes.objects import (
     DeclaringObject,
@@ -31,6 +32,8 @@ from extproc.core.kubernetes.objects import (
 )
 from extproc.core.kubernetes.rewrites import read_rewrite
 from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
+
+log = logging.getLogger(__name__)
 
 D = TypeVar("D", bound=DeclaringObject)
 T = TypeVar("T")
@@ -78,10 +81,11 @@ class Declarations:
         self, cluster: Cluster, new_watch: NewWatch[Any], *, on_rules: OnRules, on_offers: OnOffers
     ) -> None:
         def rules_of(source: InferenceModelRewrite) -> tuple[RuleSet, str] | None:
-            return read_rewrite(source, cluster.pools)
+            return _ours(source, read_rewrite(source, cluster.pools), cluster.pools)
 
         def offer_of(source: LLMRoute) -> tuple[Offer, str] | None:
-            return read_route(source, cluster.pools, engine=cluster.engine)
+            read = read_route(source, cluster.pools, engine=cluster.engine)
+            return _ours(source, read, cluster.pools)
 
         rewrites, routes = rewrite_queries(cluster.namespace), route_queries(cluster.namespace)
         self._rewrites = _Kind(
@@ -120,6 +124,14 @@ class Declarations:
 
         self._rewrites.report(lambda each: Finding(lost.get(each.origin)))
         self._routes.report(finding)
+
+
+def _ours(source: DeclaringObject, read: T | None, pools: Collection[PoolRef]) -> T | None:
+    """Return what was read of an object; say so where it is of none of our pools."""
+    if read is None:  # maybe another router's, so its status is not ours to write
+        ours = ", ".join(f"{each.kind} {each.name}" for each in pools)
+        log.info("%s: of no pool of this router (%s): no effect here", origin_of(source), ours)
+    return read
 
 
 class _Kind(Generic[D, T]):

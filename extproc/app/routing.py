@@ -41,7 +41,8 @@ class Routing:
     """
 
     def __init__(self, config: Config, policy: Policy, *, router_id: str, world: World) -> None:
-        self.pool = Pool(settings.pool_settings(config), settings.outlier_settings(config))
+        outliers = settings.outlier_settings(config)
+        self.pool = Pool(settings.pool_settings(config), outliers, counts_first=True)
         self.attainment = Attainment(config.admin.slo_ttft_s)
         self._config = config
         self._declared_routes: Sequence[ModelRoute] = ()

@@ -38,10 +38,12 @@ class Others(Generic[At]):
         adapters: Those that the last report names and of which we have no request.
         num_reported: Requests that the last report leaves beside ours.
         num_before: Of `flights`, those that were picked before the last report.
+        counts_first: The requests that the next report shows count for the choice at once: routers
+            that choose by reports have not looked yet.
     """
 
     __slots__ = (
-        *("_reported_at_s", "_steady", "adapters", "flights"),
+        *("_reported_at_s", "_steady", "adapters", "counts_first", "flights"),
         *("num_before", "num_foreign", "num_reported"),
     )
 
@@ -51,6 +53,7 @@ class Others(Generic[At]):
         self.num_foreign = self.num_reported = self.num_before = 0
         self._steady = Floor()
         self._reported_at_s: float | None = None
+        self.counts_first = False
 
     @property
     def num_steady(self) -> int:
@@ -107,6 +110,9 @@ class Others(Generic[At]):
         self.num_reported = max(0, total - num_ours)
         self.num_before = sum(map(self.is_reported, self.flights.values()))
         self.num_foreign = max(0, self.num_reported - len(self.flights))
+        if self.counts_first:
+            self.counts_first = False
+            self._steady.rise(self.num_foreign)
         self._steady.record(self.num_foreign, now=now)
         # An idle engine's page may still name those that were active last.
         active = report.active_adapters if total else ()

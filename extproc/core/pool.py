@@ -37,6 +37,11 @@ __all__ = ["InFlight", "Pool", "PoolSettings"]
 class Pool:
     """All endpoints of one base model, with bookkeeping.
 
+    Args:
+        counts_first: What others have on the first endpoints when they are first looked at counts
+            for the choice at once: it is no herd's, and without it a router that has just started
+            would choose by chance.
+
     Attributes:
         caches: The sizes of their CPU caches.
         speeds: Learns their costs.
@@ -48,8 +53,13 @@ class Pool:
     """
 
     def __init__(
-        self, settings: PoolSettings | None = None, outliers: OutlierSettings | None = None
+        self,
+        settings: PoolSettings | None = None,
+        outliers: OutlierSettings | None = None,
+        *,
+        counts_first: bool = False,
     ) -> None:
+        self._counts_first = counts_first
         self._settings = settings or PoolSettings()
         self.caches = CpuCaches(self._settings)
         self.speeds = Speeds()
@@ -87,9 +97,11 @@ class Pool:
         tracked: dict[str, Tracked] = {}
         for endpoint in sorted(endpoints, key=lambda e: e.address):
             known = self._tracked.get(endpoint.address) or Tracked(endpoint, self._settings)
+            known.others.counts_first = known.others.counts_first or self._counts_first
             known.describe(endpoint, self._settings)
             known.set_declared(self._declared)
             tracked[endpoint.address] = known
+        self._counts_first = self._counts_first and not tracked
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
         self.caches.set_endpoints(tracked.values())

@@ -659,6 +659,22 @@ def test_how_many_others_there_are_does_not_count_for_the_choice() -> None:
     assert [(each.num_pending, each.pending("a")) for each in seen] == [(0, 1), (0, 1)]
 
 
+def test_what_others_have_when_a_router_starts_counts_for_the_choice_at_once() -> None:
+    """And what comes later, or is on an endpoint that joins, once it has been there for a while."""
+    pool = Pool(counts_first=True)
+    pool.set_endpoints([])
+    pool.set_endpoints([endpoint(1)])
+    pool.record_report(address(1), report(num_running=100, num_waiting=50), taken_at_s=1.0)
+    assert view(pool, now=1.0).num_pending == 150
+    pool.record_report(address(1), report(num_running=9), taken_at_s=2.0)
+    pool.record_report(address(1), report(num_running=70), taken_at_s=3.0)
+    assert view(pool, now=3.0).num_pending == 9
+
+    pool.set_endpoints([endpoint(1), endpoint(2)])
+    pool.record_report(address(2), report(num_running=100), taken_at_s=4.0)
+    assert [each.num_pending for each in pool.snapshot(now=4.0).endpoints] == [9, 0]
+
+
 def test_others_that_have_been_there_for_seconds_count_for_the_choice() -> None:
     """Nine requests of others that stay, two more that come and go."""
     made = pool()

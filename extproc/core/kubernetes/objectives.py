@@ -1,7 +1,7 @@
 """From InferenceObjectives to the priorities of the objectives that requests name.
 
 Source: the definition v1alpha2 of both API groups: an unset priority is 0, and the pool that is
-referred to is in the same namespace.
+referred to is in the same namespace. One of the pools' own group, in v1, may refer to several.
 """
 
 from __future__ import annotations
@@ -23,5 +23,16 @@ def priorities(objectives: Iterable[InferenceObjective], pools: Collection[str])
     return {
         each.metadata.name: int(max(-_INT32, min(each.spec.priority or 0, _INT32 - 1)))
         for each in objectives
-        if each.spec.pool_ref in ours and each.metadata.deletion_timestamp is None
+        if not ours.isdisjoint(_pools_of(each)) and each.metadata.deletion_timestamp is None
     }
+
+
+def without_pool(objectives: Iterable[InferenceObjective]) -> list[str]:
+    """Return the names of objectives that refer to no pool, as far as they can be read."""
+    return [
+        each.metadata.name for each in objectives if not any(ref.name for ref in _pools_of(each))
+    ]
+
+
+def _pools_of(objective: InferenceObjective) -> tuple[PoolRef, ...]:
+    return objective.spec.pool_ref, *(objective.spec.pool_refs or ())

@@ -143,9 +143,10 @@ class PoolRef(Struct, frozen=True):
 
 
 class ObjectiveSpec(Struct, rename="camel", frozen=True):
-    """Of an InferenceObjective."""
+    """Of an InferenceObjective: one pool, as in v1alpha2, or several, as in v1."""
 
     pool_ref: PoolRef = PoolRef()
+    pool_refs: tuple[PoolRef, ...] | None = None
     priority: int | float | None = None  # no integer, as JSON has it, where it is very large
 
 
@@ -219,8 +220,10 @@ def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
 
 
 def objective_queries(namespace: str = "") -> tuple[Query[InferenceObjective], ...]:
-    """Query InferenceObjectives, in the newer API group and in the older one."""
-    return _beside_pools(InferenceObjective, "inferenceobjectives", namespace)
+    """Query InferenceObjectives: in the newer API group, the older one, and the pools' own."""
+    resource = "inferenceobjectives"
+    beside = Query(InferenceObjective, f"/apis/{POOL_GROUP}/v1", resource, namespace, {})
+    return *_beside_pools(InferenceObjective, resource, namespace), beside
 
 
 def rewrite_queries(namespace: str = "") -> tuple[Query[InferenceModelRewrite], ...]:

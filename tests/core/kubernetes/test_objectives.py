@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.core.kubernetes.objectives import priorities
+from extproc.core.kubernetes.objectives import priorities, without_pool
 from extproc.core.kubernetes.objects import objective_queries
 from extproc.core.kubernetes.store import Store
 
@@ -55,3 +55,21 @@ def test_an_objective_that_is_being_deleted_does_not_count() -> None:
 def test_objectives_of_each_of_several_pools_count() -> None:
     for name, expected in (("a", {"o": 2}), ("b", {"o": 2}), ("c", {})):
         assert found({"name": name}, {"priority": 2}, "a", "b") == expected
+
+
+def test_an_objective_may_refer_to_several_pools() -> None:
+    refs = {"poolRefs": [{"name": "another"}, {"name": "pool"}], "priority": 2}
+
+    assert found({}, refs) == {"o": 2}
+    assert found({}, refs, "third") == {}
+
+
+def test_one_that_refers_to_no_pool_is_named() -> None:
+    def named(spec: dict[str, Any]) -> list[str]:
+        store = Store(objective_queries()[0])
+        page = {"metadata": {}, "items": [{"metadata": {"name": "o"}, "spec": spec}]}
+        store.read_page(json.dumps(page).encode(), is_first=True)
+        return without_pool(store.objects)
+
+    assert named({"poolRef": POOL}) == named({"poolRefs": [POOL]}) == []
+    assert named({"priority": 1}) == named({"poolRefs": []}) == named({"pools": [POOL]}) == ["o"]

@@ -178,8 +178,10 @@ def test_queries_name_what_they_ask_for() -> None:
     assert pool_query("p").path("n").endswith("networking.k8s.io/v1/namespaces/n/inferencepools")
     assert pool_query("p").selector == {"fieldSelector": "metadata.name=p"}
     groups = ("llm-d.ai", "inference.networking.x-k8s.io")
+    *beside, own = [query.path("n") for query in objective_queries()]
+    assert own == "/apis/inference.networking.k8s.io/v1/namespaces/n/inferenceobjectives"
     for queries, resource in (
-        ([query.path("n") for query in objective_queries()], "inferenceobjectives"),
+        (beside, "inferenceobjectives"),
         ([query.path("n") for query in rewrite_queries()], "inferencemodelrewrites"),
     ):
         assert queries == [f"/apis/{each}/v1alpha2/namespaces/n/{resource}" for each in groups]
