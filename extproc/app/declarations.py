@@ -38,6 +38,8 @@ T = TypeVar("T")
 OnRules = Callable[[Sequence[Reading[RuleSet]]], None]
 OnOffers = Callable[[Sequence[Reading[Offer]]], None]
 
+_UNWANTED = "; if there are none on purpose, set discovery.kubernetes.declarations: false"
+
 
 class Client(Listing, Writing, Protocol):
     """The part of `KubernetesClient` that is used here."""
@@ -87,9 +89,8 @@ class Declarations:
         self._rewrites = _Kind(
             cluster, "InferenceModelRewrites", rewrites, new_watch, Reader(rules_of), on_rules
         )
-        self._routes = _Kind(
-            cluster, "LLMRoutes", routes, new_watch, Reader(offer_of, adapter_named_in), on_offers
-        )
+        reader = Reader(offer_of, adapter_named_in)
+        self._routes = _Kind(cluster, "LLMRoutes", routes, new_watch, reader, on_offers, _UNWANTED)
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -133,6 +134,7 @@ class _Kind(Generic[D, T]):
         new_watch: NewWatch[D],
         reader: Reader[D, T],
         on_readings: Callable[[Sequence[Reading[T]]], None],
+        hint: str = "",
     ) -> None:
         self._title, self._reader = title, reader
         self._readings: Sequence[Reading[T]] = ()
@@ -151,6 +153,7 @@ class _Kind(Generic[D, T]):
             relist_s=relist_s,
             clock=cluster.clock,
             rng=cluster.rng,
+            hint=hint,
         )
 
     def source(self, *, has_terms: bool) -> SourceStatus:

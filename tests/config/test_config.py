@@ -81,7 +81,12 @@ log: {level: debug}
         ("log: {level: loud}", "log.level", "'loud'", "'debug', 'info', 'warning' or 'error'"),
         ("pods: {engine: tgi}", "pods.engine", "'tgi'", "'vllm' or 'sglang'"),
         ("admin: 5", "admin", "5", "must be a mapping; allowed in it: address, metrics"),
-        ("policy: random", "policy", "'random'", "must be a mapping; allowed in it: name, args"),
+        (
+            "policy: random",
+            "policy",
+            "'random'",
+            "must be a mapping; allowed in it: name, fallback, args",
+        ),
         ("policy: {args: [3]}", "policy.args", "[3]", "must be a mapping"),
         ("server: {tls: true}", "server.tls", "True", "must be a mapping; allowed in it: cert_f"),
         ("server: {address: 9002}", "server.address", "9002", "must be text"),
