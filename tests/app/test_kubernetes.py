@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import random
+import socket
 import time
 from pathlib import Path
 
