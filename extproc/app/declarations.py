@@ -18,8 +18,8 @@ from extproc.app.statuses import Client as Writing
 from extproc.app.statuses import Statuses
 from extproc.core.adapters.precedence import Loss, Offer, RuleSet
 from extproc.core.adapters.sources import SourceStatus
-from extproc.core.kubernetes.declaring import Reader, Reading
-from extproc.core.kubernetes.llmroutes import adapter_named_in, read_route
+from extproc.core.kubernetes.declaring import Reader, Reading, SpecKeeper
+from extproc.core.kubernetes.llmroutes import adapter_named_in, is_route_of, read_route
 from extproc.core.kubernetes.objects import (
     DeclaringObject,
     InferenceModelRewrite,
@@ -29,7 +29,7 @@ from extproc.core.kubernetes.objects import (
     rewrite_queries,
     route_queries,
 )
-from extproc.core.kubernetes.rewrites import read_rewrite
+from extproc.core.kubernetes.rewrites import is_rewrite_of, read_rewrite
 from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
 
 D = TypeVar("D", bound=DeclaringObject)
@@ -85,7 +85,11 @@ class Declarations:
         def offer_of(source: LLMRoute) -> tuple[Offer, str] | None:
             return read_route(source, cluster.pools, engine=cluster.engine)
 
-        rewrites, routes = rewrite_queries(cluster.namespace), route_queries(cluster.namespace)
+        pools, namespace = cluster.pools, cluster.namespace
+        rewrites = rewrite_queries(namespace, SpecKeeper(lambda each: is_rewrite_of(each, pools)))
+        routes = route_queries(
+            namespace, SpecKeeper(lambda each: is_route_of(each, pools), adapter_named_in)
+        )
         self._rewrites = _Kind(
             cluster, "InferenceModelRewrites", rewrites, new_watch, Reader(rules_of), on_rules
         )
