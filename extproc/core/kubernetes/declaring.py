@@ -28,6 +28,8 @@ MAX_SPECS_BYTES = 8 * 1024 * 1024
 takes up to 25 times as much as values: many short names of tenants."""
 MAX_STATUS_BYTES = 64 * 1024
 """A longer one is as none, and written anew."""
+MAX_STATUSES_BYTES = 64 * 1024 * 1024
+"""Of all of one kind: 10,000 of 6 KB; those of the newest beyond are as none."""
 
 _NONE = Raw(b"null")
 
@@ -94,16 +96,23 @@ class SpecKeeper(Generic[D]):
         )
 
     def bound(self, objects: dict[tuple[str, str], D]) -> None:
-        """Keep no specs of the newest until all are within `MAX_SPECS_BYTES`."""
-        total_bytes = sum(_num_bytes(each.spec) for each in objects.values())
-        if total_bytes <= MAX_SPECS_BYTES:
-            return
-        for key, each in sorted(objects.items(), key=lambda item: _age(item[1]), reverse=True):
-            if total_bytes > MAX_SPECS_BYTES and _withheld_of(each) is None:
-                objects[key] = replace(each, spec=self._stand_in(each))
-                total_bytes -= _num_bytes(each.spec)
+        """Keep no specs, or statuses, of the newest until all are within their limit."""
+        _shrink(
+            objects,
+            lambda each: _num_bytes(each.spec),
+            lambda each: replace(each, spec=self._stand_in(each)),
+            MAX_SPECS_BYTES,
+        )
+        _shrink(
+            objects,
+            lambda each: _num_bytes(each.status),
+            lambda each: replace(each, status=_NONE),
+            MAX_STATUSES_BYTES,
+        )
 
     def _stand_in(self, each: D) -> Raw:
+        if _withheld_of(each) is not None:
+            return each.spec
         withheld = _Withheld(_num_bytes(each.spec), self._named_in(each))
         return Raw(msgspec.json.encode(withheld))
 
@@ -181,6 +190,22 @@ def decode_spec(declaring: DeclaringObject, decoder: msgspec.json.Decoder[S]) ->
         return decoder.decode(declaring.spec)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"spec: {error}") from error
+
+
+def _shrink(
+    objects: dict[tuple[str, str], D],
+    num_bytes_of: Callable[[D], int],
+    shrunk: Callable[[D], D],
+    max_bytes: int,
+) -> None:
+    """Shrink the newest objects until all are within a limit."""
+    total_bytes = sum(map(num_bytes_of, objects.values()))
+    if total_bytes <= max_bytes:
+        return
+    for key, each in sorted(objects.items(), key=lambda item: _age(item[1]), reverse=True):
+        if total_bytes > max_bytes:
+            objects[key] = shrunk(each)
+            total_bytes += num_bytes_of(objects[key]) - num_bytes_of(each)
 
 
 def _why_refused(num_older: int, total_bytes: int, withheld: _Withheld) -> str:

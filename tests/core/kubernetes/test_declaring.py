@@ -188,11 +188,25 @@ def test_all_specs_together_are_bounded_and_the_newest_beyond_are_refused(
     newest = item("x" * 98, "o0", status={"conditions": []})
     assert not kept.hear("MODIFIED", newest)  # of its status alone
     assert kept.num_bytes < 300
+    kept.store.bound()
+    assert kept.read[2:] == refused
 
     assert kept.hear("DELETED", items[3])
     assert kept.read[0] == ("o2", "x" * 98, "")
     kept.take(tuple(items[:3]))
     assert kept.read == [("o2", "x" * 98, ""), ("o1", "x" * 98, ""), ("o0", None, "o0")]
+
+
+def test_all_statuses_together_are_bounded_and_every_object_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(declaring, "MAX_STATUSES_BYTES", 250)
+    items = [item("x", f"o{number}", age=number, status="y" * 98) for number in range(4)]
+    kept = Kept().take(tuple(items))
+
+    assert [declared for _, declared, _ in kept.read] == ["x"] * 4
+    statuses = [bytes(each.status) for each in kept.store.objects]
+    assert [status == b"null" for status in statuses] == [True, True, False, False]
 
 
 def test_a_spec_that_was_not_kept_is_refused_until_the_next_list(
