@@ -19,8 +19,8 @@ from extproc.app.statuses import Client as Writing
 from extproc.app.statuses import Statuses
 from extproc.core.adapters.precedence import Loss, Offer, RuleSet
 from extproc.core.adapters.sources import SourceStatus
-from extproc.core.kubernetes.declaring import Reader, Reading, origin_of
-from extproc.core.kubernetes.llmroutes import adapter_named_in, read_route
+from extproc.core.kubernetes.declaring import Reader, Reading, SpecKeeper, origin_of
+from extproc.core.kubernetes.llmroutes import adapter_named_in, is_route_of, read_route
 from extproc.core.kubernetes.objects import (
     DeclaringObject,
     InferenceModelRewrite,
@@ -30,7 +30,7 @@ from extproc.core.kubernetes.objects import (
     rewrite_queries,
     route_queries,
 )
-from extproc.core.kubernetes.rewrites import read_rewrite
+from extproc.core.kubernetes.rewrites import is_rewrite_of, read_rewrite
 from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 OnRules = Callable[[Sequence[Reading[RuleSet]]], None]
 OnOffers = Callable[[Sequence[Reading[Offer]]], None]
+
+_UNWANTED = "; if there are none on purpose, set discovery.kubernetes.declarations: false"
 
 
 class Client(Listing, Writing, Protocol):
@@ -87,13 +89,16 @@ class Declarations:
             read = read_route(source, cluster.pools, engine=cluster.engine)
             return _ours(source, read, cluster.pools)
 
-        rewrites, routes = rewrite_queries(cluster.namespace), route_queries(cluster.namespace)
+        pools, namespace = cluster.pools, cluster.namespace
+        rewrites = rewrite_queries(namespace, SpecKeeper(lambda each: is_rewrite_of(each, pools)))
+        routes = route_queries(
+            namespace, SpecKeeper(lambda each: is_route_of(each, pools), adapter_named_in)
+        )
         self._rewrites = _Kind(
             cluster, "InferenceModelRewrites", rewrites, new_watch, Reader(rules_of), on_rules
         )
-        self._routes = _Kind(
-            cluster, "LLMRoutes", routes, new_watch, Reader(offer_of, adapter_named_in), on_offers
-        )
+        reader = Reader(offer_of, adapter_named_in)
+        self._routes = _Kind(cluster, "LLMRoutes", routes, new_watch, reader, on_offers, _UNWANTED)
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -145,6 +150,7 @@ class _Kind(Generic[D, T]):
         new_watch: NewWatch[D],
         reader: Reader[D, T],
         on_readings: Callable[[Sequence[Reading[T]]], None],
+        hint: str = "",
     ) -> None:
         self._title, self._reader = title, reader
         self._readings: Sequence[Reading[T]] = ()
@@ -163,6 +169,7 @@ class _Kind(Generic[D, T]):
             relist_s=relist_s,
             clock=cluster.clock,
             rng=cluster.rng,
+            hint=hint,
         )
 
     def source(self, *, has_terms: bool) -> SourceStatus:

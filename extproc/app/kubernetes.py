@@ -56,7 +56,7 @@ class KubernetesDiscovery:
                 scheme=scheme,
             )
             self._presences = [PoolPresence(name) for name in config.inference_pool or ()]
-            pools = _pools(config)
+            pools = _pools(config) if config.declarations else ()
             if pools and on_rules is not None and on_offers is not None:
                 self._declarations = self._kubernetes.declarations(
                     pools,

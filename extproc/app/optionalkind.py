@@ -68,6 +68,7 @@ class OptionalKind(Generic[T]):
         relist_s: Between two look-ups that succeed.
         clock: Monotonic seconds.
         rng: For jitter.
+        hint: What to do where a Role does not allow listing, for the log.
 
     Attributes:
         is_absent: It is not defined.
@@ -84,6 +85,7 @@ class OptionalKind(Generic[T]):
         relist_s: float,
         clock: Callable[[], float],
         rng: Random,
+        hint: str = "",
     ) -> None:
         self._client = client
         self._title = title
@@ -93,6 +95,7 @@ class OptionalKind(Generic[T]):
         self._relist_s = relist_s
         self._clock = clock
         self._rng = rng
+        self._hint = hint
         self._warned = ""
         self._problem, self._found_at_s = "", clock()
         self.is_absent = False
@@ -124,12 +127,17 @@ class OptionalKind(Generic[T]):
                     self._follow(query, tasks)
                     self._found()
                 except ApiError as error:
-                    level = logging.WARNING if error.reason == FORBIDDEN else logging.DEBUG
                     if str(error) != self._problem:
-                        log.log(level, "%s: not read: %s", self._title, error)
+                        self._log_failure(error)
                     self._problem = str(error)
                     rest_s = min(rest_s, RETRY_S * self._rng.uniform(0.8, 1))
                 await asyncio.sleep(rest_s)
+
+    def _log_failure(self, error: ApiError) -> None:
+        if error.reason == FORBIDDEN:
+            log.warning("%s: not read: %s%s", self._title, error, self._hint)
+        else:
+            log.debug("%s: not read: %s", self._title, error)
 
     def _found(self) -> None:
         if self._problem:

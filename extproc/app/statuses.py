@@ -145,7 +145,8 @@ class Statuses:
         written = await self._client.apply(path, manager, body)
         if self._objects.get(origin) is source:
             with suppress(ValueError):
-                self._objects[origin] = msgspec.json.decode(written, type=query.kind)
+                kept = query.kept(msgspec.json.decode(written, type=query.kind))
+                self._objects[origin] = source if kept is None else kept
 
 
 def _keys(parts: Mapping[str, Collection[Part]]) -> set[tuple[str, str]]:

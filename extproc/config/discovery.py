@@ -75,6 +75,12 @@ class KubernetesConfig(Section):
     relist_s: float = Field(
         600.0, ge=1, le=86_400, description="Approximate seconds between two complete lists."
     )
+    declarations: bool = Field(
+        True,
+        description="Follow LLMRoutes and InferenceModelRewrites, with `service` or "
+        "`inference_pool`. `false`: there are none, whatever the cluster has; for a Role that "
+        "lacks the right to list them on purpose.",
+    )
 
     @field_validator("inference_pool", mode="before")
     @classmethod

@@ -41,6 +41,8 @@ class LeadingSettings(Struct, frozen=True):
 
     max_held: int = 16_384  # questions of all routers
     max_held_per_router: int = 4_096
+    max_addresses: int = 65_536  # in the subsets of held questions, some 140 bytes each
+    max_addresses_per_router: int = 16_384
     sign_s: float = 0.2
     max_signs_per_s: int = 2_000
 
@@ -79,6 +81,7 @@ class Leading:
         self.on_settled: Callable[[str], None] = lambda _pick_id: None
         self._held: dict[str, _Held] = {}
         self._num_held: Counter[str] = Counter()
+        self._num_addresses: Counter[str] = Counter()
         outcomes = (PICKED, DECLINED, HELD_UNTIL_GONE)
         self.num_answered: Counter[str] = Counter(dict.fromkeys(outcomes, 0))
 
@@ -155,7 +158,11 @@ class Leading:
         settings, asker = self._settings, router_of(question.pick_id)
         is_full = len(self._held) >= settings.max_held
         is_full = is_full or self._num_held[asker] >= settings.max_held_per_router
-        return now < question.give_up_s and not is_full
+        num_addresses = len(question.request.subset or ())
+        num_of_asker = num_addresses + self._num_addresses[asker]
+        is_long = num_addresses + self._num_addresses.total() > settings.max_addresses
+        is_long = is_long or num_of_asker > settings.max_addresses_per_router
+        return now < question.give_up_s and not is_full and not (num_addresses and is_long)
 
     def _hold(self, question: Question, wait: Wait, now: float) -> Answer:
         pick_id = question.pick_id
@@ -171,6 +178,7 @@ class Leading:
             return self._answer(question, ticket)
         held = self._held[pick_id] = _Held(question, ticket)
         self._num_held[router_of(pick_id)] += 1
+        self._num_addresses[router_of(pick_id)] += len(question.request.subset or ())
         return self._sign(held, now)
 
     def _settled(self, pick_id: str) -> None:
@@ -189,8 +197,9 @@ class Leading:
             self._router.queue.remove(held.ticket, now=now)
             asker = router_of(pick_id)
             self._num_held[asker] -= 1
+            self._num_addresses[asker] -= len(held.question.request.subset or ())
             if not self._num_held[asker]:
-                del self._num_held[asker]
+                del self._num_held[asker], self._num_addresses[asker]
         return held is not None
 
 

@@ -67,7 +67,7 @@ class DecisionsService:
     num_kept: int = 256
     _: KW_ONLY
     max_watchers: int = 8
-    max_watch_bytes: int = 8 * 2**20
+    max_watch_bytes: int = 2 * 2**20
     later: Callable[[float, Callable[[], None]], object] = lambda _, call: call()
     clock: Callable[[], float] = lambda: 0.0
     num_dropped: int = 0

@@ -5,7 +5,8 @@
    often.
 2. Every viewer gets the newest frame as soon as it can take one; a slow viewer misses frames. One
    that takes nothing for `patience_s` is dropped. Until then it holds one frame and the transport's
-   buffer, about 200 KB; `max_viewers` bounds their number.
+   buffer, about 200 KB; `max_viewers` bounds their number. Where there are as many, the oldest of
+   the address that has most makes room for another address.
 3. The page loads nothing from other hosts and has no inline script or style, as the admin port's
    Content-Security-Policy requires.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -65,10 +67,15 @@ class LivePage:
     _producer: asyncio.Task[None] | None = None
     _writing: set[asyncio.Transport] = field(default_factory=set)
     _is_closing: bool = False
-    num_viewers: int = 0
+    _viewers: dict[asyncio.Transport, str] = field(default_factory=dict)  # addresses; oldest first
 
     def __post_init__(self) -> None:
         self._files = {path: (_FOLDER / name).read_bytes() for path, (name, _) in _FILES.items()}
+
+    @property
+    def num_viewers(self) -> int:
+        """Feeds that are open."""
+        return len(self._viewers)
 
     def add_to(self, app: web.Application) -> None:
         """Add the page to a server; when that stops, the feeds end."""
@@ -88,11 +95,13 @@ class LivePage:
         if request.headers.get("Sec-Fetch-Site") in _FOREIGN:
             # Such a page could not read the feed, but would count as a viewer.
             raise web.HTTPForbidden(text="the feed is for the page on this port\n")
-        if self.num_viewers >= self.max_viewers or self._is_closing:
+        transport, host = request.transport, request.remote or ""
+        is_full = self.num_viewers >= self.max_viewers and not self._make_room(host)
+        if transport is None or is_full or self._is_closing:
             text = f"too many viewers: {self.max_viewers} at most; close a page that is open\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        self.num_viewers += 1
+        self._viewers[transport] = host
         try:
             await response.prepare(request)
             await response.write(b"retry: %d\n\n" % RETRY_MS)
@@ -100,8 +109,18 @@ class LivePage:
         except ConnectionResetError:
             pass  # it disconnected, or was dropped
         finally:
-            self.num_viewers -= 1
+            self._viewers.pop(transport, None)
         return response
+
+    def _make_room(self, host: str) -> bool:
+        """End a feed for one more of `host`; return whether there was one to end."""
+        [(largest, num)] = Counter(self._viewers.values()).most_common(1)
+        if largest == host or num == 1:
+            return False
+        oldest = next(each for each, its_host in self._viewers.items() if its_host == largest)
+        del self._viewers[oldest]
+        oldest.abort()
+        return True
 
     async def _follow(self, request: web.Request, response: web.StreamResponse) -> None:
         """Write frames until there are no more.

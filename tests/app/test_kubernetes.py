@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
+import time
 from pathlib import Path
 
 import aiohttp
+import pytest
 import yaml
 
 from extproc.app.app import App
+from extproc.app.kubernetes import KubernetesDiscovery
 from extproc.app.routing import make_policy
+from extproc.app.world import World
+from extproc.config.discovery import KubernetesConfig
 from extproc.config.file import parse_config
 from tests.e2e.harness import eventually
 
@@ -61,3 +67,21 @@ async def test_it_is_not_ready_before_the_first_list(tmp_path: Path) -> None:
         finally:
             app.stop()
             await run
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_what_a_cluster_declares_is_unknown_only_where_it_is_wanted(follows: bool) -> None:
+    """A Role that lacks the right on purpose is no reason to refuse adapters for ever."""
+    discovery = KubernetesDiscovery(
+        KubernetesConfig(service="vllm", declarations=follows),
+        on_endpoints=lambda _: None,
+        on_priorities=lambda _: None,
+        scheme="http",
+        engine="vllm",
+        world=World(time.monotonic, time.time, random.Random(1)),
+        on_rules=lambda _: None,
+        on_offers=lambda _: None,
+    )
+
+    unread = [each.name for each in discovery.sources() if not each.is_complete]
+    assert unread == (["LLMRoutes", "InferenceModelRewrites"] if follows else [])

@@ -81,6 +81,7 @@ async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[s
         relist_s=RELIST_S,
         clock=clock,
         rng=Random(1),
+        hint="; what to do",
     )
     task = asyncio.ensure_future(kind.run())
     for change in changes:
@@ -236,4 +237,4 @@ def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFix
     run()
 
     lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-    assert lines == ["Objectives: not read: 403: no"]
+    assert lines == ["Objectives: not read: 403: no; what to do"]

@@ -142,6 +142,35 @@ def test_held_questions_are_bounded_for_each_asker_and_in_all(member: Member) ->
     assert leading.ask(question(9, "bb", "/held"), now=1.0) != Answer("bb-9")
 
 
+@pytest.mark.parametrize(
+    ("bounds", "are_held"),
+    [
+        ({"max_addresses_per_router": 5}, [True, False, True, False]),
+        ({"max_addresses": 5}, [True, False, False, False]),
+        ({}, [True] * 4),
+    ],
+    ids=["of one router", "of all", "by default"],
+)
+def test_addresses_of_held_questions_are_bounded_and_questions_without_any_go_on(
+    bounds: dict[str, int], are_held: list[bool], member: Member
+) -> None:
+    member.policy.is_open = False
+    leading = leading_of(member, **bounds)
+    addresses = frozenset(f"10.9.9.{n}" for n in range(2)) | {address(1)}
+
+    def ask(asker: str, number: int, subset: frozenset[str] | None) -> bool:
+        plain = question(number, asker, "/held")
+        asked = plain._replace(request=replace(plain.request, subset=subset))
+        answer = leading.ask(asked, now=1.0)
+        return bool(answer and answer.held_s)
+
+    asked = [(asker, number) for asker in ("bb", "cc") for number in range(2)]
+    assert [ask(asker, number, addresses) for asker, number in asked] == are_held
+    assert ask("bb", 8, None)
+    leading.forget("bb", now=1.0)
+    assert ask("bb", 9, addresses)
+
+
 def test_a_question_asked_twice_is_held_once(member: Member) -> None:
     member.policy.is_open = False
     member.leading.ask(question(path="/held"), now=1.0)

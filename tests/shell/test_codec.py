@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
+from extproc.shell import encoding
 from extproc.shell.codec import NEEDED_HEADERS, Codec
+from extproc.shell.encoding import Encoder
 from tests.builders import address, pick
 from tests.shell import ext_proc
 from tests.shell.ext_proc import SPELLINGS, destination, phase, read
@@ -429,3 +431,15 @@ def test_a_response_is_the_same_from_a_template_and_without(
         assert read(used.encode(command)) == read(Codec().encode(command))
         told = ",".join(chosen.endpoints)
         assert destination(used.encode(command)) == (told, told, chosen.id)
+
+
+def test_few_encodings_are_kept_and_answers_beyond_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoding, "MAX_TEMPLATES", 3)
+    used = Encoder()
+    for number in range(10):
+        command = m.ContinueHeaders(pick(id="router-1", endpoints=(address(number),)))
+
+        assert read(used.encode(command)) == read(Encoder().encode(command))
+        assert len(used._templates) <= 3

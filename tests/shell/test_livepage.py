@@ -186,6 +186,25 @@ async def test_viewers_are_so_many_at_most_and_a_place_becomes_free() -> None:
     assert "too many viewers: 2" in text
 
 
+async def test_one_address_does_not_keep_another_from_the_feed() -> None:
+    async with serving(max_viewers=2) as (served, session):
+        feeds = [await session.get(served.url + FEED_PATH) for _ in range(2)]
+        for feed in feeds:
+            await next_frame(feed)
+        elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        async with (
+            aiohttp.ClientSession(connector=elsewhere) as other,
+            other.get(served.url + FEED_PATH) as theirs,
+        ):
+            assert await next_frame(theirs)
+            with pytest.raises(aiohttp.ClientError):
+                await feeds[0].content.read()  # the oldest has made room
+            assert await next_frame(feeds[1])
+            async with other.get(served.url + FEED_PATH) as second:
+                assert second.status == 503  # each has one
+        feeds[1].close()
+
+
 async def test_a_viewer_that_does_not_read_is_dropped_and_the_others_go_on() -> None:
     def big(number: int) -> bytes:
         return json.dumps({"number": number, "filling": "x" * 500_000}).encode()

@@ -3,17 +3,19 @@
 1. The oldest counts first; of one age, the first by namespace and name. That is the order of the
    Gateway API and of the inference extension.
 2. An object that is being deleted declares nothing any more.
-3. An object that is of no pool of ours is nobody's problem here. Of one that is, whatever is wrong
-   is said in its own status.
+3. An object that is of no pool of ours is nobody's problem here, and nothing of it is kept. Of one
+   that is, whatever is wrong is said in its own status.
+4. Of a spec that is too long, or too much beside those of the older ones, its length and its
+   adapter's name are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from extproc.core.kubernetes.objects import DeclaringObject
@@ -21,6 +23,15 @@ from extproc.core.kubernetes.objects import DeclaringObject
 MAX_OBJECTS = 10_000
 """Of one kind that count; the newest beyond are refused."""
 MAX_SPEC_BYTES = 64 * 1024
+MAX_SPECS_BYTES = 8 * 1024 * 1024
+"""Of all of one kind that count: 10,000 of 800 bytes; the newest beyond are refused. What they say
+takes up to 25 times as much as values: many short names of tenants."""
+MAX_STATUS_BYTES = 64 * 1024
+"""A longer one is as none, and written anew."""
+MAX_STATUSES_BYTES = 64 * 1024 * 1024
+"""Of all of one kind: 10,000 of 6 KB; those of the newest beyond are as none."""
+
+_NONE = Raw(b"null")
 
 D = TypeVar("D", bound=DeclaringObject)
 S = TypeVar("S")
@@ -48,6 +59,64 @@ class Reading(Struct, Generic[T], frozen=True):
     withheld: str = ""
 
 
+class _Withheld(Struct, frozen=True, array_like=True):
+    """What is kept in a spec's place: no spec is an array."""
+
+    num_bytes: int
+    named: str
+    is_kept: bool = False
+
+
+_withheld = msgspec.json.Decoder(_Withheld)
+
+
+class SpecKeeper(Generic[D]):
+    """What is kept of the objects of one kind: copies, not the pages that they came in.
+
+    Args:
+        is_ours: Whether an object is of a pool of ours.
+        named_in: Returns which adapter it is about, "" for none.
+    """
+
+    def __init__(
+        self, is_ours: Callable[[D], bool], named_in: Callable[[D], str] = lambda _: ""
+    ) -> None:
+        self._is_ours, self._named_in = is_ours, named_in
+
+    def one(self, found: D) -> D | None:
+        """Return what to keep of an object; None where it is not ours."""
+        if not self._is_ours(found):
+            return None
+        is_long = _num_bytes(found.spec) > MAX_SPEC_BYTES
+        return replace(
+            found,
+            metadata=replace(found.metadata, labels=None),
+            spec=self._stand_in(found) if is_long else found.spec.copy(),
+            status=_NONE if _num_bytes(found.status) > MAX_STATUS_BYTES else found.status.copy(),
+        )
+
+    def bound(self, objects: dict[tuple[str, str], D]) -> None:
+        """Keep no specs, or statuses, of the newest until all are within their limit."""
+        _shrink(
+            objects,
+            lambda each: _num_bytes(each.spec),
+            lambda each: replace(each, spec=self._stand_in(each)),
+            MAX_SPECS_BYTES,
+        )
+        _shrink(
+            objects,
+            lambda each: _num_bytes(each.status),
+            lambda each: replace(each, status=_NONE),
+            MAX_STATUSES_BYTES,
+        )
+
+    def _stand_in(self, each: D) -> Raw:
+        if _withheld_of(each) is not None:
+            return each.spec
+        withheld = _Withheld(_num_bytes(each.spec), self._named_in(each))
+        return Raw(msgspec.json.encode(withheld))
+
+
 class Reader(Generic[D, T]):
     """Reads each object once, however often it is listed.
 
@@ -68,21 +137,31 @@ class Reader(Generic[D, T]):
     def read(self, objects: Iterable[D]) -> list[Reading[T]]:
         """Return what those of our pools say, in the order in which they count."""
         known, self._known = self._known, {}
-        readings = []
+        readings: list[Reading[T]] = []
+        total_bytes = 0
         for each in _oldest_first(objects):
-            origin = origin_of(each)
-            before, reading = known.get(origin, (None, None))
-            if before is None or each.differs(before):
-                reading = self._reading(each, origin)
-            self._known[origin] = each, reading
+            withheld = _withheld_of(each) or _Withheld(_num_bytes(each.spec), "", is_kept=True)
+            if withheld.num_bytes <= MAX_SPEC_BYTES:
+                total_bytes += withheld.num_bytes
+            why = _why_refused(len(readings), total_bytes, withheld)
+            reading = self._refused(each, withheld, why) if why else self._known_of(each, known)
             if reading is not None:
-                readings.append((each, reading))
-        why = f"there are {MAX_OBJECTS} older ones; allowed: so many"
-        late = [
-            replace(reading, declared=None, problem=why, withheld=self._named_in(each))
-            for each, reading in readings[MAX_OBJECTS:]
-        ]
-        return [reading for _, reading in readings[:MAX_OBJECTS]] + late
+                readings.append(reading)
+        return readings
+
+    def _refused(self, each: D, withheld: _Withheld, why: str) -> Reading[T]:
+        named = self._named_in(each) if withheld.is_kept else withheld.named
+        return Reading(origin_of(each), each.metadata.generation, problem=why, withheld=named)
+
+    def _known_of(
+        self, each: D, known: Mapping[str, tuple[D, Reading[T] | None]]
+    ) -> Reading[T] | None:
+        origin = origin_of(each)
+        before, reading = known.get(origin, (None, None))
+        if before is None or each.differs(before):
+            reading = self._reading(each, origin)
+        self._known[origin] = each, reading
+        return reading
 
     def _reading(self, each: D, origin: str) -> Reading[T] | None:
         generation = each.metadata.generation
@@ -105,18 +184,66 @@ def decode_spec(declaring: DeclaringObject, decoder: msgspec.json.Decoder[S]) ->
     Raises:
         ValueError: It is none, or longer than `MAX_SPEC_BYTES`.
     """
-    spec = memoryview(declaring.spec)
-    if spec.nbytes > MAX_SPEC_BYTES:
-        raise ValueError(f"spec: {spec.nbytes} bytes; allowed: {MAX_SPEC_BYTES}")
+    if why := _too_long(_num_bytes(declaring.spec)):
+        raise ValueError(why)
     try:
-        return decoder.decode(spec)
+        return decoder.decode(declaring.spec)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"spec: {error}") from error
 
 
-def _oldest_first(objects: Iterable[D]) -> list[D]:
-    def age(each: D) -> tuple[str, str, str]:
-        metadata = each.metadata
-        return metadata.creation_timestamp or "", metadata.namespace, metadata.name
+def _shrink(
+    objects: dict[tuple[str, str], D],
+    num_bytes_of: Callable[[D], int],
+    shrunk: Callable[[D], D],
+    max_bytes: int,
+) -> None:
+    """Shrink the newest objects until all are within a limit."""
+    total_bytes = sum(map(num_bytes_of, objects.values()))
+    if total_bytes <= max_bytes:
+        return
+    for key, each in sorted(objects.items(), key=lambda item: _age(item[1]), reverse=True):
+        if total_bytes > max_bytes:
+            objects[key] = shrunk(each)
+            total_bytes += num_bytes_of(objects[key]) - num_bytes_of(each)
 
-    return sorted((each for each in objects if not each.metadata.deletion_timestamp), key=age)
+
+def _why_refused(num_older: int, total_bytes: int, withheld: _Withheld) -> str:
+    """Return why an object cannot count beside those before it; "" where it can be read."""
+    if num_older >= MAX_OBJECTS:
+        return f"there are {MAX_OBJECTS} older ones; allowed: so many"
+    if withheld.num_bytes <= MAX_SPEC_BYTES and total_bytes > MAX_SPECS_BYTES:
+        return f"spec: with the older ones {total_bytes} bytes; allowed: {MAX_SPECS_BYTES}"
+    if withheld.is_kept:
+        return ""  # one that is too long is refused where it is read
+    return _too_long(withheld.num_bytes) or "spec: older ones left no room; read at the next list"
+
+
+def _too_long(num_bytes: int) -> str:
+    is_too_long = num_bytes > MAX_SPEC_BYTES
+    return f"spec: {num_bytes} bytes; allowed: {MAX_SPEC_BYTES}" if is_too_long else ""
+
+
+def _withheld_of(each: DeclaringObject) -> _Withheld | None:
+    """Return what stands in the place of a spec that is not kept."""
+    spec = memoryview(each.spec)
+    if bytes(spec[:1]) != b"[":
+        return None
+    try:
+        return _withheld.decode(spec)
+    except msgspec.DecodeError:
+        return None  # an object's own
+
+
+def _num_bytes(raw: Raw) -> int:
+    return memoryview(raw).nbytes
+
+
+def _age(each: DeclaringObject) -> tuple[str, str, str]:
+    """Return what the oldest has least of."""
+    metadata = each.metadata
+    return metadata.creation_timestamp or "", metadata.namespace, metadata.name
+
+
+def _oldest_first(objects: Iterable[D]) -> list[D]:
+    return sorted((each for each in objects if not each.metadata.deletion_timestamp), key=_age)

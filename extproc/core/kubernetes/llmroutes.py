@@ -26,6 +26,7 @@ from extproc.core.engines import PROFILES
 from extproc.core.kubernetes.declaring import decode_spec, origin_of
 from extproc.core.kubernetes.objects import LLMRoute, PoolRef
 from extproc.core.modelroutes import ModelRoute, Objective
+from extproc.core.openai import MAX_MODEL_BYTES
 
 _DURATION = re.compile(r"(?:\d{1,5}(?:h|ms|m|s)){1,4}", re.ASCII)
 """As in the Gateway API. Source: gateway-api.sigs.k8s.io/geps/gep-2257."""
@@ -36,6 +37,9 @@ DEFAULT_PERCENTILE = 95.0
 _INT32 = 2**31 - 1
 
 NO_PARENTS = "parentRefs has no effect: the gateways' own routes say what comes here"
+
+
+_Tenant = Annotated[str, Meta(min_length=1, max_length=253)]
 
 
 class _Replicas(Struct):
@@ -78,7 +82,7 @@ class _Adapter(Struct):
 class _Spec(Struct, rename="camel"):
     adapter: _Adapter
     parent_refs: tuple[Raw, ...] | None = None
-    tenants: tuple[Annotated[str, Meta(min_length=1, max_length=253)], ...] | None = None
+    tenants: Annotated[tuple[_Tenant, ...], Meta(max_length=256)] | None = None
     response_model: ResponseModel | None = None
     fallback: str = ""
 
@@ -113,11 +117,7 @@ def read_route(
     Raises:
         ValueError: It cannot count.
     """
-    try:
-        refs = _besides.decode(source.spec).backend_refs  # of whatever length: it may be ours
-    except (ValueError, RecursionError):
-        return None  # nobody's
-    ours = frozenset(each.name for each in refs if each in pools)
+    ours = _pools_of(source, pools)
     if not ours:
         return None
     spec = decode_spec(source, _specs)
@@ -127,12 +127,27 @@ def read_route(
     return _offer(source, spec, ours), NO_PARENTS if spec.parent_refs else ""
 
 
+def is_route_of(source: LLMRoute, pools: Collection[PoolRef]) -> bool:
+    """Return whether an object is of `pools`."""
+    return bool(_pools_of(source, pools))
+
+
 def adapter_named_in(source: LLMRoute) -> str:
     """Return which adapter an object is about, though it cannot count; "" where it names none."""
     try:
-        return _abouts.decode(source.spec).adapter.name
+        name = _abouts.decode(source.spec).adapter.name
     except (ValueError, RecursionError):
         return ""
+    return name if len(name) <= MAX_MODEL_BYTES else ""  # nobody can ask for a longer one
+
+
+def _pools_of(source: LLMRoute, pools: Collection[PoolRef]) -> frozenset[str]:
+    """Return the names of those of `pools` that an object is of, whatever its length."""
+    try:
+        refs = _besides.decode(source.spec).backend_refs
+    except (ValueError, RecursionError):
+        return frozenset()  # nobody's
+    return frozenset(each.name for each in refs if each in pools)
 
 
 def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:

@@ -13,7 +13,7 @@ we know it, and one object that is wrong must not hide the others of its list.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Raw, Struct, field
 
@@ -183,6 +183,16 @@ class LLMRoute(DeclaringObject, frozen=True):
 T = TypeVar("T", bound=KubeObject)
 
 
+class Keeper(Protocol):
+    """What is kept of the objects of a query."""
+
+    def one(self, found: Any) -> Any | None:
+        """Return what to keep of an object; None for nothing."""
+
+    def bound(self, objects: dict[tuple[str, str], Any]) -> None:
+        """Keep less of some objects where all of them are too much."""
+
+
 class Query(Struct, Generic[T], frozen=True):
     """A list that can be watched."""
 
@@ -191,6 +201,16 @@ class Query(Struct, Generic[T], frozen=True):
     resource: str  # plural, as in RBAC rules
     namespace: str  # empty for the client's own
     selector: Mapping[str, str]  # the query parameter that narrows the list
+    keeper: Keeper | None = None  # None: all is kept that is read
+
+    def kept(self, found: T) -> T | None:
+        """Return what to keep of an object; None for nothing."""
+        return found if self.keeper is None else self.keeper.one(found)
+
+    def bound(self, objects: dict[tuple[str, str], T]) -> None:
+        """Keep less of some objects where all of them are too much."""
+        if self.keeper is not None:
+            self.keeper.bound(objects)
 
     def path(self, own_namespace: str) -> str:
         """Return the URL's path."""
@@ -226,17 +246,21 @@ def objective_queries(namespace: str = "") -> tuple[Query[InferenceObjective], .
     return *_beside_pools(InferenceObjective, resource, namespace), beside
 
 
-def rewrite_queries(namespace: str = "") -> tuple[Query[InferenceModelRewrite], ...]:
+def rewrite_queries(
+    namespace: str = "", keeper: Keeper | None = None
+) -> tuple[Query[InferenceModelRewrite], ...]:
     """Query InferenceModelRewrites, likewise."""
-    return _beside_pools(InferenceModelRewrite, "inferencemodelrewrites", namespace)
+    return _beside_pools(InferenceModelRewrite, "inferencemodelrewrites", namespace, keeper)
 
 
-def route_queries(namespace: str = "") -> tuple[Query[LLMRoute], ...]:
+def route_queries(namespace: str = "", keeper: Keeper | None = None) -> tuple[Query[LLMRoute], ...]:
     """Query LLMRoutes."""
-    return (Query(LLMRoute, f"/apis/{ROUTE_GROUP}/v1alpha1", "llmroutes", namespace, {}),)
+    return (Query(LLMRoute, f"/apis/{ROUTE_GROUP}/v1alpha1", "llmroutes", namespace, {}, keeper),)
 
 
-def _beside_pools(kind: type[T], resource: str, namespace: str) -> tuple[Query[T], ...]:
+def _beside_pools(
+    kind: type[T], resource: str, namespace: str, keeper: Keeper | None = None
+) -> tuple[Query[T], ...]:
     return tuple(
-        Query(kind, f"/apis/{group}/v1alpha2", resource, namespace, {}) for group in _GROUPS
+        Query(kind, f"/apis/{group}/v1alpha2", resource, namespace, {}, keeper) for group in _GROUPS
     )

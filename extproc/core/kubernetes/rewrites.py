@@ -60,14 +60,19 @@ def read_rewrite(
     Raises:
         ValueError: It cannot count.
     """
-    try:
-        if decode_spec(source, _besides).pool_ref not in pools:
-            return None
-    except ValueError:
-        return None  # nobody's
+    if not is_rewrite_of(source, pools):
+        return None
     rules = decode_spec(source, _specs).rules or ()
     name = source.metadata.name
     return RuleSet(origin_of(source), tuple(map(_rule, repeat(name), count(), rules))), ""
+
+
+def is_rewrite_of(source: InferenceModelRewrite, pools: Collection[PoolRef]) -> bool:
+    """Return whether an object is of `pools`, whatever its length."""
+    try:
+        return _besides.decode(source.spec).pool_ref in pools
+    except (ValueError, RecursionError):
+        return False
 
 
 def _rule(name: str, at: int, rule: _Rule) -> Rule:

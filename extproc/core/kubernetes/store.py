@@ -6,6 +6,7 @@
    that is not a number always counts as newer.
    Source: kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions.
 3. Nothing but a list empties the store: errors change nothing.
+4. What is kept of the objects is the query's affair, page by page and after events.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Store(Generic[T]):
 
     def __init__(self, query: Query[T]) -> None:
         self.resource_version = ""
+        self._query = query
         self._objects: dict[tuple[str, str], T] = {}
         self._fresh: dict[tuple[str, str], T] = {}
         self._object = msgspec.json.Decoder(query.kind)
@@ -100,7 +102,9 @@ class Store(Generic[T]):
             raise ApiError("malformed", f"no list: {error}") from error
         if is_first:
             self._fresh = {}
-        self._fresh.update((_key(each.metadata), each) for each in items)
+        kept = [each for each in map(self._query.kept, items) if each is not None]
+        self._fresh.update((_key(each.metadata), each) for each in kept)
+        self._query.bound(self._fresh)
         if not page.metadata.next_page:
             self._objects, self._fresh = self._fresh, {}
             self.resource_version = page.metadata.resource_version
@@ -126,6 +130,10 @@ class Store(Generic[T]):
             raise ApiError("malformed", f"no event: {error}") from error
         return self._is_news(changed.metadata) and self._apply(event.type, changed)
 
+    def bound(self) -> None:
+        """Keep less of some objects where all of them are too much; to be called after events."""
+        self._query.bound(self._objects)
+
     def _is_news(self, metadata: Metadata) -> bool:
         version, known = metadata.resource_version, self.resource_version
         if version.isdecimal() and known.isdecimal() and int(version) <= int(known):
@@ -134,11 +142,13 @@ class Store(Generic[T]):
         return True
 
     def _apply(self, type_: str, changed: T) -> bool:
-        if type_ == "DELETED":
-            return self._objects.pop(_key(changed.metadata), None) is not None
-        before = self._objects.get(_key(changed.metadata))
-        self._objects[_key(changed.metadata)] = changed
-        return before is None or changed.differs(before)
+        key = _key(changed.metadata)
+        kept = None if type_ == "DELETED" else self._query.kept(changed)
+        if kept is None:
+            return self._objects.pop(key, None) is not None
+        before = self._objects.get(key)
+        self._objects[key] = kept
+        return before is None or kept.differs(before)
 
 
 def refusal(code: int, body: bytes, retry_after: str = "") -> ApiError:

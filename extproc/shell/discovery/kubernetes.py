@@ -35,8 +35,8 @@ RESPONSE_S = 30.0
 CONNECT_S = 5.0
 MAX_MESSAGE_BYTES = 4096
 """Length of an error's body; the rest is not read."""
-MAX_RESPONSE_BYTES = 64 * 1024 * 1024
-"""Length of one page of a list; 250 pods are some 5 MB."""
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+"""Length of one page of a list; 250 pods are some 5 MB. Longer ones are asked for in parts."""
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """Length of one event of a watch; etcd's limit is 1.5 MiB (--max-request-bytes)."""
 # RuntimeError: the session was closed to renew the credentials after another request.

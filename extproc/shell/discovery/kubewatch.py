@@ -8,7 +8,9 @@
 3. After a failure there is a rest that doubles with each one, with jitter, and is at least as long
    as the server asks for. It is short again once a watch has delivered something, or has held for a
    while.
-4. Only a response of the server changes the state: while it is unreachable, the last state stands.
+4. Where a page is longer than the client reads, pages of fewer objects are asked for: whoever may
+   create large objects must not keep the others from being read.
+5. Only a response of the server changes the state: while it is unreachable, the last state stands.
    No failure ends the loop.
 """
 
@@ -113,6 +115,7 @@ class ListWatch(Generic[T]):
     _must_list: bool = True
     _listed_at_s: float = 0.0
     _num_failures: int = 0
+    _page_size: int = PAGE_SIZE
 
     def __post_init__(self) -> None:
         self._times = self.times or WatchTimes()
@@ -153,7 +156,7 @@ class ListWatch(Generic[T]):
         return 0.0
 
     async def _list(self, path: str) -> None:
-        parameters = {**self.query.selector, "limit": str(PAGE_SIZE)}
+        parameters = {**self.query.selector, "limit": str(self._page_size)}
         is_first = True
         while is_first or parameters["continue"]:
             body = await self.client.get(path, parameters)
@@ -191,6 +194,7 @@ class ListWatch(Generic[T]):
                 is_changed |= self._store.read_event(line)
                 self._recovered()
         finally:
+            self._store.bound()
             if is_changed:
                 self.on_change(self._store.objects)
 
@@ -209,6 +213,8 @@ class ListWatch(Generic[T]):
         self._num_failures += 1
         self.problem = str(error)
         self.stats.failures[error.reason] += 1
+        if error.reason == "too_long":
+            self._page_size = max(1, self._page_size // 8)
         if error.is_gone or self._num_failures >= MAX_RESUMES:
             self._must_list = True
         # A single failure is normal. A second in a row is logged, once.

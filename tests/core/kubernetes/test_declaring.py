@@ -8,10 +8,17 @@ import msgspec
 import pytest
 
 from extproc.core.kubernetes import declaring
-from extproc.core.kubernetes.declaring import MAX_SPEC_BYTES, Reader, Reading, decode_spec
+from extproc.core.kubernetes.declaring import (
+    MAX_SPEC_BYTES,
+    MAX_STATUS_BYTES,
+    Reader,
+    Reading,
+    SpecKeeper,
+    decode_spec,
+)
 from extproc.core.kubernetes.objects import LLMRoute, route_queries
 from extproc.core.kubernetes.store import Store
-from tests.core.kubernetes.apimodel import event
+from tests.core.kubernetes.apimodel import event, page
 from tests.core.kubernetes.declared import item, listed
 
 QUERY = route_queries()[0]
@@ -106,6 +113,114 @@ def test_a_spec_that_is_too_large_or_of_another_kind_is_an_error(spec: Any, why:
     (source,) = listed(QUERY, item(spec))
     with pytest.raises(ValueError, match=why):
         decode_spec(source, msgspec.json.Decoder(str))
+
+
+def test_an_object_s_own_array_is_no_spec() -> None:
+    assert Counted().read(item([]))[0].declared == "[]"
+
+
+class Kept:
+    """A store that keeps what is ours: specs that are not `""`."""
+
+    def __init__(self) -> None:
+        keeper = SpecKeeper[LLMRoute](
+            lambda each: bytes(each.spec) != b'""', lambda each: each.metadata.name
+        )
+        self.store = Store(route_queries(keeper=keeper)[0])
+        self.reader = Counted().reader
+
+    def take(self, *pages: tuple[dict[str, Any], ...]) -> Kept:
+        for number, items in enumerate(pages):
+            is_last = number == len(pages) - 1
+            body = page(1, *items, next_page="" if is_last else "more")
+            self.store.read_page(body, is_first=number == 0)
+        return self
+
+    def hear(self, type_: str, thing: dict[str, Any]) -> bool:
+        thing["metadata"]["resourceVersion"] = str(int(self.store.resource_version) + 1)
+        is_news = self.store.read_event(event(type_, thing))
+        self.store.bound()
+        return is_news
+
+    @property
+    def num_bytes(self) -> int:
+        objects = self.store.objects
+        return sum(len(bytes(each.spec)) + len(bytes(each.status)) for each in objects)
+
+    @property
+    def read(self) -> list[tuple[str, str | None, str]]:
+        read = self.reader.read(self.store.objects)
+        return [(each.origin[-2:], each.declared, each.withheld) for each in read]
+
+
+def test_of_others_objects_nothing_is_kept() -> None:
+    kept = Kept().take((item("", "theirs"), item("x", "ours")))
+    assert [each.metadata.name for each in kept.store.objects] == ["ours"]
+
+    assert not kept.hear("ADDED", item("", "more"))
+    assert kept.hear("MODIFIED", item("", "ours", generation=2))
+    assert not kept.store.objects
+
+
+def test_of_a_long_spec_or_status_and_of_labels_nothing_is_kept() -> None:
+    status = {"conditions": ["x" * MAX_STATUS_BYTES]}
+    long = item("x" * MAX_SPEC_BYTES, "o1", status=status, labels={"a": "b"})
+    kept = Kept().take((long, item("x", "o0", status={"conditions": []})))
+
+    assert kept.num_bytes < 100
+    assert [each.metadata.labels for each in kept.store.objects] == [None, None]
+    assert kept.read == [("o0", "x", ""), ("o1", None, "o1")]
+    assert "allowed" in kept.reader.read(kept.store.objects)[1].problem
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_all_specs_together_are_bounded_and_the_newest_beyond_are_refused(
+    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaring, "MAX_SPECS_BYTES", 250)
+    items = [item("x" * 98, f"o{number}", age=number) for number in range(4)]
+    kept = Kept().take(*((items[number],) for number in order))
+    refused = [("o1", None, "o1"), ("o0", None, "o0")]
+    assert kept.read == [("o3", "x" * 98, ""), ("o2", "x" * 98, ""), *refused]
+    assert "allowed: 250" in kept.reader.read(kept.store.objects)[2].problem
+    assert kept.num_bytes < 300
+
+    newest = item("x" * 98, "o0", status={"conditions": []})
+    assert not kept.hear("MODIFIED", newest)  # of its status alone
+    assert kept.num_bytes < 300
+    kept.store.bound()
+    assert kept.read[2:] == refused
+
+    assert kept.hear("DELETED", items[3])
+    assert kept.read[0] == ("o2", "x" * 98, "")
+    kept.take(tuple(items[:3]))
+    assert kept.read == [("o2", "x" * 98, ""), ("o1", "x" * 98, ""), ("o0", None, "o0")]
+
+
+def test_all_statuses_together_are_bounded_and_every_object_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(declaring, "MAX_STATUSES_BYTES", 250)
+    items = [item("x", f"o{number}", age=number, status="y" * 98) for number in range(4)]
+    kept = Kept().take(tuple(items))
+
+    assert [declared for _, declared, _ in kept.read] == ["x"] * 4
+    statuses = [bytes(each.status) for each in kept.store.objects]
+    assert [status == b"null" for status in statuses] == [True, True, False, False]
+
+
+def test_a_spec_that_was_not_kept_is_refused_until_the_next_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(declaring, "MAX_SPECS_BYTES", 150)
+    items = [item("x" * 98, f"o{number}", age=number) for number in range(2)]
+    kept = Kept().take(tuple(items))
+    kept.hear("DELETED", items[1])
+    assert kept.read == [("o0", None, "o0")]
+    assert "next list" in kept.reader.read(kept.store.objects)[0].problem
+
+    kept.take((items[0],))
+    assert kept.read == [("o0", "x" * 98, "")]
 
 
 def test_a_change_of_the_status_alone_is_no_news_and_known_all_the_same() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.kubernetes.declaring import Reader
-from extproc.core.kubernetes.llmroutes import NO_PARENTS, adapter_named_in, read_route
+from extproc.core.kubernetes.llmroutes import NO_PARENTS, adapter_named_in, is_route_of, read_route
 from extproc.core.kubernetes.objects import LLMRoute, PoolRef, route_queries
 from extproc.core.modelroutes import ModelRoute, Objective
 from tests.core.kubernetes.declared import POOL, POOLS, item, listed
@@ -132,9 +132,11 @@ def test_an_object_of_no_pool_of_ours_is_not_read(refs: Any) -> None:
         (route({"name": "sql"}, tenants=["x" * 200] * 400), "sql"),
         (route() | {"adapter": {"name": "sql", "source": 7}}, "sql"),
         (route() | {"adapter": {"name": 7}}, ""),
+        (route({"name": "x" * 257, "rank": "r"}), ""),
+        (route({"name": "sql"}, tenants=["t"] * 257), "sql"),
         (route() | {"adapter": "sql"}, ""),
     ],
-    ids=["too long", "another kind", "no name", "no adapter"],
+    ids=["too long", "another kind", "no name", "long name", "many tenants", "no adapter"],
 )
 def test_which_adapter_an_object_of_ours_is_about_is_known_though_it_cannot_count(
     spec: Any, name: str
@@ -144,6 +146,13 @@ def test_which_adapter_an_object_of_ours_is_about_is_known_though_it_cannot_coun
     assert adapter_named_in(source) == name
     with pytest.raises(ValueError, match="spec"):
         found(spec)
+
+
+def test_an_object_of_whatever_length_is_of_the_pools_that_it_names() -> None:
+    long = route({"name": "sql"}, tenants=["x" * 200] * 400)
+    sources = listed(route_queries()[0], item(long, "ours"), item({"adapter": {}}, "nobodys"))
+
+    assert [is_route_of(source, POOLS) for source in sources] == [True, False]
 
 
 # --- priority and objectives --------------------------------------------------------------------

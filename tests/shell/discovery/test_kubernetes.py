@@ -395,5 +395,5 @@ def test_without_the_library_the_error_has_the_install_command(
     for name, value in hidden.items():
         monkeypatch.setitem(sys.modules, name, value)
 
-    with pytest.raises(MissingLibraryError, match=r"pip install 'lora-extproc\[kubernetes\]'"):
+    with pytest.raises(MissingLibraryError, match=r"pip install '\.\[kubernetes\]'"):
         KubernetesClient()

@@ -257,6 +257,26 @@ async def test_a_list_that_breaks_off_is_begun_anew(
     assert played.told == [["a", "b"]]
 
 
+async def test_pages_that_are_too_long_are_asked_for_in_parts(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large objects of some must not keep those of others from being read."""
+    client = ScriptedClient(api)
+    get = client.get
+
+    async def get_small(path: str, parameters: Mapping[str, str]) -> bytes:
+        if int(parameters["limit"]) > 10:
+            client.asked.append(("list", dict(parameters)))
+            raise ApiError("too_long", "response longer than 16 MiB")
+        return await get(path, parameters)
+
+    monkeypatch.setattr(client, "get", get_small)
+    played = await play(client, monkeypatch)
+
+    assert [each.get("limit") for _, each in client.asked] == ["250", "31", "3", None]
+    assert played.told == [["a"]]
+
+
 async def test_rests_double_up_to_a_limit_and_are_short_again_after_news(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
