@@ -27,6 +27,7 @@ from extproc.core.bounds import MAX_COUNT
 from extproc.core.engines import PROFILES
 from extproc.core.errors import ExpositionError
 from extproc.core.exposition import parse_report
+from extproc.core.lists import Lists
 from extproc.core.modelroutes import ModelRoute, ModelRoutes
 from extproc.core.orca import parse_orca
 from extproc.core.picker import Picker
@@ -129,6 +130,7 @@ class Service:
             recorder,
             lambda: self.now,
             Rewrites(rng=random.Random(0)),
+            Lists(),
         )
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.registry,

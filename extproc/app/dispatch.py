@@ -12,6 +12,7 @@ from extproc.app.recorder import Recorder
 from extproc.app.traced import DecisionTrace
 from extproc.core.accounting import Accounting, Completion
 from extproc.core.following import Asked, Asking, Elsewhere, Following
+from extproc.core.lists import Lists
 from extproc.core.outliers import Outliers, Readmission
 from extproc.core.ports import StreamSettings
 from extproc.core.queue import Ticket
@@ -42,6 +43,7 @@ class Dispatcher:
     recorder: Recorder
     clock: Callable[[], float]
     rewrites: Rewrites
+    lists: Lists
     trace: DecisionTrace | None = None
     asking: Asking | None = None
 

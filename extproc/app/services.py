@@ -16,6 +16,7 @@ from extproc.app.routing import Routing
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.accounting import Accounting
+from extproc.core.lists import Lists
 from extproc.shell.codec import Codec
 from extproc.shell.completions import CompletionService
 from extproc.shell.decisions import DecisionsService
@@ -95,7 +96,14 @@ class Services:
             wall_clock=world.wall_clock,
         )
         self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
-        dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock, routing.rewrites)
+        dispatcher = Dispatcher(
+            routing.router,
+            self.accounting,
+            recorder,
+            clock,
+            routing.rewrites,
+            Lists(config.request.max_list_bytes_per_s),
+        )
         routing.router.queue.at = self._offer_at
         self._offer_handle: asyncio.TimerHandle | None = None
         self._tracing = tracing

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from extproc.config.base import Section
 from extproc.core.hints import HINT_HEADERS, TRUSTABLE
+from extproc.core.lists import DEFAULT_MAX_BYTES_PER_S
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS, RouteTable
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
@@ -31,6 +32,13 @@ class RequestConfig(Section):
         "once. Above it large uploads wait, and requests that still do not fit get 429. None means "
         "a quarter of the memory that the process may use (by cgroup, else resource limits, else "
         "the machine), at most 512 MiB.",
+    )
+    max_list_bytes_per_s: int = Field(
+        DEFAULT_MAX_BYTES_PER_S,
+        ge=1,
+        le=2**40,
+        description="Bytes of lists (`GET /v1/models`) sent per second. Above it requests for them "
+        "wait for up to 5 s, then get 429.",
     )
     early_decision_bytes: int = Field(
         256 * 1024,

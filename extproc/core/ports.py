@@ -7,6 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from extproc.core.lists import Lists
 from extproc.core.messages import BodyMode
 from extproc.core.queue import Ticket
 from extproc.core.routes import RouteTable
@@ -15,6 +16,10 @@ from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo,
 
 class Dispatcher(Protocol):
     """The part of the core that a stream calls."""
+
+    @property
+    def lists(self) -> Lists:
+        """What bounds the lists that are sent."""
 
     @property
     def uses_prefix_hashes(self) -> bool:

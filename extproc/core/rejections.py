@@ -14,6 +14,13 @@ NO_MEMORY = Rejection(
     retry_after_s=RETRY_AFTER_S,
 )
 
+TOO_MANY_LISTS = Rejection(
+    429,
+    Reason.TOO_MANY_LISTS,
+    "The list of models is requested too often. Retry later.",
+    retry_after_s=RETRY_AFTER_S,
+)
+
 ENCODED_BODY = Rejection(
     415, Reason.ENCODED_BODY, "The request body must not be compressed (content-encoding)."
 )
@@ -82,6 +89,7 @@ _DROPPED_REASONS = {
     Reason.SATURATED: "rejected-saturated",
     Reason.LATE: "rejected-saturated",
     Reason.MEMORY: "rejected-saturated",
+    Reason.TOO_MANY_LISTS: "rejected-saturated",
 }
 
 

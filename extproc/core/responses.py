@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from extproc.core import messages as m
 from extproc.core import rejections
 from extproc.core.body import pieces
@@ -9,7 +11,6 @@ from extproc.core.messages import IN_CHUNKS, BodyMode
 from extproc.core.openai import MAX_MODEL_BYTES, error_body, model_body
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.restoring import Restorer, restorer_of
-from extproc.core.routes import Route, RouteKind
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo
 from extproc.core.words import shortened
 
@@ -81,19 +82,43 @@ def refusal(rejection: Rejection) -> m.Reply:
     return m.Reply(rejection.status, error_body(rejection), headers, rejection.reason.value)
 
 
-def models(
-    route: Route,
-    subset: frozenset[str] | None,
-    dispatcher: Dispatcher,
-    *,
-    tenant: str = "",
-    now: float,
+def model(
+    name: str, subset: frozenset[str] | None, dispatcher: Dispatcher, *, tenant: str, now: float
 ) -> m.Reply | Rejection:
-    """Return the list of models that a tenant may use, or the one that the path names."""
-    if route.kind is RouteKind.LIST_MODELS:
-        body = dispatcher.models_body(subset, tenant, now=now)
-    else:
-        name = shortened(route.resource, MAX_MODEL_BYTES)
-        card = dispatcher.model(name, subset, tenant, now=now)
-        body = card if isinstance(card, Rejection) else model_body(card)
-    return body if isinstance(body, Rejection) else m.Reply(200, body)
+    """Return the model of that name, if a tenant may use it."""
+    card = dispatcher.model(shortened(name, MAX_MODEL_BYTES), subset, tenant, now=now)
+    return card if isinstance(card, Rejection) else m.Reply(200, model_body(card))
+
+
+class ListRequest:
+    """A request for the list of models that a tenant may use, on its way through the line."""
+
+    __slots__ = ("_dispatcher", "_place", "_subset", "_tenant")
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        subset: frozenset[str] | None,
+        tenant: str,
+        wake: Callable[[], None],
+        *,
+        now: float,
+    ) -> None:
+        self._dispatcher, self._subset, self._tenant = dispatcher, subset, tenant
+        self._place = dispatcher.lists.enter(wake, now=now)
+
+    def answer(self, *, now: float) -> m.Reply | m.WakeAt | Rejection:
+        """Return the list, or when to ask again."""
+        lists, place = self._dispatcher.lists, self._place
+        if not lists.is_next(place, now=now):
+            is_over = now >= place.give_up_s
+            return rejections.TOO_MANY_LISTS if is_over else m.WakeAt(lists.look_s(place, now=now))
+        body = self._dispatcher.models_body(self._subset, self._tenant, now=now)
+        if isinstance(body, Rejection):
+            return body
+        lists.send(place, len(body))
+        return m.Reply(200, body)
+
+    def leave(self) -> None:
+        """Take it out of the line, or its list out of those that are not sent yet."""
+        self._dispatcher.lists.leave(self._place)

@@ -26,9 +26,10 @@ from extproc.core.incoming import Incoming, kept_headers, match_route
 from extproc.core.messages import BodyMode
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.queue import Ticket
+from extproc.core.responses import ListRequest
 from extproc.core.restoring import Restorer
-from extproc.core.routes import RouteKind
-from extproc.core.transitions import HOLDING, TABLE, State, Turn
+from extproc.core.routes import Route, RouteKind
+from extproc.core.transitions import HOLDING, TABLE, UNANSWERED, State, Turn
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 
 HOLD_MARGIN_S = 5.0
@@ -42,7 +43,8 @@ class Stream:
     """The state machine of one request. Not reusable."""
 
     __slots__ = (
-        *("_dispatcher", "_headers", "_incoming", "_is_held", "_request", "_response_body_mode"),
+        *("_dispatcher", "_headers", "_incoming", "_is_held", "_list", "_request"),
+        "_response_body_mode",
         *(
             "_response_status",
             "_restorer",
@@ -57,6 +59,7 @@ class Stream:
 
     _headers: Mapping[str, str]
     _incoming: Incoming
+    _list: ListRequest
     _request: RequestInfo
 
     def __init__(
@@ -100,7 +103,7 @@ class Stream:
     @property
     def is_answered(self) -> bool:
         """Whether the data plane waits for no answer."""
-        return self.state not in (State.HEADERS, State.BODY, State.READING, State.WAITING)
+        return self.state not in UNANSWERED
 
     @property
     def awaits_message(self) -> bool:
@@ -129,6 +132,8 @@ class Stream:
 
     def abandon(self, *, now: float) -> None:
         """Finish a request whose answer could not be sent: it will not reach its endpoint."""
+        if hasattr(self, "_list"):
+            self._list.leave()
         self._let_go(now)
         self.state = State.DONE
         self._give_up_pick(now)
@@ -155,13 +160,9 @@ class Stream:
         route = match_route(event, self._settings.routes)
         if isinstance(route, Rejection):
             return self._reject(route, now)
-        if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
-            tenant = read_hints(event.headers, self._settings.trusted_headers).fairness_id
-            answer = responses.models(route, event.subset, self._dispatcher, tenant=tenant, now=now)
-            if isinstance(answer, Rejection):
-                return self._reject(answer, now)
-            return self._reply(answer, now)
         self._tells_modes = event.body_mode is not None
+        if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
+            return self._on_models(route, event, now)
         concerns = self._dispatcher.concerns if self._dispatcher.may_rewrite else None
         incoming = Incoming(event, route, self._settings, now, concerns=concerns)
         self._incoming = incoming
@@ -169,6 +170,39 @@ class Stream:
         if model is not None:
             return self._decide(model, now)
         return None, incoming.await_body(self._settings, comes_early=event.sends_body_early)
+
+    def _on_models(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
+        tenant = read_hints(event.headers, self._settings.trusted_headers).fairness_id
+        if route.kind is RouteKind.GET_MODEL:
+            name = route.resource
+            answer = responses.model(name, event.subset, self._dispatcher, tenant=tenant, now=now)
+            if isinstance(answer, Rejection):
+                return self._reject(answer, now)
+            return self._reply(answer, now)
+        self._headers = kept_headers(event.headers)
+        self._list = ListRequest(self._dispatcher, event.subset, tenant, self._wake, now=now)
+        turn, commands = self._on_turn(event, now)
+        return Turn.LINED_UP if turn is None else turn, commands
+
+    def _on_turn(self, _event: m.Event, now: float) -> _Step:
+        """Answer a request for a list when its turn has come."""
+        answer = self._list.answer(now=now)
+        if isinstance(answer, m.WakeAt):
+            return None, [answer]
+        if isinstance(answer, Rejection):
+            self._list.leave()
+            return self._reject(answer, now)
+        return Turn.LISTED, [answer, m.End()]
+
+    def _on_part_in_line(self, _event: m.Event, _now: float) -> _Step:
+        """Ignore what follows the headers: a list is asked for by these alone."""
+        return None, []
+
+    def _on_list_left(self, event: m.Event, now: float) -> _Step:
+        self._list.leave()
+        return (
+            self._on_local_reply(event, now) if isinstance(event, m.ResponseHeaders) else (None, [])
+        )
 
     def _on_body(self, event: m.RequestBody, now: float) -> _Step:
         self._incoming.add(event)
@@ -343,5 +377,10 @@ for _state in (State.RESPONSE, State.LOCAL_REPLY):
     _HANDLERS[_state, m.ResponseBody] = Stream._on_response_body
     _HANDLERS[_state, m.ResponseTrailers] = Stream._on_response_trailers
 _HANDLERS |= {(state, m.Ended): Stream._on_ended for state in State if state is not State.DONE}
+_HANDLERS[State.IN_LINE, m.Wakeup] = Stream._on_turn
+_HANDLERS[State.IN_LINE, m.RequestBody] = Stream._on_part_in_line
+_HANDLERS[State.IN_LINE, m.RequestTrailers] = Stream._on_part_in_line
+_HANDLERS[State.IN_LINE, m.ResponseHeaders] = Stream._on_list_left
+_HANDLERS[State.IN_LINE, m.Ended] = _HANDLERS[State.LISTED, m.Ended] = Stream._on_list_left
 # Elsewhere it holds nothing that an answer would free.
 _HANDLERS |= {(state, m.Overloaded): Stream._on_overloaded for state in HOLDING}

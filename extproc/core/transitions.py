@@ -24,6 +24,8 @@ class State(StrEnum):
     WAITING = auto()  # the policy holds the request
     REST = auto()  # routed; the data plane still sends parts of the request
     RESPONSE = auto()  # the request is answered; response phases may come
+    IN_LINE = auto()  # a list of models is asked for, and others come first
+    LISTED = auto()  # it is answered, and counts until the RPC has ended
     LOCAL_REPLY = auto()  # the data plane answered the client itself before we routed
     DONE = auto()  # everything needed is answered, or the RPC is gone
 
@@ -33,6 +35,8 @@ class Turn(StrEnum):
 
     UNREAD = auto()  # others run before the rest of the body is read
     HELD = auto()  # the policy does not choose yet
+    LINED_UP = auto()  # a list has to wait for others
+    LISTED = auto()  # a list is on its way
     ROUTED = auto()  # an endpoint is chosen, and more of the request is to come
     ANSWERED = auto()  # the whole request is answered, and the RPC stays open for its response
     OVER = auto()  # the RPC ends
@@ -40,6 +44,11 @@ class Turn(StrEnum):
 
 HOLDING: Final = frozenset((State.BODY, State.READING, State.WAITING, State.REST))
 """States that keep the request's body."""
+
+UNANSWERED: Final = frozenset(
+    (State.HEADERS, State.BODY, State.READING, State.WAITING, State.IN_LINE)
+)
+"""States in which the data plane waits for an answer."""
 
 _ROUTED: Final[dict[type | Turn, State]] = {
     Turn.ROUTED: State.REST,
@@ -55,7 +64,16 @@ TABLE: Final[dict[State, dict[type | Turn, State]]] = {
         m.ResponseHeaders: State.LOCAL_REPLY,
         Turn.UNREAD: State.READING,
         Turn.HELD: State.WAITING,
+        Turn.LINED_UP: State.IN_LINE,
+        Turn.LISTED: State.LISTED,
         **_ROUTED,
+    },
+    State.IN_LINE: {
+        m.RequestBody: State.IN_LINE,
+        m.RequestTrailers: State.IN_LINE,
+        m.ResponseHeaders: State.LOCAL_REPLY,
+        Turn.LISTED: State.LISTED,
+        Turn.OVER: State.DONE,
     },
     State.READING: {
         m.Wakeup: State.BODY,
@@ -91,6 +109,7 @@ TABLE: Final[dict[State, dict[type | Turn, State]]] = {
     State.LOCAL_REPLY: {m.ResponseBody: State.LOCAL_REPLY, m.ResponseTrailers: State.LOCAL_REPLY},
     # Messages in transit when we ended the RPC.
     State.DONE: dict.fromkeys(m.EVENT_TYPES, State.DONE),
+    State.LISTED: dict.fromkeys(m.EVENT_TYPES, State.LISTED),
 }
 for _state, _follows in TABLE.items():
     _follows[m.Ended] = State.DONE

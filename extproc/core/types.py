@@ -52,6 +52,7 @@ class Reason(StrEnum):
     SATURATED = "saturated"
     LATE = "late"
     MEMORY = "memory"
+    TOO_MANY_LISTS = "too_many_lists"
     NO_ENDPOINTS = "no_endpoints"
     RANK_TOO_HIGH = "rank_too_high"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet

@@ -33,6 +33,9 @@ ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
 MAX_TEMPLATES = 4096
 """Encoded responses kept, about 300 bytes each: one per destination and lengths of the rest."""
 
+SHARED_BYTES = 16 * 1024
+"""Of a response of ours from which on equal ones are encoded once, and not copied to be sent."""
+
 _TemplateKey = tuple[type, tuple[str, ...], tuple[int, ...], tuple[str, ...]]
 """Kind of response, destination, lengths of the pick's id and alternates, headers to remove."""
 
@@ -57,6 +60,8 @@ class Encoder:
     def __init__(self, *, asks_for_load: bool = False, tells_scores: bool = False) -> None:
         self._asks_for_load, self._tells_scores = asks_for_load, tells_scores
         self._templates: dict[_TemplateKey, _Template] = {}
+        self._list: m.Reply | None = None
+        self._encoded_list = b""
         self._encoders: dict[type, Callable[[Any], bytes]] = {
             m.ContinueHeaders: self._continue_headers,
             m.ContinueBody: self._continue_body,
@@ -66,7 +71,7 @@ class Encoder:
             m.ContinueResponseBody: _continue_response_body,
             m.EchoResponseBody: partial(_echo, "response_body"),
             m.ContinueResponseTrailers: _constant("response_trailers"),
-            m.Reply: _reply,
+            m.Reply: self._reply,
             m.ExtendTimeout: _extend_timeout,
         }
 
@@ -98,6 +103,14 @@ class Encoder:
         if command.content_length is not None:
             _set_length(common, command.content_length)
         return _encoded(response)
+
+    def _reply(self, command: m.Reply) -> bytes:
+        """Encode a response of ours; the last large one, a list, is kept for all who ask for it."""
+        if len(command.body) < SHARED_BYTES:
+            return _reply(command)
+        if command != self._list:
+            self._list, self._encoded_list = command, _reply(command)
+        return self._encoded_list
 
     def _routed(self, kind: type, pick: Pick) -> bytes:
         """Encode a response that sets a destination.

@@ -11,6 +11,7 @@ from extproc.app.recorder import Recorder
 from extproc.core.accounting import Accounting, Completion
 from extproc.core.attainment import Attainment
 from extproc.core.claims import NO_CLAIM
+from extproc.core.lists import Lists
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import Founding
@@ -74,7 +75,7 @@ class Scene:
         )
         router = Router(self.pool, picker)
         self.dispatcher = Dispatcher(
-            router, accounting, recorder, lambda: self.now, Rewrites(rng=random.Random(0))
+            router, accounting, recorder, lambda: self.now, Rewrites(rng=random.Random(0)), Lists()
         )
         self.endings = Endings(
             accounting,

@@ -313,7 +313,7 @@ def test_times_and_sizes_have_their_unit_in_the_name() -> None:
         if field.annotation is float:
             assert path.endswith(("_s", "_ratio", ".seconds", ".percentile", ".weight")), path
         if field.annotation is int and "bytes" in (field.description or "").lower():
-            assert path.endswith("_bytes"), path
+            assert path.endswith(("_bytes", "_bytes_per_s")), path
 
 
 def test_names_in_the_configuration_exist() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from extproc.core import messages as m
 from extproc.core.following import Elsewhere
+from extproc.core.lists import Lists
 from extproc.core.openai import models_body
 from extproc.core.ports import StreamSettings
 from extproc.core.queue import Ticket
@@ -27,6 +28,7 @@ class FakeDispatcher:
     cards: Sequence[ModelCard] = ()
     num_waits: int = 0
     uses_prefix_hashes: bool = False
+    lists: Lists = field(default_factory=Lists)
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)

@@ -18,6 +18,7 @@ from extproc.core.types import Reason, Rejection
         (rejections.ENCODED_BODY, 415, Reason.ENCODED_BODY, None, None),
         (rejections.EMPTY_BODY, 400, Reason.INVALID_JSON, "model", None),
         (rejections.MISSING_MODEL, 400, Reason.MISSING_MODEL, "model", None),
+        (rejections.TOO_MANY_LISTS, 429, Reason.TOO_MANY_LISTS, None, 1),
         (rejections.too_large(10), 413, Reason.BODY_TOO_LARGE, None, None),
         (rejections.BODY_NOT_SENT, 500, Reason.BODY_NOT_SENT, None, None),
         (rejections.invalid_header("x-a", "b"), 400, Reason.INVALID_HEADER, "x-a", None),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from extproc.core import jsonmodel, slices
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
+from extproc.core.lists import MAX_UNSENT_BYTES
 from extproc.core.messages import BodyMode
 from extproc.core.transitions import State
 from extproc.core.types import Pick, Rejection, Wait
@@ -43,6 +44,8 @@ ALLOWED: dict[State, tuple[type, ...]] = {
     State.REST: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
     State.LOCAL_REPLY: (*RESPONSE, m.Ended),
+    State.IN_LINE: (*REQUEST, m.ResponseHeaders, m.Ended),
+    State.LISTED: m.EVENT_TYPES,
     State.DONE: m.EVENT_TYPES,
 }
 ANSWERS: dict[type, type] = {
@@ -69,8 +72,12 @@ def in_state(state: State) -> Exchange:
         State.REST: [early, m.RequestBody(body())],
         State.RESPONSE: [early, m.RequestBody(body(), True)],
         State.LOCAL_REPLY: [m.ResponseHeaders(401)],
+        State.IN_LINE: [request_headers("GET", "/v1/models")],
+        State.LISTED: [request_headers("GET", "/v1/models")],
         State.DONE: [m.Ended()],
     }
+    if state is State.IN_LINE:
+        exchange.dispatcher.lists.unsent_bytes = MAX_UNSENT_BYTES
     if state is State.WAITING:
         exchange.dispatcher.result = Wait(until_s=10.0)
     exchange.tell(*steps[state])

@@ -318,6 +318,15 @@ def test_echoed_chunks_arrive_byte_for_byte(data: bytes, end_of_stream: bool) ->
         assert (chunk.body, chunk.end_of_stream) == (data, end_of_stream)
 
 
+def test_a_large_reply_is_encoded_once_for_all_who_get_it() -> None:
+    bodies = [b"a" * 20_000, b"a" * 20_000, b"b" * 20_000]
+    codec = Codec()
+    first, same, other = (codec.encode(m.Reply(200, each)) for each in bodies)
+
+    assert same is first
+    assert [read(each).immediate_response.body for each in (first, other)] == bodies[1:]
+
+
 def test_a_reply_ends_the_request_with_status_body_headers_and_details() -> None:
     command = m.Reply(429, b'{"error": 1}', {"retry-after": "2"}, "saturated")
     reply = read(CODEC.encode(command)).immediate_response

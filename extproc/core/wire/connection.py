@@ -20,7 +20,7 @@ from extproc.core.wire.floods import FloodMeter
 from extproc.core.wire.flow import GivenWindows
 from extproc.core.wire.headers import HeaderReader
 from extproc.core.wire.lifetime import Lifetime, server_preface
-from extproc.core.wire.limits import DEFAULT_LIMITS, Abuse, Counters, Limits
+from extproc.core.wire.limits import DEFAULT_LIMITS, Counters, Limits
 from extproc.core.wire.opening import Opener
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.requests import judge_request
@@ -265,8 +265,9 @@ class Connection:
         outbox.is_in_pass = True
         self.streams.settle()
         if outbox.queued_bytes > self.limits.max_queued_bytes:
-            fault = ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "slow reader", Abuse.SLOW_READER)
-            self._fail(fault)
+            # More than needed, as this looks at all streams.
+            self.streams.shed(self.limits.max_queued_bytes // 8 * 7)
+            self.streams.settle()
         outbox.is_in_pass = False
         return outbox.take()
 

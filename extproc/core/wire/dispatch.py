@@ -13,7 +13,7 @@ from extproc.core.wire.control import ControlFrames, depends_on_itself
 from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
 from extproc.core.wire.floods import FloodMeter
 from extproc.core.wire.flow import GivenWindows
-from extproc.core.wire.headers import HeaderReader
+from extproc.core.wire.headers import TOO_LARGE, HeaderReader
 from extproc.core.wire.limits import Abuse
 from extproc.core.wire.opening import Opener
 from extproc.core.wire.requests import judge_trailers
@@ -34,6 +34,7 @@ class _OpenBlock:
     flags: int
     block: bytes
     num_continuations: int = 0
+    is_too_large: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -100,8 +101,9 @@ class FrameHandler:
             self._reset(stream_id, fault)
 
     def _reset(self, stream_id: int, fault: StreamFault) -> None:
-        self.floods.count(Abuse.RAPID_RESET)
         state = self.streams.state(stream_id)
+        if state is not State.FORGOTTEN:
+            self.floods.count(Abuse.RAPID_RESET)
         if state is State.IDLE or not stream_id & 1:
             # 9113 6.4: "RST_STREAM frames MUST NOT be sent for a stream in the idle state"; a
             # stream error may be treated as a connection error instead (9113 5.4.2).
@@ -118,8 +120,7 @@ class FrameHandler:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on the connection")
         content = _strip_padding(flags, payload)
         if streams.obey(stream_id, frames.DATA) is not Scope.ACCEPT:
-            self.floods.count(Abuse.OTHER_FRAME_FLOOD)
-            return
+            return  # Sent before the peer knew our end: as much as the stream's window allows.
         stream = streams.open[stream_id]
         has_ended = bool(flags & frames.END_STREAM)
         if not content and not has_ended:
@@ -159,18 +160,26 @@ class FrameHandler:
         open_block, limits = self._open_block, self.streams.limits
         if open_block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without a header block")
-        open_block.block += payload
         open_block.num_continuations += 1
         if open_block.num_continuations > limits.max_continuation_frames:
             raise ConnectionFault(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many CONTINUATION", Abuse.CONTINUATION_FLOOD
             )
-        if len(open_block.block) > limits.max_header_block_bytes:
+        if len(open_block.block) + len(payload) <= limits.max_header_block_bytes:
+            open_block.block += payload
+        elif self.reader.is_stateless and open_block.stream_id > self.streams.last_id:
+            open_block.is_too_large = True
+        else:
             raise ConnectionFault(
                 ErrorCode.ENHANCE_YOUR_CALM, "header block too large", Abuse.HEADER_BLOCK
             )
-        if flags & frames.END_HEADERS:
-            self._open_block = self.expected_kind = None
+        if not flags & frames.END_HEADERS:
+            return
+        self._open_block = self.expected_kind = None
+        if open_block.is_too_large:
+            self.streams.counters.abuse[Abuse.HEADER_BLOCK] += 1
+            self.opener.refuse(open_block.stream_id, open_block.flags, TOO_LARGE)
+        else:
             self._on_block(open_block.flags, open_block.stream_id, open_block.block, now)
 
     def _on_block(self, flags: int, stream_id: int, block: bytes, now: float) -> None:

@@ -26,8 +26,11 @@ from hpack import Decoder, HPACKError, OversizedHeaderListError
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.limits import Abuse, Counters, Limits
 from extproc.core.wire.requests import Field, Request
+from extproc.core.wire.service import Code
 
 V = TypeVar("V")
+
+TOO_LARGE: Final = Request(code=Code.RESOURCE_EXHAUSTED, details="header list too large")
 
 # 7541 appendix A: indices above belong to the dynamic table.
 _STATIC_ENTRIES: Final = 61
@@ -111,14 +114,28 @@ class HeaderReader:
     def _must_shrink(self) -> bool:
         return self._decoder.header_table_size > self._decoder.max_allowed_table_size
 
+    @property
+    def is_stateless(self) -> bool:
+        """Whether no block depends on those before it, so that one may be left unread."""
+        return self._decoder.max_allowed_table_size == self._decoder.header_table_size == 0
+
     def read_request(self, block: bytes) -> Request:
         """Decode and judge a block that is not in `requests`.
 
         Raises:
-            ConnectionFault: The block cannot be decoded, or is too large; the decoder's state is
-                lost, and so is the connection.
+            ConnectionFault: The block cannot be decoded, or is too large while others depend on
+                it: the decoder's state is lost, and so is the connection.
         """
         self._counters.header_blocks_decoded += 1
+        try:
+            return self._read_request(block)
+        except ConnectionFault as fault:
+            if fault.abuse is not Abuse.HEADER_LIST or not self.is_stateless:
+                raise
+        self._counters.abuse[Abuse.HEADER_LIST] += 1
+        return TOO_LARGE
+
+    def _read_request(self, block: bytes) -> Request:
         pieces = None if self._must_shrink else split_stateless(block)
         if pieces is None:
             fields, has_changed = self._decode(block)

@@ -140,4 +140,8 @@ class Lifetime:
             self._data_frames = outbox.data_frames
             self._stalled_since_s = now
         elif now - self._stalled_since_s > self._streams.limits.stall_timeout_s:
+            if outbox.window_bytes > 0:
+                # The peer reads, but not these streams.
+                self._streams.shed(0)
+                return
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "slow reader", Abuse.SLOW_READER)

@@ -50,19 +50,23 @@ class Limits:
         max_message_bytes: One gRPC message; a longer one ends its stream with RESOURCE_EXHAUSTED.
             Prompts with images exceed grpcio's default of 4 MiB.
         max_queued_bytes: Responses of one connection that wait for the peer's windows or socket;
-            above it, the connection is a slow reader and is closed.
-        max_write_buffer_bytes: Written, but not yet accepted by the kernel; likewise.
-        max_header_block_bytes: Compressed header block, over all its CONTINUATION frames.
+            above it, the streams with the longest queues are reset.
+        max_write_buffer_bytes: Written, but not yet accepted by the kernel; above it the connection
+            is closed. A peer gets there only with control frames, as DATA waits in its stream.
+        max_header_block_bytes: Compressed header block, over all its CONTINUATION frames. A longer
+            one, or list, is refused with RESOURCE_EXHAUSTED; before the peer has acknowledged our
+            SETTINGS it ends the connection, as later blocks may depend on it.
         max_header_list_bytes: Uncompressed header list (9113 6.5.2); bounds an HPACK bomb.
         max_continuation_frames: CONTINUATION frames of one header block (CVE-2024-27316).
-        max_rapid_resets: Streams per window that the peer reset before any response, or made us
-            reset (CVE-2023-44487, CVE-2025-8671).
+        max_rapid_resets: Streams per window that the peer made us reset (CVE-2025-8671). Its own
+            resets (CVE-2023-44487) have no limit: they free all, and cost less than an answer.
         max_settings_frames: SETTINGS per window; each costs a response (CVE-2019-9515), and a look
             at every open stream if it changes their windows.
         max_pings: PING per window (CVE-2019-9512); bandwidth probes and keepalives stay far below.
         max_empty_frames: DATA without content or end, per window (CVE-2019-9518).
         max_window_updates: WINDOW_UPDATE per window, beyond ten for each DATA frame that we sent.
-        max_other_frames: PRIORITY, unknown types and frames for closed streams, per window.
+        max_other_frames: PRIORITY, unknown types and frames for closed streams, per window; not
+            DATA that may cross our end, nor one reset for each stream.
         flood_window_s: Duration of the window for the counts above.
         stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE: the data that a stream may send
             without room in the budget. Nearly every prompt fits, and thousands of streams are safe.
@@ -72,7 +76,8 @@ class Limits:
         keepalive_timeout_s: Silence after that PING until the peer is considered dead.
         idle_timeout_s: Time without streams after which a connection is drained.
         message_timeout_s: From the first byte of a message to its last.
-        stall_timeout_s: Time for which queued responses make no progress.
+        stall_timeout_s: Time for which queued responses make no progress: those streams are reset,
+            or the connection is closed if it has no window, or its socket no room.
     """
 
     max_connections: int = 4096

@@ -58,6 +58,11 @@ class Opener:
         if stream.is_half_closed:
             streams.end_request(stream)
 
+    def refuse(self, stream_id: int, flags: int, request: Request) -> None:
+        """Refuse a request whose header block was not read."""
+        self.streams.last_id = stream_id
+        self._refuse(stream_id, flags, request)
+
     def _refuse(self, stream_id: int, flags: int, request: Request) -> bool:
         """Refuse a request without a session; return False if it should have one after all."""
         streams, lifetime = self.streams, self.lifetime

@@ -13,11 +13,58 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
 from extproc.core.budget import Budget
 from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
+
+SHARED_BYTES: Final = 16 * 1024
+"""Of a message from which on it is not copied to wait for a window."""
+
+
+class Unsent:
+    """DATA of one stream that waits for a window.
+
+    A message of `SHARED_BYTES` is kept as it is, without a copy: many streams may wait with the
+    same one, which then costs its bytes once. Shorter ones are joined, as each object costs more
+    than they do.
+    """
+
+    __slots__ = ("_parts", "num_bytes")
+
+    def __init__(self) -> None:
+        self._parts: deque[bytearray | memoryview] = deque()
+        self.num_bytes = 0
+
+    def add(self, part: bytes) -> None:
+        """Add bytes at the end."""
+        self.num_bytes += len(part)
+        if len(part) >= SHARED_BYTES:
+            self._parts.append(memoryview(part))
+            return
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, bytearray):
+            last += part
+        else:
+            self._parts.append(bytearray(part))
+
+    def take(self, size_bytes: int) -> bytes:
+        """Remove that many bytes from the front, of which there are so many."""
+        self.num_bytes -= size_bytes
+        taken = []
+        while size_bytes:
+            part = self._parts[0]
+            piece = bytes(memoryview(part)[:size_bytes])
+            taken.append(piece)
+            size_bytes -= len(piece)
+            if len(piece) == len(part):
+                self._parts.popleft()
+            elif isinstance(part, bytearray):
+                del part[: len(piece)]
+            else:
+                self._parts[0] = part[len(piece) :]
+        return b"".join(taken)
 
 
 class Sender(Protocol):
@@ -29,7 +76,7 @@ class Sender(Protocol):
     """
 
     window_bytes: int
-    queue: bytearray | None
+    queue: Unsent | None
 
     @property
     def id(self) -> int:
@@ -110,7 +157,7 @@ class Outbox:
     def forget_queue(self, stream: Sender) -> None:
         """Forget the DATA of a stream that waits for a window."""
         if stream.queue is not None:
-            self._unqueue(len(stream.queue))
+            self._unqueue(stream.queue.num_bytes)
             stream.queue = None
 
     def _refund(self, stream_id: int, chunks: list[bytes]) -> None:
@@ -129,15 +176,17 @@ class Outbox:
         self.queued_bytes -= size_bytes
         self.budget.add_unsent(-size_bytes)
 
-    def enqueue(self, stream: Sender, payload: bytes) -> None:
+    def enqueue(self, stream: Sender, prefix: bytes, message: bytes) -> None:
         """Queue DATA that does not fit a window or a frame, and send the part that does."""
         if stream.queue is None:
-            stream.queue = bytearray()
+            stream.queue = Unsent()
             if stream.window_bytes > 0:
                 self._turns.append(stream)
-        stream.queue += payload
-        self.queued_bytes += len(payload)
-        self.budget.add_unsent(len(payload))
+        stream.queue.add(prefix)
+        stream.queue.add(message)
+        size = len(prefix) + len(message)
+        self.queued_bytes += size
+        self.budget.add_unsent(size)
         self.pump()
 
     def add_window(self, increment_bytes: int) -> None:
@@ -188,16 +237,15 @@ class Outbox:
             if stream.queue is None or stream.window_bytes <= 0:
                 continue
             self._send_frame(stream, stream.queue)
-            if not stream.queue:
+            if not stream.queue.num_bytes:
                 stream.queue = None
                 stream.on_queue_sent()
             elif stream.window_bytes > 0:
                 turns.append(stream)
 
-    def _send_frame(self, stream: Sender, queue: bytearray) -> None:
-        size = min(len(queue), self.window_bytes, stream.window_bytes, self.max_frame_bytes)
-        payload = bytes(memoryview(queue)[:size])
-        del queue[:size]
+    def _send_frame(self, stream: Sender, queue: Unsent) -> None:
+        size = min(queue.num_bytes, self.window_bytes, stream.window_bytes, self.max_frame_bytes)
+        payload = queue.take(size)
         self.window_bytes -= size
         stream.window_bytes -= size
         self.data_frames += 1

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from extproc.core.budget import Budget
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ErrorCode
-from extproc.core.wire.outbox import Outbox
+from extproc.core.wire.outbox import Outbox, Unsent
 from extproc.core.wire.requests import Request
 from extproc.core.wire.service import NO_SESSION, Code, Session
 
@@ -77,7 +77,7 @@ class WireStream:
         self.is_ended = False
         self.has_answered = False
         self.partial: bytearray | None = None
-        self.queue: bytearray | None = None
+        self.queue: Unsent | None = None
         self.content_left = request.content_length
         self.held_bytes = 0
         self.kept_bytes = 0
@@ -102,7 +102,7 @@ class WireStream:
             or self.queue is not None
         ):
             self._begin_response()
-            outbox.enqueue(self, b"\x00" + frames.U32.pack(size) + message)
+            outbox.enqueue(self, b"\x00" + frames.U32.pack(size), message)
             return
         self.window_bytes -= framed
         outbox.window_bytes -= framed

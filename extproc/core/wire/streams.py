@@ -42,6 +42,7 @@ class Streams:
     partial_since_s: dict[int, float] = field(default_factory=dict)
     deadlines_s: dict[int, float] = field(default_factory=dict)
     _finished: list[WireStream] = field(default_factory=list)
+    _late_resets: int = 0
 
     def state(self, stream_id: int) -> State:
         """Return the state of a client-initiated stream (9113 5.1)."""
@@ -81,6 +82,15 @@ class Streams:
             or counters.streams_open >= limits.max_streams
             or self.budget.is_full
         )
+
+    def may_be_late(self) -> bool:
+        """Count a reset of a stream that is no longer remembered.
+
+        Returns:
+            Whether each stream may have had one: a burst is answered before its resets come.
+        """
+        self._late_resets += 1
+        return self._late_resets <= (self.last_id + 1) >> 1
 
     # ---- calls of sessions
 
@@ -172,6 +182,17 @@ class Streams:
             if now - since_s > self.limits.message_timeout_s:
                 self.counters.abuse[Abuse.STALLED_MESSAGE] += 1
                 self.open[stream_id].end(Code.DEADLINE_EXCEEDED, "message announced, not sent")
+
+    def shed(self, target_bytes: int) -> None:
+        """Reset the streams with the longest queues until so many bytes wait at most."""
+        waiting = [
+            (each.queue.num_bytes, each.id) for each in self.open.values() if each.queue is not None
+        ]
+        for _, stream_id in sorted(waiting, reverse=True):
+            if self.outbox.queued_bytes <= target_bytes:
+                return
+            self.counters.abuse[Abuse.SLOW_READER] += 1
+            self.reset(stream_id, ErrorCode.ENHANCE_YOUR_CALM)
 
     def lose_all(self) -> None:
         """Close every open stream with the connection."""

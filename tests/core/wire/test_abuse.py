@@ -54,7 +54,7 @@ def test_the_same_frames_at_leisure_are_no_flood(abuse: Abuse) -> None:
     assert not peer.connection.is_failed
 
 
-@pytest.mark.parametrize("kind", [0xBE, frames.DATA, frames.RST_STREAM, frames.HEADERS])
+@pytest.mark.parametrize("kind", [0xBE, frames.RST_STREAM, frames.HEADERS])
 def test_frames_that_go_nowhere_are_counted(kind: int) -> None:
     peer = Peer(limits=LIMITS)
     peer.open(1, pseudo_path=WATCH)
@@ -75,26 +75,6 @@ def test_window_updates_for_our_own_data_are_no_flood() -> None:
         peer.feed(frames.window_update(0, 6), frames.window_update(1, 6))
 
     assert not peer.connection.is_failed
-
-
-def test_resets_of_unanswered_streams_are_rapid() -> None:
-    peer = Peer(limits=LIMITS)
-    for i in range(21):
-        peer.feed(peer.headers(2 * i + 1), frames.rst_stream(2 * i + 1, 8))
-
-    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
-    assert peer.counters.abuse[Abuse.RAPID_RESET] == 1
-
-
-def test_resets_of_answered_streams_are_not_rapid() -> None:
-    peer = Peer(limits=LIMITS)
-    for i in range(100):
-        stream_id = 2 * i + 1
-        peer.feed(peer.headers(stream_id), peer.data(stream_id, message(b"x")))
-        peer.feed(frames.rst_stream(stream_id, 8))
-
-    assert not peer.connection.is_failed
-    assert peer.counters.streams_reset_by_peer == 100
 
 
 def test_ten_thousand_held_clients_may_leave_at_once() -> None:
@@ -175,7 +155,8 @@ def test_header_list_is_bounded() -> None:
     peer = Peer(limits=Limits(max_header_list_bytes=1000))
     peer.feed(raw(frames.HEADERS, 4, 1, first_block([*REQUEST, ("a", "x" * 1000)])))
 
-    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.responses[1].status == 8
+    assert peer.sessions == []
     assert peer.counters.abuse[Abuse.HEADER_LIST] == 1
 
 
@@ -185,7 +166,8 @@ def test_header_list_of_remembered_fields_is_bounded() -> None:
     block = literals([*REQUEST, *[("a", "x" * 100)] * 10])
     peer.feed(raw(frames.HEADERS, 4, 3, block))
 
-    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.responses[3].status == 8
+    assert len(peer.sessions) == 1
     assert peer.counters.abuse[Abuse.HEADER_LIST] == 1
 
 

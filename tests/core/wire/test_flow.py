@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hyperframe import frame as hf
 
@@ -490,18 +492,46 @@ def test_a_stream_that_has_ended_gets_no_window() -> None:
     assert peer.take() == []
 
 
-def test_slow_reader_loses_its_connection() -> None:
+def test_above_the_limit_the_longest_queues_are_reset_and_the_others_go_on() -> None:
     peer = Peer(limits=Limits(max_queued_bytes=100_000))
     peer.open(1, pseudo_path=WATCH)
     for _ in range(20):
         peer.session.call.send(b"x" * 10_000)
     assert peer.num_wakes == 1
-    peer.take()
+    _send(peer, 3, b"y" * 1_000)
 
-    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.reset_with(1) == ErrorCode.ENHANCE_YOUR_CALM
     assert peer.counters.abuse[Abuse.SLOW_READER] == 1
+    assert [session.num_closed for session in peer.sessions] == [1, 0]
+    peer.feed(frames.window_update(0, 100_000))
+    assert peer.responses[3].data == message(b"y" * 1_000)
     assert peer.budget.used_bytes == 0
-    assert peer.session.num_closed == 1
+
+
+def test_answers_of_the_same_bytes_wait_without_copies() -> None:
+    peer = Peer()
+    answer = bytes(1_000_000)
+    tracemalloc.start()
+    for stream_id in range(1, 41, 2):
+        _send(peer, stream_id, answer)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peer.connection.outbox.queued_bytes == 20 * (len(answer) + 5) - WINDOW
+    assert peak_bytes < len(answer)
+
+
+@pytest.mark.parametrize("sizes", [(1, 20_000, 1), (16_384, 16_384), (20_000, 1, 1, 40_000)])
+def test_messages_of_any_size_wait_in_their_order(sizes: tuple[int, ...]) -> None:
+    peer = Peer(settings={hf.SettingsFrame.INITIAL_WINDOW_SIZE: 0})
+    peer.open(1, pseudo_path=WATCH)
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    for body in bodies:
+        peer.session.call.send(body)
+    while peer.connection.outbox.queued_bytes:
+        peer.feed(frames.window_update(0, 7_001), frames.window_update(1, 7_001))
+
+    assert peer.responses[1].data == b"".join(map(message, bodies))
 
 
 def test_reader_that_stands_still_loses_its_connection() -> None:
@@ -515,4 +545,18 @@ def test_reader_that_stands_still_loses_its_connection() -> None:
     peer.tick(61.0)
 
     assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.SLOW_READER] == 1
+    assert peer.budget.used_bytes == 0
+    assert peer.session.num_closed == 1
+
+
+def test_a_stream_that_is_not_read_ends_alone() -> None:
+    peer = Peer(limits=Limits(keepalive_s=1e9), settings={4: 0})
+    _send(peer, 1, b"x")
+    peer.tick(61.0)
+    peer.feed(frames.settings({4: 100}))
+    _send(peer, 3, b"y")
+
+    assert peer.reset_with(1) == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.responses[3].data == message(b"y")
     assert peer.counters.abuse[Abuse.SLOW_READER] == 1

@@ -94,7 +94,7 @@ def check(peer: Peer, counters: Counters) -> None:
         + counters.streams_lost
         + counters.streams_open
     )
-    queued = sum(len(s.queue or b"") for s in connection.streams.open.values())
+    queued = sum(s.queue.num_bytes for s in connection.streams.open.values() if s.queue is not None)
     held = sum(s.held_bytes for s in connection.streams.open.values())
     assert held == sum(
         s.kept_bytes + len(s.partial or b"") for s in connection.streams.open.values()

@@ -1,0 +1,31 @@
+"""Lists of models through a real Envoy, whose connection to the router all clients share."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from extproc.envoyconfig import Mode
+from extproc.sim.fakepod.pod import RunningPod
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import Client, RouterProcess
+
+
+async def test_lists_that_do_not_fit_are_refused_and_requests_are_served(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    config = router_config(pods, preset="founding", request={"max_list_bytes_per_s": 1})
+    async with RouterProcess(config) as router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
+        client = Client(envoy.url, http)
+        asked = [asyncio.ensure_future(client.request("GET", "/v1/models")) for _ in range(50)]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        served = [await client.chat("only-1") for _ in range(10)]
+        lists = await asyncio.gather(*asked)
+
+    refused = [answer for answer in lists if answer.status == 429]
+    assert {answer.status for answer in served} == {200}
+    assert len(refused) == 49
+    assert {(answer.error_code, answer.headers["retry-after"]) for answer in refused} == {
+        ("too_many_lists", "1")
+    }
