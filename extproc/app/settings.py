@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from pydantic.fields import FieldInfo
 
+from extproc import __version__
 from extproc.config import Config
 from extproc.config.base import Section
 from extproc.config.file import ConfigError
@@ -163,6 +164,7 @@ def stream_settings(config: Config) -> StreamSettings:
         StreamSettings,
         request,
         routes=RouteTable(request.paths),
+        version=__version__,
         trusted_headers=names_of(request.trusted_headers),
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],

@@ -79,6 +79,11 @@ class Models:
         seen = {name: card for name, card in registry.items() if name not in hidden}
         return ModelListing().body(seen, lists)
 
+    def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
+        """Return what every request gets now; None where an endpoint could serve one."""
+        allowed = _allowed(self._pool.snapshot(now=now), subset)
+        return None if any(view.registered for view in allowed) else no_endpoints()
+
     def find(
         self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
     ) -> ModelCard | Rejection:

@@ -72,6 +72,9 @@ class Dispatcher(Protocol):
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record the error that the client of the request with `headers` gets."""
 
+    def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
+        """Return what every request gets now; None where one could be served."""
+
     def models_body(
         self, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> bytes | Rejection:
@@ -93,6 +96,7 @@ class StreamSettings(Struct, frozen=True):
         trusted_headers: Names of the control headers that count (`core.hints.names_of`).
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
         restore_model: Responses name the model that the client wrote.
+        version: The router's.
     """
 
     routes: RouteTable = field(default_factory=RouteTable)
@@ -104,4 +108,5 @@ class StreamSettings(Struct, frozen=True):
     session_header: str | None = None  # its value keeps a client on one endpoint
     trusted_headers: frozenset[str] = frozenset()
     restore_model: bool = False
+    version: str = "0"
     max_hold_s: float = 60.0  # longest that a policy may hold a request, from its headers on

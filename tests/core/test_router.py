@@ -65,10 +65,12 @@ def refused(result: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
 
 
 def listed(made: Router, subset: frozenset[str] | None = None) -> list[str] | int:
-    """Names of `GET /v1/models`, or the status of its error."""
-    answer = made.models.body(subset, now=1.0)
+    """Names of `GET /v1/models`, or the status of its error, which a probe gets as well."""
+    answer, outage = made.models.body(subset, now=1.0), made.models.outage(subset, now=1.0)
     if isinstance(answer, Rejection):
+        assert outage == answer
         return answer.status
+    assert outage is None
     return [each["id"] for each in json.loads(answer)["data"]]
 
 
