@@ -152,6 +152,9 @@ def test_a_port_for_an_address_without_one_is_refused(file: Path) -> None:
         ("zap-log-level", "error", "log", "level", "error"),
         ("zap-log-level", "5", "log", "level", "debug"),
         ("zap-log-level", "warn", "log", "level", "warning"),
+        ("model-server-metrics-port", "7080", "pods", "metrics_port", 7080),
+        ("model-server-metrics-port", "0", "pods", "metrics_port", None),
+        ("model-server-metrics-path", "/stats", "pods", "metrics_path", "/stats"),
         ("zap-encoder", "console", "log", "json_lines", False),
         ("zap-encoder", "json", "log", "json_lines", True),
         ("zap-devel", "true", "log", "json_lines", False),
@@ -168,6 +171,8 @@ def test_each_flag_sets_its_field(
     [
         ("--refresh-metrics-interval=50", "must be a duration"),
         ("--refresh-metrics-interval=1ms", "interval_s"),
+        ("--model-server-metrics-path=stats", "metrics_path"),
+        ("--model-server-metrics-port=70000", "metrics_port"),
         ("--grpc-port=http", "whole number"),
         ("--grpc-port=70000", "at most 65535"),
         ("--zap-encoder=yaml", "json or console"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,7 +23,7 @@ async def envoy(
     request: pytest.FixtureRequest, router: RouterProcess, fallback_router: RouterProcess
 ) -> AsyncIterator[EnvoyProcess]:
     asked = fallback_router if request.param is Mode.OVERRIDE_HOST else router
-    options = {"cors_origins": (PAGE,), "keep_request_ids": True}
+    options: dict[str, Any] = {"cors_origins": (PAGE,), "keep_request_ids": True}
     async with running_envoy(request.param, asked, **options) as running:
         yield running
 
