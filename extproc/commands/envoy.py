@@ -84,7 +84,7 @@ def envoy(
     ] = False,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Bytes of the largest request body.")
-    ] = 16 * 1024 * 1024,
+    ] = 26 * 1024 * 1024,
     max_heap_bytes: Annotated[
         int,
         typer.Option(min=1, help="Bytes of Envoy's memory; near this limit, requests are refused."),

@@ -13,6 +13,9 @@ from extproc.core.queue import Ticket
 from extproc.core.routes import RouteTable
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 
+DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
+"""A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
+
 
 class Dispatcher(Protocol):
     """The part of the core that a stream calls."""
@@ -100,7 +103,7 @@ class StreamSettings(Struct, frozen=True):
     """
 
     routes: RouteTable = field(default_factory=RouteTable)
-    max_body_bytes: int = 16 * 1024 * 1024  # larger request bodies get 413
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES  # larger request bodies get 413
     early_decision_bytes: int = 256 * 1024
     allow_mode_override: bool = False
     uses_response_phases: bool = False

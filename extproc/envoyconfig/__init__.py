@@ -107,7 +107,7 @@ class BootstrapOptions:
     registration: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     keep_request_ids: bool = False
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int = 26 * 1024 * 1024
     max_heap_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 50_000
     request_timeout_s: float = 60.0

@@ -144,7 +144,7 @@ def test_a_port_for_an_address_without_one_is_refused(file: Path) -> None:
         ("disable-endpoint-subset-filter", "false", "request", "use_subset_hint", True),
         ("emit-endpoint-scores", "true", "destination", "emit_scores", True),
         ("grpc-max-recv-msg-size", "64Mi", "request", "max_body_bytes", 63 * 2**20),
-        ("grpc-max-recv-msg-size", "4MiB", "request", "max_body_bytes", 16 * 2**20),
+        ("grpc-max-recv-msg-size", "4MiB", "request", "max_body_bytes", 26 * 2**20),
         ("tracing", "true", "tracing", "enabled", True),
         ("tracing", "false", "tracing", "enabled", False),
         ("v", "2", "log", "level", "info"),

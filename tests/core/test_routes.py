@@ -292,7 +292,7 @@ class TestNormalForm:
         assert normal is None or normal == unquote(path.partition("?")[0])
 
     @given(listed_paths, st.data())
-    def test_of_a_listed_path_survives_any_percent_encoding_of_its_segments(
+    def test_of_a_listed_path_survives_any_percent_encoding(
         self, path: str, data: st.DataObject
     ) -> None:
         is_encoded = data.draw(st.lists(st.booleans(), min_size=len(path), max_size=len(path)))
