@@ -206,11 +206,31 @@ def test_limits_times_and_failure_mode_are_set() -> None:
     assert config["allow_mode_override"] is True
 
 
+def test_pages_of_listed_origins_may_use_the_api_and_clients_ids_may_stay() -> None:
+    origins = ("https://chat.example.com", "http://[::1]:3000")
+    document = rendered(cors_origins=origins, keep_request_ids=True)
+
+    assert manager(document)["http_filters"][0]["name"] == "envoy.filters.http.cors"
+    host = manager(document)["route_config"]["virtual_hosts"][0]
+    policy = host["typed_per_filter_config"]["envoy.filters.http.cors"]
+    assert policy["allow_origin_string_match"] == [{"exact": each} for each in origins]
+    assert manager(document)["preserve_external_request_id"] is True
+    assert "cors" not in render(BootstrapOptions()), "it is off by default"
+
+
+@pytest.mark.parametrize("origin", ["", "chat.example.com", "https://a.example/", "**", "null "])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match="not an origin"):
+        render(BootstrapOptions(cors_origins=(origin,)))
+
+
 def test_registration_goes_to_the_named_admin_ports_before_any_route_to_pods() -> None:
     document = rendered(registration=("10.0.0.1:9090", "router:9090"), inference_paths=("/v1/x",))
     routes = manager(document)["route_config"]["virtual_hosts"][0]["routes"]
 
-    assert [each["route"]["cluster"] for each in routes[:4]] == [*["registration"] * 3, "pods"]
+    # Behind the guards: no escaped slash reaches the admin port either.
+    assert [each["direct_response"]["status"] for each in routes[:2]] == [503, 400]
+    assert [each["route"]["cluster"] for each in routes[2:6]] == [*["registration"] * 3, "pods"]
     assert cluster(document, "registration")["type"] == "STRICT_DNS"
     assert not any("registration" in render(BootstrapOptions(mode=mode)) for mode in Mode), (
         "it is off by default"
@@ -230,16 +250,18 @@ def test_other_paths_replace_the_listed_ones_and_keep_the_rest() -> None:
     ]
 
     assert [next(iter(route["match"].values())) for route in routes] == [
+        {"regex": "/health|/ping|/version|/v1/models/.*%2[Ff].*"},
+        {"regex": ".*%(2[Ff]|5[Cc]).*"},
         "/generate",
-        {"regex": "/v1/models(/.+)?"},
+        {"regex": "/v1/models(/.*)?"},
         {"regex": "/v1/responses/[A-Za-z0-9_-]+(/input_items)?"},
         {"regex": "/v1/responses/[A-Za-z0-9_-]+"},
         {"regex": "/v1/responses/[A-Za-z0-9_-]+/cancel"},
         "/",
         "/",
     ]
-    assert routes[0]["route"]["cluster"] == "pods"
-    assert routes[0]["match"]["headers"] == [{"name": ":method", "string_match": {"exact": "POST"}}]
+    assert routes[2]["route"]["cluster"] == "pods"
+    assert routes[2]["match"]["headers"] == [{"name": ":method", "string_match": {"exact": "POST"}}]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +303,7 @@ def test_envoy_retries_where_it_has_another_address_however_the_body_comes(
 def test_retries_are_the_same_wherever_there_are_some() -> None:
     """Only of what surely has not reached an engine, or was refused as it is full."""
     policies = [
-        manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"][0]["route"][
+        manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"][2]["route"][
             "retry_policy"
         ]
         for mode in (Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST)
@@ -389,6 +411,8 @@ def combinations() -> list[BootstrapOptions]:
             routers=("10.0.0.1:2", "router.llm.svc:2", "unix:/run/router"),
             inference_paths=("/generate",),
             registration=("10.0.0.1:9090", "router.llm.svc:9090"),
+            cors_origins=("*",) if is_first else ("https://a.example:3000", "http://[::1]:1"),
+            keep_request_ids=is_first,
             access_log=is_first,
             failure_mode_allow=is_first,
             allow_mode_override=not is_first,

@@ -134,6 +134,10 @@ class Dispatcher:
         """Move a pick to the endpoint that served it according to the data plane."""
         self.router.pool.flights.move(pick.id, address, now=now)
 
+    def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
+        """Return what every request gets now; None where one could be served."""
+        return self.router.models.outage(subset, now=now)
+
     def models_body(
         self, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> bytes | Rejection:

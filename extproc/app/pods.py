@@ -62,6 +62,7 @@ class Pods:
         self._scraper = Scraper(
             PROFILES[config.pods.engine],
             scrapes,
+            page_url=settings.metrics_pages(config),
             on_report=self._on_report,
             on_failure=self._on_scrape_failure,
             clock=world.clock,

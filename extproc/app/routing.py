@@ -71,6 +71,7 @@ class Routing:
             HoldQueue(settings.queue_settings(config)),
             self.routes,
         )
+        self.router.models.aliases.configure(self.rewrites.aliases)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration; warn of groups that it leaves out.
@@ -102,6 +103,7 @@ class Routing:
         others = [route for route in routes if route.name not in names]
         self.routes.configure([*own, *others], config.admission.priorities)
         self.rewrites.configure([*settings.rewrite_rules(config), *rules])
+        self.router.models.aliases.configure(self.rewrites.aliases)
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the endpoints; warn of groups that are not configured."""

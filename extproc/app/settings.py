@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
 from pydantic.fields import FieldInfo
+from yarl import URL
 
+from extproc import __version__
 from extproc.config import Config
 from extproc.config.base import Section
 from extproc.config.file import ConfigError
@@ -34,9 +36,11 @@ from extproc.core.ranks import Ranks
 from extproc.core.rewrites import Rule
 from extproc.core.routes import RouteTable
 from extproc.core.traits import PoolSettings, Traits
+from extproc.core.types import Endpoint
 from extproc.shell.files import describe_failure, read_key
 from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
+from extproc.shell.podhttp import base_url
 from extproc.shell.tls import client_context
 
 _Settings = TypeVar("_Settings", bound=Struct)
@@ -169,6 +173,7 @@ def stream_settings(config: Config) -> StreamSettings:
         StreamSettings,
         request,
         routes=RouteTable(request.paths),
+        version=__version__,
         trusted_headers=names_of(request.trusted_headers),
         takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
@@ -243,6 +248,21 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
             scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, headers, context
         ),
     )
+
+
+def metrics_pages(config: Config) -> Callable[[Endpoint], str]:
+    """Return what tells the URL of an endpoint's metrics page."""
+    pods = config.pods
+    groups = {name: group.over(pods) for name, group in pods.groups.items()}
+
+    def page(endpoint: Endpoint) -> str:
+        traits = groups.get(endpoint.group, pods)
+        url = URL(base_url(endpoint))
+        if traits.metrics_port is not None:
+            url = url.with_port(traits.metrics_port)
+        return str(url).rstrip("/") + (traits.metrics_path or "/metrics")
+
+    return page
 
 
 def short_expiry(config: Config) -> Iterator[str]:

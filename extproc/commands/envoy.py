@@ -68,9 +68,23 @@ def envoy(
             "registered; by default Envoy serves none of them. May be repeated."
         ),
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of web pages that may use the API, as https://chat.example.com, or `*` "
+            "for any; by default browsers refuse all. May be repeated."
+        ),
+    ] = None,
+    keep_request_id: Annotated[
+        bool,
+        typer.Option(
+            help="Keep a client's x-request-id. Only where all clients are trusted: one that "
+            "repeats an id ends another's request in the router's counts."
+        ),
+    ] = False,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Bytes of the largest request body.")
-    ] = 16 * 1024 * 1024,
+    ] = 26 * 1024 * 1024,
     max_heap_bytes: Annotated[
         int,
         typer.Option(min=1, help="Bytes of Envoy's memory; near this limit, requests are refused."),
@@ -187,6 +201,8 @@ def envoy(
             static_pods=tuple(pod or ()),
             inference_paths=tuple(path) if path else None,
             registration=tuple(registration or ()),
+            cors_origins=tuple(cors_origin or ()),
+            keep_request_ids=keep_request_id,
             max_body_bytes=max_body_bytes,
             max_heap_bytes=max_heap_bytes,
             max_connections=max_connections,

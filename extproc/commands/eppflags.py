@@ -43,6 +43,8 @@ FLAGS = {
     "cert-path": Flag(Kind.TEXT, "folder with tls.crt and tls.key; self-signed by default"),
     "refresh-metrics-interval": Flag(Kind.DURATION, "scrape.interval_s (default 50ms)"),
     "metrics-staleness-threshold": Flag(Kind.DURATION, "scrape.expiry_s (default 2s)"),
+    "model-server-metrics-port": Flag(Kind.NUMBER, "pods.metrics_port; 0: the serving port"),
+    "model-server-metrics-path": Flag(Kind.TEXT, "pods.metrics_path (default /metrics)"),
     "disable-endpoint-subset-filter": Flag(Kind.SWITCH, "turns request.use_subset_hint off"),
     "emit-endpoint-scores": Flag(Kind.SWITCH, "destination.emit_scores"),
     "tracing": Flag(Kind.SWITCH, "tracing.enabled; needs the extra `otel` (default false)"),
@@ -83,8 +85,6 @@ IGNORED = {
     "kv-cache-usage-percentage-metric": Ignored(Kind.TEXT, _PROFILE),
     "lora-info-metric": Ignored(Kind.TEXT, _PROFILE),
     "cache-info-metric": Ignored(Kind.TEXT, _PROFILE),
-    "model-server-metrics-port": Ignored(Kind.NUMBER, _PODS, ("0",)),
-    "model-server-metrics-path": Ignored(Kind.TEXT, _PODS, ("/metrics",)),
     "model-server-metrics-scheme": Ignored(Kind.TEXT, _PODS, ("http",)),
     "model-server-metrics-https-insecure-skip-verify": Ignored(Kind.SWITCH, _PODS),
 }

@@ -56,6 +56,10 @@ DEFAULTS: _Sections = {
 }
 
 
+def _port_or_none(name: str, value: str) -> int | None:
+    return to_int(name, value) or None
+
+
 _FIELDS: dict[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "drain-timeout": ("server", "drain_timeout_s", to_seconds),
     "refresh-metrics-interval": ("scrape", "interval_s", to_seconds),
@@ -65,6 +69,8 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, str], Any]]] = {
         "use_subset_hint",
         lambda name, value: not to_bool(name, value),
     ),
+    "model-server-metrics-port": ("pods", "metrics_port", _port_or_none),
+    "model-server-metrics-path": ("pods", "metrics_path", lambda _name, value: value or None),
     "emit-endpoint-scores": ("destination", "emit_scores", to_bool),
     "tracing": ("tracing", "enabled", to_bool),
 }

@@ -62,6 +62,18 @@ class PodTraits(Section):
         "same. Live.",
     )
 
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port of the pods' metrics page, where it is not the one that serves requests. "
+        "Read at the start.",
+    )
+    metrics_path: str | None = Field(
+        None,
+        pattern=r"^(/[A-Za-z0-9._~-]+)+$",
+        description="Path of that page; none means `/metrics`. Read at the start.",
+    )
     resolver: bool | None = Field(
         None,
         description="Whether pods find declared adapters by themselves when they are first asked "

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from extproc.config.base import Section
 from extproc.core.hints import HINT_HEADERS, TRUSTABLE
 from extproc.core.lists import DEFAULT_MAX_BYTES_PER_S
+from extproc.core.ports import DEFAULT_MAX_BODY_BYTES
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS, RouteTable
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
@@ -19,10 +20,11 @@ class RequestConfig(Section):
     """How requests are read."""
 
     max_body_bytes: int = Field(
-        16 * 1024 * 1024,
+        DEFAULT_MAX_BODY_BYTES,
         ge=1,
         le=2**30,
-        description="Bytes of the largest request body; the limit on gRPC messages follows it.",
+        description="Bytes of the largest request body; the limit on gRPC messages follows it. The "
+        "default is 26 MiB: vLLM takes audio files of 25 MB, and a form is a little larger.",
     )
     max_bytes_in_memory: int | None = Field(
         None,

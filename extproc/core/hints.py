@@ -37,8 +37,14 @@ CONTROL_HEADERS = HINT_HEADERS | {
 MAX_NAME_BYTES = 253
 """Of an objective or a fairness id: the longest name of a Kubernetes object."""
 
-_MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
-
+_NUMBER = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""What Go's ParseFloat, with which other pickers read these, takes of decimal numbers. Python's
+`float` takes more."""
+MAX_NUMBER_CHARS = 32
+MAX_MILLISECONDS = 1e12
+"""Thirty years."""
+MIN_MILLISECONDS = 1e-12
+"""Far below a clock's tick, and large enough to divide by."""
 
 _NAMES = {
     "objective": OBJECTIVE,
@@ -102,6 +108,7 @@ def _milliseconds(said: Mapping[str, str], names: tuple[str, ...]) -> float | No
     name, value = _only(said, names)
     if not value:
         return None
-    if not _MILLISECONDS.fullmatch(value) or not float(value):
+    is_number = len(value) <= MAX_NUMBER_CHARS and _NUMBER.fullmatch(value)
+    if not is_number or not MIN_MILLISECONDS <= float(value) <= MAX_MILLISECONDS:
         raise RequestError(invalid_header(name, "a positive number of milliseconds"))
     return float(value)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from extproc.core.adapters.catalog import Catalog
 from extproc.core.address import is_in_subset
+from extproc.core.aliases import Aliases
 from extproc.core.beginnings import renamed
 from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
@@ -28,6 +29,7 @@ class Models:
     def __init__(self, pool: Pool, catalog: Catalog, routes: ModelRoutes) -> None:
         self._pool, self._catalog, self._routes = pool, catalog, routes
         self._listing = ModelListing()
+        self.aliases = Aliases()
 
     def identify(
         self, request: RequestInfo, snapshot: Snapshot, *, uses_cached_bytes: bool
@@ -74,10 +76,15 @@ class Models:
         lists += self._catalog.names
         hidden = self._catalog.hidden(tenant)
         if not hidden:
-            return self._listing.body(registry, lists)
+            return self._listing.body(*self.aliases.add(registry, lists))
         # Not kept: there may be as many lists as tenants.
         seen = {name: card for name, card in registry.items() if name not in hidden}
-        return ModelListing().body(seen, lists)
+        return ModelListing().body(*self.aliases.add(seen, lists))
+
+    def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
+        """Return what every request gets now; None where an endpoint could serve one."""
+        allowed = _allowed(self._pool.snapshot(now=now), subset)
+        return None if any(view.registered for view in allowed) else no_endpoints()
 
     def find(
         self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
@@ -85,7 +92,13 @@ class Models:
         """Return the model registered under `name` on an endpoint that a request may get."""
         snapshot, card = self._pool.snapshot(now=now), self._card(name, tenant)
         if card is None:
-            return self._unknown(name, snapshot, subset)
+            target = self.aliases.find(name, lambda each: self._card(each, tenant))
+            if target is None:
+                return self._unknown(name, snapshot, subset)
+            found = self.find(target.id, subset, tenant, now=now)
+            if isinstance(found, Rejection):
+                return no_endpoints(name)
+            return replace(found, id=name, root=target.id)
         shown = self._catalog.shown(card)
         if self._catalog.card(name) is not None:
             return shown

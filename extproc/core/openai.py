@@ -85,6 +85,11 @@ def model_body(card: ModelCard) -> bytes:
     return msgspec.json.encode(_card(card))
 
 
+def version_body(version: str) -> bytes:
+    """Return the body of `GET /version`, which is vLLM's and not OpenAI's."""
+    return msgspec.json.encode({"version": version})
+
+
 def _bad_request(reason: Reason, message: str) -> RequestError:
     return RequestError(Rejection(400, reason, message, param="model"))
 

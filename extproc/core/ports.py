@@ -14,6 +14,9 @@ from extproc.core.routes import RouteTable
 from extproc.core.spelling import Spelling
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 
+DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
+"""A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
+
 
 class Dispatcher(Protocol):
     """The part of the core that a stream calls."""
@@ -77,6 +80,9 @@ class Dispatcher(Protocol):
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record the error that the client of the request with `headers` gets."""
 
+    def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
+        """Return what every request gets now; None where one could be served."""
+
     def models_body(
         self, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> bytes | Rejection:
@@ -99,10 +105,11 @@ class StreamSettings(Struct, frozen=True):
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
         takes_adapter: Bodies may name an adapter in `lora_path`, beside `model`.
         restore_model: Responses name the model that the client wrote.
+        version: The router's.
     """
 
     routes: RouteTable = field(default_factory=RouteTable)
-    max_body_bytes: int = 16 * 1024 * 1024  # larger request bodies get 413
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES  # larger request bodies get 413
     early_decision_bytes: int = 256 * 1024
     allow_mode_override: bool = False
     uses_response_phases: bool = False
@@ -111,4 +118,5 @@ class StreamSettings(Struct, frozen=True):
     trusted_headers: frozenset[str] = frozenset()
     takes_adapter: bool = False
     restore_model: bool = False
+    version: str = "0"
     max_hold_s: float = 60.0  # longest that a policy may hold a request, from its headers on

@@ -8,7 +8,7 @@ from extproc.core import messages as m
 from extproc.core import rejections
 from extproc.core.body import pieces
 from extproc.core.messages import IN_CHUNKS, BodyMode
-from extproc.core.openai import MAX_MODEL_BYTES, error_body, model_body
+from extproc.core.openai import MAX_MODEL_BYTES, error_body, model_body, version_body
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.restoring import Restorer, restorer_of
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo
@@ -80,6 +80,21 @@ def refusal(rejection: Rejection) -> m.Reply:
     if rejection.allowed_methods:
         headers["allow"] = ", ".join(rejection.allowed_methods)
     return m.Reply(rejection.status, error_body(rejection), headers, rejection.reason.value)
+
+
+def health(outage: Rejection | None) -> m.Reply:
+    """Return the answer to a probe: nothing to say, or what every request would get.
+
+    Such an answer is no rejection of a request, and not counted as one.
+    """
+    return m.Reply(200, b"{}") if outage is None else refusal(outage)
+
+
+def version(ours: str) -> m.Reply:
+    """Return the router's version in the shape of an engine's, marked as ours: clients parse it
+    (PEP 440), and an engine's old version would mean something to them.
+    """
+    return m.Reply(200, version_body(f"{ours}+extproc"))
 
 
 def model(

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from random import Random
 
@@ -76,6 +76,11 @@ class Rewrites:
     def is_active(self) -> bool:
         """Whether a request without a header of its own may be rewritten."""
         return bool(self._exact) or self._generic is not None or bool(self.declared)
+
+    @property
+    def aliases(self) -> Mapping[str, Sequence[str]]:
+        """The models that rules name, each with the names that pods read instead."""
+        return {model: draw.targets for model, draw in self._exact.items()}
 
     def concerns(self, model: str) -> bool:
         """Return whether a pod may read another name, for a request without a header."""

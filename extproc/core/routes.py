@@ -5,7 +5,8 @@ the workers), so every other path is rejected. A path is compared in the form in
 router will see it: without its query, percent-decoded once. The request is forwarded with the path
 that the client wrote, so a path that another hop could read differently (dot segments, empty
 segments, double encoding) is not repaired but rejected: resolved here and taken literally there,
-`/metrics/../v1/completions` would return the metrics page.
+`/metrics/../v1/completions` would return the metrics page. Escaped slashes are for the names of
+models alone, which clients escape whole, and whose paths no pod gets.
 Envoy's own `normalize_path` and `merge_slashes` come before this and do not touch a normal path.
 """
 
@@ -23,11 +24,24 @@ from extproc.core.types import Reason, Rejection
 
 DEFAULT_INFERENCE_PATHS = (
     "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/chat/completions/derender",
     "/v1/completions",
+    "/v1/completions/render",
+    "/v1/completions/derender",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/responses/render",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/messages/render",
+    "/inference/v1/generate",
+    "/cohere/v2/chat",
+    "/cohere/v2/chat/render",
+    "/v2/embed",
+    "/v1/systemone",
+    "/generative_scoring",
     "/tokenize",
     "/detokenize",
     "/v1/score",
@@ -40,9 +54,14 @@ DEFAULT_INFERENCE_PATHS = (
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/v1/audio/speech",
+    "/v1/images/generations",
 )
-"""Paths that vLLM 0.32 serves by the body's `model` (entrypoints/*/api_router.py), by POST alone;
-`/v1/audio/speech` exists in vLLM-Omni only, elsewhere the pod returns 404."""
+"""Paths that vLLM 0.32 serves by the body's `model` (entrypoints/*/api_router.py), by POST alone.
+
+Where a pod lacks one, it returns 404 itself: `/v1/audio/speech` and `/v1/images/generations` are
+vLLM-Omni's, `render`, `derender` and `generate` need `--enable-scale-out`. Left out on purpose:
+`/invocations` (any of these by the look of its body), `/v1/realtime` (a websocket that names the
+model in a message)."""
 
 FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Inference paths whose body is a multipart form; every other listed path takes JSON."""
@@ -51,16 +70,18 @@ NO_PATH = ""
 """Stands for the path of a request whose data plane does not send it."""
 
 MODELS_PATH = "/v1/models"
+HEALTH_PATHS = ("/health", "/ping")
+VERSION_PATH = "/version"
 _OURS = tuple(
     f"{path}/"
     for path in (
-        MODELS_PATH,
+        *(MODELS_PATH, *HEALTH_PATHS, VERSION_PATH),
         "/v1/adapters",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     )
 )
-"""No pod gets these from a client: we answer the first, and registration (`shell`) the others."""
+"""No pod gets these from a client: registration (`shell`) answers the last three, we the others."""
 RESPONSES_PATH = "/v1/responses"
 
 ONE_PROMPT_PATHS = frozenset({"/v1/chat/completions", RESPONSES_PATH, "/v1/messages"})
@@ -87,7 +108,9 @@ _STORED_METHODS = {
 """OpenAI's operations on a stored response; vLLM has those of GET {id} and POST {id}/cancel."""
 
 _UNKNOWN = Rejection(
-    404, Reason.UNKNOWN_PATH, "This path is not served; inference paths and /v1/models are."
+    404,
+    Reason.UNKNOWN_PATH,
+    "This path is not served; inference paths, /v1/models, /health, /ping and /version are.",
 )
 
 
@@ -98,6 +121,8 @@ class RouteKind(StrEnum):
     INFERENCE_FORM = "inference_form"  # routed by the multipart form's `model`
     LIST_MODELS = "list_models"  # answered by us
     GET_MODEL = "get_model"  # answered by us
+    HEALTH = "health"  # answered by us
+    VERSION = "version"  # answered by us
     STORED_RESPONSE = "stored_response"  # lives on one endpoint; only a session key finds it
 
 
@@ -107,6 +132,14 @@ class Route(Struct, frozen=True):
     kind: RouteKind
     path: str  # in normal form
     resource: str = ""  # the id of a model or a response that the path names
+
+
+_READ = ("GET", "HEAD")
+_ANSWERED = {
+    MODELS_PATH: Route(RouteKind.LIST_MODELS, MODELS_PATH),
+    **{path: Route(RouteKind.HEALTH, path) for path in HEALTH_PATHS},
+    VERSION_PATH: Route(RouteKind.VERSION, VERSION_PATH),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +171,21 @@ class RouteTable:
         A path that is not listed is 404 UNKNOWN_PATH, one that does not take `method` 405
         METHOD_NOT_ALLOWED. HEAD is allowed where GET is; OPTIONS nowhere: CORS is the gateway's.
         """
-        normal = normalize_path(path)
+        written = path.partition("?")[0]
+        normal = MODELS_PATH if written == f"{MODELS_PATH}/" else normalize_path(written)
         if normal is None:
             return _UNKNOWN
+        if normal.startswith(f"{MODELS_PATH}/"):
+            model = normal.removeprefix(f"{MODELS_PATH}/")
+            return _allow(Route(RouteKind.GET_MODEL, normal, model), method, _READ)
+        if "%2f" in written.lower():
+            return _UNKNOWN
+        ours = _ANSWERED.get(normal)
+        if ours is not None:
+            return _allow(ours, method, _READ)
         route = self._inference.get(normal)
         if route is not None:
             return _allow(route, method, ("POST",))
-        if normal == MODELS_PATH:
-            return _allow(Route(RouteKind.LIST_MODELS, normal), method, ("GET", "HEAD"))
-        if normal.startswith(f"{MODELS_PATH}/"):
-            model = normal.removeprefix(f"{MODELS_PATH}/")
-            return _allow(Route(RouteKind.GET_MODEL, normal, model), method, ("GET", "HEAD"))
         return self._match_stored_response(method, normal)
 
     def _match_stored_response(self, method: str, normal: str) -> Route | Rejection:

@@ -161,6 +161,8 @@ class Stream:
         if isinstance(route, Rejection):
             return self._reject(route, now)
         self._tells_modes = event.body_mode is not None
+        if route.kind in (RouteKind.HEALTH, RouteKind.VERSION):
+            return self._reply(self._about_us(route, event.subset, now), now)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
             return self._on_models(route, event, now)
         concerns = self._dispatcher.concerns if self._dispatcher.may_rewrite else None
@@ -170,6 +172,11 @@ class Stream:
         if model is not None:
             return self._decide(model, now)
         return None, incoming.await_body(self._settings, comes_early=event.sends_body_early)
+
+    def _about_us(self, route: Route, subset: frozenset[str] | None, now: float) -> m.Reply:
+        if route.kind is RouteKind.VERSION:
+            return responses.version(self._settings.version)
+        return responses.health(self._dispatcher.outage(subset, now=now))
 
     def _on_models(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
         tenant = read_hints(event.headers, self._settings.trusted_headers).fairness_id

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from extproc.envoyconfig import registration
+from extproc.envoyconfig import cors, registration
 from extproc.envoyconfig.sockets import (
     TYPE_PREFIX,
     TlsFiles,
@@ -81,6 +81,9 @@ class BootstrapOptions:
         inference_paths: The paths that are sent to the pods: the router's `request.paths`.
         registration: `host:port` of each router's admin port, for the paths by which adapters are
             registered; none serves no such paths.
+        cors_origins: Origins of web pages that may use this API, `*` for any; none by default.
+        keep_request_ids: Whether a client's `x-request-id` stays. Only for clients that are trusted
+            not to repeat one: the router finds finished requests by it.
         max_body_bytes: Larger request bodies get 413; the router's `request.max_body_bytes`.
         max_heap_bytes: Envoy's memory. It refuses uploads from 60 % on, all requests from 95 % on.
         max_connections: Clients' connections; further ones are closed at once.
@@ -102,7 +105,9 @@ class BootstrapOptions:
     static_pods: tuple[str, ...] = ()
     inference_paths: tuple[str, ...] | None = None
     registration: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * 1024 * 1024
+    cors_origins: tuple[str, ...] = ()
+    keep_request_ids: bool = False
+    max_body_bytes: int = 26 * 1024 * 1024
     max_heap_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 50_000
     request_timeout_s: float = 60.0
@@ -120,7 +125,7 @@ def render(options: BootstrapOptions) -> str:
     """Return the bootstrap as YAML.
 
     Raises:
-        ValueError: An address is malformed, or `static_pods` does not fit the mode.
+        ValueError: An address or an origin is malformed, or `static_pods` does not fit the mode.
     """
     text = (_folder() / f"{options.mode}.yaml").read_text(encoding="utf-8")
     document = yaml.safe_load(text)
@@ -164,9 +169,18 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     static["clusters"] += _set_access_log(manager, clusters["router"], options)
     if options.registration:
         host = manager["route_config"]["virtual_hosts"][0]
-        host["routes"] = registration.routes() + host["routes"]
+        guard = next(n for n, route in enumerate(host["routes"]) if "path" in route["match"])
+        host["routes"][guard:guard] = registration.routes()
         manager["local_reply_config"]["mappers"].insert(0, registration.local_reply())
         static["clusters"].append(registration.cluster(options.registration))
+    if options.keep_request_ids:
+        manager["preserve_external_request_id"] = True
+    if options.cors_origins:
+        host = manager["route_config"]["virtual_hosts"][0]
+        host["typed_per_filter_config"][cors.FILTER] = cors.policy(options.cors_origins)
+        host["routes"].insert(0, cors.route())
+        static["clusters"].append(cors.cluster())
+        manager["http_filters"].insert(0, cors.http_filter())
     if options.pod_tls is not None:
         clusters["pods"]["transport_socket"] = tls_socket(options.pod_tls, "http/1.1")
     if options.static_pods:
@@ -177,14 +191,14 @@ def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
     host["request_body_buffer_limit"] = options.max_body_bytes
     if options.inference_paths is None:
         return
-    listed = [route for route in host["routes"] if "path" in route["match"]]
-    others = [route for route in host["routes"] if "path" not in route["match"]]
-    to_pods = listed[0]["route"]
-    posted = listed[0]["match"]
-    paths = [
-        {"match": {**posted, "path": path}, "route": to_pods} for path in options.inference_paths
+    routes = host["routes"]
+    first = next(number for number, route in enumerate(routes) if "path" in route["match"])
+    listed = [
+        {**routes[first], "match": {**routes[first]["match"], "path": path}}
+        for path in options.inference_paths
     ]
-    host["routes"] = paths + others
+    others = [route for route in routes[first:] if "path" not in route["match"]]
+    host["routes"] = [*routes[:first], *listed, *others]
 
 
 def _set_overload(overload: dict[str, Any], options: BootstrapOptions) -> None:

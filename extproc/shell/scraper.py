@@ -43,6 +43,7 @@ class Scraper(EndpointLoops):
 
     Args:
         settings: The pace of the scrapes; pages over 250 KB are scraped less often.
+        page_url: Returns the URL of an endpoint's metrics page, without a slash at its end.
         on_report: Called with address, report, arrival time of the response and seconds it took.
         on_failure: Called with address, reason, and whether the address refuses connections.
         clock: Monotonic seconds.
@@ -55,6 +56,7 @@ class Scraper(EndpointLoops):
         profile: EngineProfile,
         settings: LoopSettings,
         *,
+        page_url: Callable[[Endpoint], str] = lambda endpoint: f"{base_url(endpoint)}/metrics",
         on_report: OnReport,
         on_failure: OnFailure,
         clock: Callable[[], float],
@@ -63,12 +65,13 @@ class Scraper(EndpointLoops):
     ) -> None:
         super().__init__(self._scrapes, settings, on_failure=on_failure, rng=rng)
         self._profile = profile
+        self._page_url = page_url
         self._on_report = on_report
         self._clock = clock
         self._max_page_bytes = max_page_bytes
 
     def _scrapes(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
-        page = _Page(session, base_url(endpoint), self._profile, self._max_page_bytes)
+        page = _Page(session, self._page_url(endpoint), self._profile, self._max_page_bytes)
 
         async def scrape() -> float:
             began_s = self._clock()
@@ -97,7 +100,7 @@ class _Page:
         self._filtered = _filter_url(url, profile.families)
         self._without_lora = _filter_url(url, [name for name in profile.families if name != lora])
         # Some servers have the whole page at one of these two paths only.
-        self._ways = (self._filtered, URL(f"{url}/metrics"), URL(f"{url}/metrics/"))
+        self._ways = (self._filtered, URL(url), URL(f"{url}/"))
         self._kept: URL | None = None
         self._kept_until_s = 0.0
 
@@ -136,4 +139,4 @@ class _Page:
 
 
 def _filter_url(url: str, families: Iterable[str]) -> URL:
-    return URL(f"{url}/metrics/?" + "&".join(f"name[]={family}" for family in families))
+    return URL(f"{url}/?" + "&".join(f"name[]={family}" for family in families))

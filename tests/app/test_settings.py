@@ -15,7 +15,7 @@ MIB = 1024 * 1024
     [
         ("{}", 512 * MIB, 128 * MIB),
         ("{}", 64 * 1024 * MIB, 512 * MIB),
-        ("{}", 32 * MIB, 17 * MIB),
+        ("{}", 32 * MIB, 27 * MIB),
         ("{max_body_bytes: 67108864}", 128 * MIB, 65 * MIB),
         ("{max_bytes_in_memory: 104857600}", 512 * MIB, 100 * MIB),
     ],

@@ -237,6 +237,8 @@ def test_the_founding_preset_is_one_destination_with_buffered_bodies() -> None:
         (["--router", "a:1", "--router", "unix:/b"], {"routers": ("a:1", "unix:/b")}),
         (["--path", "/v1/score"], {"inference_paths": ("/v1/score",)}),
         (["--registration", "a:1", "--registration", "b:2"], {"registration": ("a:1", "b:2")}),
+        (["--cors-origin", "*"], {"cors_origins": ("*",)}),
+        (["--keep-request-id"], {"keep_request_ids": True}),
         (["--max-body-bytes", "5"], {"max_body_bytes": 5}),
         (["--message-timeout-s", "2.5"], {"message_timeout_s": 2.5}),
         (["--response-phases"], {"response_phases": True}),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.app.settings import admission_settings, pool_settings
+from extproc.app.settings import admission_settings, metrics_pages, pool_settings
 from extproc.config.adapters import MAX_PATTERNS
 from extproc.config.file import ConfigError, parse_config
 from extproc.core.costs import DEFAULT, Costs
 from extproc.core.traits import Traits
+from extproc.core.types import Endpoint
 
 FILE = "discovery: {file: pods.yaml}\n"
 TWO_KINDS = """
@@ -35,6 +36,26 @@ def test_a_group_has_what_it_names_and_the_rest_from_all_pods() -> None:
     costs = Costs(prompt_s_per_byte=0.0001, cold_load_s=0.0)
     assert settings.groups == {"l4": Traits(4, 32, 16, costs)}
     assert settings.traits_of("") == Traits(8, 32, 64, DEFAULT)
+
+
+def test_metrics_may_be_on_a_port_and_path_of_their_own() -> None:
+    page = metrics_pages(
+        parse_config(
+            """
+pods:
+  metrics_port: 7080
+  groups: {l4: {metrics_path: /stats/prometheus}, own: {metrics_port: 9}}
+discovery: {static: [{address: "10.0.0.1:8000", group: l4}]}
+"""
+        )
+    )
+
+    assert page(Endpoint("10.0.0.1:8000")) == "http://10.0.0.1:7080/metrics"
+    assert page(Endpoint("10.0.0.1:8000", group="l4")) == "http://10.0.0.1:7080/stats/prometheus"
+    assert (
+        page(Endpoint("[::1]:1", url="https://[::1]:1", group="own")) == "https://[::1]:9/metrics"
+    )
+    assert metrics_pages(parse_config(TWO_KINDS))(Endpoint("a:1")) == "http://a:1/metrics"
 
 
 def test_ranks_are_part_of_admission() -> None:

@@ -92,7 +92,7 @@ def test_each_field_is_described(title: str, name: str, field: FieldInfo) -> Non
         ("pods", "tls", "`False`", ""),
         ("pods", "max_loras", "none", "at least 1 and at most 100000"),
         ("policy", "args", "`{}`", ""),
-        ("request", "paths", "18 paths", "at least 1 entry"),
+        ("request", "paths", "32 paths", "at least 1 entry"),
         ("server.tls", "cert_file", "required", ""),
         ("(top level)", "preset", "none", "`founding`"),
     ],

@@ -89,6 +89,10 @@ class FakeDispatcher:
         self.rejections.append(rejection)
         self.rejected_headers.append(headers)
 
+    def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
+        self.subsets.append(subset)
+        return self.result if isinstance(self.result, Rejection) else None
+
     def models_body(
         self, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> bytes | Rejection:

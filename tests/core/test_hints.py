@@ -126,7 +126,32 @@ def test_control_headers_of_all_kinds_are_removed_together() -> None:
 
 @pytest.mark.parametrize("name", [name for names in NUMBERS.values() for name in names])
 @pytest.mark.parametrize(
-    "value", ["fast", "-1", "0", "0.0", "1e3", "nan", "inf", "1,5", "0x10", "٣", "1" * 13, "1 2"]
+    "value",
+    [
+        "fast",
+        "-1",
+        "0",
+        "0.0",
+        "1e13",
+        "nan",
+        "inf",
+        "1,5",
+        "0x10",
+        "٣",
+        "1" * 13,
+        "1 2",
+        "1e-13",
+        "1e400",
+        "1e",
+        "e3",
+        "+.",
+        "1_0",
+        "infinity",
+        "1e3e3",
+        "0e5",
+        "1" * 33,
+        "0." + "0" * 40 + "1",
+    ],
 )
 def test_a_time_that_is_not_a_positive_number_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(RequestError) as caught:
@@ -138,8 +163,21 @@ def test_a_time_that_is_not_a_positive_number_is_refused_by_name(name: str, valu
     assert value not in rejection.message
 
 
-@pytest.mark.parametrize(("value", "expected"), [("200", 200.0), ("0.5", 0.5), (" 7 ", 7.0)])
-def test_a_time_may_have_a_fraction(value: str, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("200", 200.0),
+        ("0.5", 0.5),
+        (" 7 ", 7.0),
+        ("1e3", 1000.0),
+        ("1.5E+2", 150.0),
+        ("5e-1", 0.5),
+        ("+1", 1.0),
+        ("2.", 2.0),
+        (".5", 0.5),
+    ],
+)
+def test_a_time_is_written_as_go_writes_and_reads_numbers(value: str, expected: float) -> None:
     assert read_hints({"x-llm-d-slo-tpot-ms": value}).slo_tpot_ms == expected
 
 

@@ -36,6 +36,12 @@ def test_a_rule_that_names_the_model_counts_before_a_generic_one() -> None:
     assert [both.target(model) for model in ("a", "b", "c")] == ["y", "y", "x"]
 
 
+def test_aliases_are_what_rules_name() -> None:
+    rules = [Rule("one", ("a", "b"), (("x", 1.0), ("y", 0.0))), Rule("all", (), (("z", None),))]
+
+    assert Rewrites(rules, rng=Random(1)).aliases == {"a": ("x",), "b": ("x",)}
+
+
 def test_among_equal_rules_the_first_counts() -> None:
     many = rewrites(alias("x", "a"), alias("y", "a"), alias("v"), alias("w"))
 

@@ -67,10 +67,12 @@ def refused(result: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
 
 
 def listed(made: Router, subset: frozenset[str] | None = None) -> list[str] | int:
-    """Names of `GET /v1/models`, or the status of its error."""
-    answer = made.models.body(subset, now=1.0)
+    """Names of `GET /v1/models`, or the status of its error, which a probe gets as well."""
+    answer, outage = made.models.body(subset, now=1.0), made.models.outage(subset, now=1.0)
     if isinstance(answer, Rejection):
+        assert outage == answer
         return answer.status
+    assert outage is None
     return [each["id"] for each in json.loads(answer)["data"]]
 
 
@@ -267,6 +269,28 @@ def test_models_are_those_of_the_subset(subset: set[str] | None, names: object) 
         else:
             assert answer == asked
             assert refused(asked) == (503, Reason.NO_ENDPOINTS)
+
+
+def test_aliases_are_listed_where_one_of_their_targets_is() -> None:
+    made = two_of_their_own()
+    aliases = {"default": ("mine", "a"), "chat": (BASE,), "none": ("gone",), "a": ("mine",)}
+    made.models.aliases.configure(aliases)
+    of_two, of_all = listed(made, frozenset({"10.0.0.2"})), made.models.body(None, now=1.0)
+
+    assert of_two == [BASE, "chat", "a", "default", "yours"], "`a` is a name of its own"
+    assert of_all is made.models.body(None, now=1.0), "encoded once"
+    shown = made.models.find("default", None, now=1.0)
+    assert shown == ModelCard("default", BASE, root="mine")
+    assert isinstance(of_all, bytes)
+    [card] = [each for each in json.loads(of_all)["data"] if each["id"] == "default"]
+    assert (card["parent"], card["root"]) == (BASE, "mine")
+    for name, subset, status in (("none", None, 404), ("default", frozenset({"10.9.9.9"}), 503)):
+        found = made.models.find(name, subset, now=1.0)
+        assert isinstance(found, Rejection)
+        assert (found.status, found.model) == (status, name)
+
+    made.models.aliases.configure({})
+    assert listed(made) == [BASE, "a", "mine", "yours"]
 
 
 def test_models_are_those_of_endpoints_that_are_ready() -> None:

@@ -26,6 +26,7 @@ segments = st.sampled_from(
     [
         *("v1", "chat", "completions", "models", "responses", "metrics", "load_lora_adapter", "a"),
         *("", ".", "..", "%2e%2e", "%2E", "..%2f", "%2f", "%252e%252e", "%00", "%", "%zz", "%ff"),
+        *("health", "ping", "version", "a%2Fb", "a%2f..%2fb"),
         *("%c3%a9", "é", "v1;x", "\\", "#", "?", "?x=/v1/models", "%3f", "%23", "%5c", "%0a", " "),
     ]
 )
@@ -70,10 +71,10 @@ class TestInference:
         assert route("POST", f"/v1/completions{query}").path == "/v1/completions"
 
     @pytest.mark.parametrize(
-        "path", ["/v1/comple%74ions", "/%76%31/completions", "/v1%2Fcompletions"]
+        "path", ["/v1/comple%74ions", "/%76%31/completions", "/v1/%63ompletions?x=%2F"]
     )
     def test_is_compared_decoded_once_as_the_engine_does(self, path: str) -> None:
-        assert unquote(path) == "/v1/completions"
+        assert unquote(path.partition("?")[0]) == "/v1/completions"
         assert route("POST", path).path == "/v1/completions"
 
     def test_passes_by_the_configured_list_alone(self) -> None:
@@ -95,6 +96,7 @@ class TestInference:
         "path",
         [
             *("/v1/models", "/v1/models/x", "/v1/adapters", "/v1/adapters/x"),
+            *("/health", "/ping", "/version", "/version/x"),
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         ],
     )
@@ -114,7 +116,8 @@ class TestUnknownPath:
                 "/metrics/",
                 "/sleep",
             ),
-            *("/wake_up", "/collective_rpc", "/health", "/ping", "/load", "/version", "/docs"),
+            *("/wake_up", "/collective_rpc", "/health/", "/load", "/version/", "/docs", "/ping/x"),
+            *("/v1/realtime", "/abort_requests", "/inference/v1/abort_requests", "/is_sleeping"),
             *("/openapi.json", "/invocations", "/server_info", "/reset_prefix_cache", "/pause"),
             *("", "/", "*", "v1/completions", "http://x/v1/completions", "//x/v1/completions"),
             "/v1/chat/completions/../../load_lora_adapter",
@@ -129,6 +132,11 @@ class TestUnknownPath:
             "/v1/completions/",
             "/v1/completions/.",
             "/v1/completions/..",
+            "/v1%2Fcompletions",
+            "/v1/chat%2fcompletions",
+            "/v1/responses%2Fresp_1",
+            "/v1%2fmodels",
+            "/%2fhealth",
             "/v1/completions;x",
             "/v1/completions;/../../metrics",
             "/v1/completions%00",
@@ -161,7 +169,8 @@ class TestUnknownPath:
 class TestModels:
     @pytest.mark.parametrize("method", ["GET", "HEAD"])
     def test_are_listed(self, method: str) -> None:
-        assert route(method, "/v1/models?x=1") == Route(RouteKind.LIST_MODELS, "/v1/models")
+        for path in ("/v1/models?x=1", "/v1/models/", "/v1/models/?x=1", "/v1/model%73"):
+            assert route(method, path) == Route(RouteKind.LIST_MODELS, "/v1/models")
 
     @pytest.mark.parametrize("method", ["GET", "HEAD"])
     @pytest.mark.parametrize(
@@ -172,6 +181,7 @@ class TestModels:
             ("/v1/models/org%2Fname", "org/name"),
             ("/v1/models/m%C3%BCnchen", "münchen"),
             ("/v1/models/a;b:c@d", "a;b:c@d"),
+            ("/v1/mod%65ls/org%2fname%2Fv1", "org/name/v1"),
         ],
     )
     def test_are_found_by_id(self, method: str, path: str, model: str) -> None:
@@ -189,16 +199,40 @@ class TestModels:
 
         assert isinstance(found, Rejection) or found.resource == model
 
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/a"])
+    @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/v1/models/a%2Fb"])
     @pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS"])
     def test_are_only_read(self, method: str, path: str) -> None:
         assert rejection(method, path) == (405, Reason.METHOD_NOT_ALLOWED)
 
     @pytest.mark.parametrize(
-        "path", ["/v1/models/", "/v1/models//a", "/v1/models/..", "/v1/modelsx"]
+        "path",
+        [
+            *("/v1/models//", "/v1/models//a", "/v1/models/..", "/v1/modelsx", "/v1/models/%2F"),
+            *("/v1/models/..%2fmetrics", "/v1/models/a%2F%2e%2E%2fb", "/v1/models/a%2F%2Fb"),
+            *("/v1/models/%252e%252e%252fmetrics", "/v1/models/..%5cmetrics", "/v1/models/a%2f"),
+        ],
     )
     def test_have_no_other_paths(self, path: str) -> None:
         assert rejection("GET", path) == (404, Reason.UNKNOWN_PATH)
+
+
+class TestAboutUs:
+    @pytest.mark.parametrize("method", ["GET", "HEAD"])
+    @pytest.mark.parametrize(
+        ("path", "kind"),
+        [
+            ("/health", RouteKind.HEALTH),
+            ("/ping", RouteKind.HEALTH),
+            ("/version", RouteKind.VERSION),
+        ],
+    )
+    def test_is_answered(self, method: str, path: str, kind: RouteKind) -> None:
+        assert route(method, path) == Route(kind, path)
+        assert route(method, f"{path}?x=1") == Route(kind, path)
+
+    @pytest.mark.parametrize("path", ["/health", "/ping", "/version"])
+    def test_is_only_read(self, path: str) -> None:
+        assert rejection("POST", path) == (405, Reason.METHOD_NOT_ALLOWED)
 
 
 class TestStoredResponse:
@@ -263,7 +297,7 @@ class TestNormalForm:
     ) -> None:
         is_encoded = data.draw(st.lists(st.booleans(), min_size=len(path), max_size=len(path)))
         written = "/" + "".join(
-            f"%{ord(c):02X}" if encode else c
+            f"%{ord(c):02X}" if encode and c != "/" else c
             for c, encode in zip(path[1:], is_encoded, strict=False)
         )
 
@@ -281,6 +315,8 @@ class TestNormalForm:
                 assert found.path in DEFAULT_INFERENCE_PATHS
             case RouteKind.LIST_MODELS | RouteKind.GET_MODEL:
                 assert found.path.startswith("/v1/models")
+            case RouteKind.HEALTH | RouteKind.VERSION:
+                assert found.path in ("/health", "/ping", "/version")
             case RouteKind.STORED_RESPONSE:
                 assert found.path.startswith("/v1/responses/")
 

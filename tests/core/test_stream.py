@@ -633,6 +633,26 @@ def test_where_no_endpoint_can_answer_for_the_list_it_is_an_error() -> None:
     assert exchange.dispatcher.rejections == [no_endpoints()]
 
 
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_a_probe_is_answered_by_whether_a_request_could_be_served(path: str) -> None:
+    well, ill = begin(), begin(no_endpoints())
+    event = request_headers("GET", path, subset=frozenset({"10.0.0.1:1"}))
+
+    assert well.tell(event) == [m.Reply(200, b"{}"), m.End()]
+    assert well.dispatcher.subsets == [frozenset({"10.0.0.1:1"})]
+    reply, _ = ill.tell(event)
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+    assert ill.dispatcher.rejections == [], "no request was refused"
+
+
+def test_the_version_is_ours_and_says_so() -> None:
+    [reply, _] = begin(version="1.2.3").tell(request_headers("GET", "/version"))
+
+    assert isinstance(reply, m.Reply)
+    assert json.loads(reply.body) == {"version": "1.2.3+extproc"}
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/a"])
 def test_models_are_asked_for_with_the_subset(path: str) -> None:
     exchange = models_exchange()

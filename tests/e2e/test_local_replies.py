@@ -25,7 +25,6 @@ NOT_HTTP = {
     "chunk not a number": (POST + b"transfer-encoding: chunked\r\n\r\nZZ\r\n", 400, "bad_request"),
     "unknown encoding": (POST + b"transfer-encoding: gzip\r\n\r\n", 501, "bad_request"),
     "unknown method": (b"FOO /v1/completions HTTP/1.1\r\nhost: x\r\n\r\n", 400, "bad_request"),
-    "http/1.0": (b"POST /v1/completions HTTP/1.0\r\nhost: x\r\n\r\n", 426, "bad_request"),
     "upgrade": (POST + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n", 403, "bad_request"),
     "large headers": (POST + b"a: " + b"x" * 80_000 + b"\r\n\r\n", 431, "headers_too_large"),
     "many headers": (POST + b"a: b\r\n" * 200 + b"\r\n", 431, "headers_too_large"),

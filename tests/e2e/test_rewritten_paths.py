@@ -20,7 +20,8 @@ def with_prefix(config: str) -> str:
     """A bootstrap with a route as KServe makes it: by the service's prefix, which is taken off."""
     bootstrap = yaml.safe_load(config)
     routes = connection_manager(bootstrap)["route_config"]["virtual_hosts"][0]["routes"]
-    to_pods = {**routes[0]["route"], "prefix_rewrite": "/"}
+    listed = next(route for route in routes if "path" in route["match"])
+    to_pods = {**listed["route"], "prefix_rewrite": "/"}
     routes.insert(0, {"match": {"prefix": f"{PREFIX}/"}, "route": to_pods})
     return yaml.safe_dump(bootstrap)
 

@@ -42,7 +42,11 @@ FORBIDDEN_PATHS = (
     "/metrics",
     "/metrics/",
     "/metrics/?name[]=vllm:num_requests_running",
-    "/health",
+    "/health/",
+    "/health/../metrics",
+    "/health%2f..%2fmetrics",
+    "/v1/realtime",
+    "/inference/v1/abort_requests",
     "/sleep",
     "/wake_up",
     "/collective_rpc",
@@ -61,6 +65,14 @@ FORBIDDEN_PATHS = (
     "/v1/completions/../load_lora_adapter",
     "/v1/completions/../../metrics",
     "/v1/models/../load_lora_adapter",
+    "/v1/models/..%2fload_lora_adapter",
+    "/v1/models/..%2F..%2Fmetrics",
+    "/v1/models/%2e%2e%2fload_lora_adapter",
+    "/v1/models/%2e%2e/load_lora_adapter",
+    "/v1/models/a%2F..%2F..%2F..%2Fmetrics",
+    "/v1/models/..%5cload_lora_adapter",
+    "/v1/models/%252e%252e%252fload_lora_adapter",
+    "/v1/models%2f..%2f..%2fmetrics",
     "/v1/responses/../load_lora_adapter",
     "/v1/responses/..;/load_lora_adapter",
     "/v1/completions;/../load_lora_adapter",
@@ -81,6 +93,9 @@ FORBIDDEN_PATHS = (
     "/v1/load_lora_adapter%00/v1/completions",
 )
 """Written as a client would: none may reach a pod."""
+
+ANSWERED_PATHS = ("/health", "/ping", "/version")
+"""What the router says about itself."""
 
 
 @dataclass
@@ -235,12 +250,19 @@ async def test_a_pod_sees_the_chosen_destination_and_no_other(
     assert values == [pods[2].address]
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/responses/resp_1", "/v1/models/nobody"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/models", "/v1/models/", "/v1/responses/resp_1", "/v1/models/nobody"),
+        *("/v1/models/nobody%2Ftheir", *ANSWERED_PATHS),
+    ],
+)
 async def test_a_request_that_the_router_answers_reaches_nobody(
     gateway: Gateway, pods: list[RunningPod], victim: Victim, path: str
 ) -> None:
     forget_requests(pods)
-    await gateway.client.request("GET", path, headers={DESTINATION: victim.address})
+    for method in ("GET", "HEAD"):
+        await gateway.client.request(method, path, headers={DESTINATION: victim.address})
 
     assert victim.num_connections == 0
     assert num_requests(pods) == 0
@@ -306,7 +328,7 @@ async def not_refused(
     """Forbidden paths that got anything but an error of Envoy's or the router's."""
     body = b'{"model": "only-1", "lora_name": "evil", "lora_path": "/evil"}'
     found = {}
-    for path in FORBIDDEN_PATHS:
+    for path in FORBIDDEN_PATHS + (ANSWERED_PATHS if method == "POST" else ()):
         forget_requests(pods)
         answer = await raw_request(
             gateway.envoy.port,
@@ -318,6 +340,21 @@ async def not_refused(
         if answer.status not in (400, 404, 503) or answer.served_by or num_requests(pods):
             found[path] = (answer, num_requests(pods))
     return found
+
+
+@pytest.mark.parametrize("path", [*ANSWERED_PATHS, "/v1/models/a%2fb", "/v1/models/..%2Fmetrics"])
+async def test_without_a_choice_what_the_router_answers_reaches_nobody(
+    undecided_gateway: Gateway, pods: list[RunningPod], path: str
+) -> None:
+    """Though a pod would serve it, where Envoy knows the pods and fails open."""
+    forget_requests(pods)
+    answer = await raw_request(
+        undecided_gateway.envoy.port, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    )
+
+    assert (answer.status, answer.error_code) == (503, "router_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert num_requests(pods) == 0
 
 
 SERVED = {

@@ -117,6 +117,19 @@ async def test_a_server_with_a_filter_gets_requests_for_the_needed_families_only
     assert set(pod.asked) == {FILTERED}
 
 
+async def test_a_page_is_read_where_it_is_said_to_be() -> None:
+    pod = Pod()
+    async with (
+        pod.server() as server,
+        watching(
+            Pod(), page_url=lambda _endpoint: f"http://{server.host}:{server.port}/metrics"
+        ) as watch,
+    ):
+        assert await watch.report() == REPORT
+
+    assert pod.asked[0] == FILTERED
+
+
 async def test_a_server_that_ignores_the_filter_is_read_all_the_same() -> None:
     pod = Pod()
     pod.can_filter = False
