@@ -22,7 +22,7 @@ from bench.processes import cpu_s, get, memory, waited_s
 from extproc.app.settings import BODY_SHARE_OF_MEMORY
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.config import PodConfig
-from extproc.stack.processes import StackError
+from extproc.stack.processes import StackError, bound_to_us
 from extproc.stack.stack import Stack
 
 NUM_PODS: Final = 3
@@ -172,13 +172,15 @@ class Attack:
 
 @asynccontextmanager
 async def attacking(plan: Plan) -> AsyncIterator[Attack]:
-    """Start the attackers; whoever leaves before `Attack.end` ends them at once.
+    """Start the attackers; whoever leaves before `Attack.end` ends them at once, even if killed.
 
     Raises:
         StackError: They did not start.
     """
     command = [sys.executable, "-m", "bench.fuzzattack", msgspec.json.encode(asdict(plan)).decode()]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_us(command), stdout=asyncio.subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         line = await process.stdout.readline()

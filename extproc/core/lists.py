@@ -5,7 +5,9 @@
    the next ones wait for.
 2. Where there is no room, requests wait in line. A client that asks again and again is slowed
    down, and one that waits costs a few KB and two looks.
-3. After `max_wait_s`, or if the line is full, a request is refused.
+3. After half of `max_wait_s` to all of it, or if the line is full, a request is refused. Those that
+   came at the same moment are refused one after another: a thousand at once would come back at
+   once, and everybody else would wait for such waves.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ MAX_WAITING: Final = 4096
 """Requests in line: a quarter of the streams that one connection may have."""
 MAX_WAIT_S: Final = 5.0
 """Half of the data plane's own timer in our configurations, 10 s."""
+_SPREAD_RATIO: Final = 0.5
+"""Of a wait: what the next ones in line may get less."""
+_STEP_RATIO: Final = (5**0.5 - 1) / 2
+"""Multiples of the golden ratio, modulo 1, are spread evenly, however many there are."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +52,7 @@ class Lists:
     max_waiting: int = MAX_WAITING
     max_wait_s: float = MAX_WAIT_S
     unsent_bytes: int = 0
+    _step: float = 0.0
     # What may be sent now, negative after a large list; a second's worth at most.
     _left_bytes: float = 0.0
     _counted_s: float = float("-inf")
@@ -55,7 +62,8 @@ class Lists:
         """Get in line; `wake` is called when it is worth looking before `look_s`."""
         if len(self._line) >= self.max_waiting:
             return Place(wake, now)
-        place = Place(wake, now + self.max_wait_s)
+        place = Place(wake, now + self.max_wait_s * (1 - _SPREAD_RATIO * self._step))
+        self._step = (self._step + _STEP_RATIO) % 1
         self._line[place] = None
         return place
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -60,7 +61,7 @@ def test_who_is_not_first_looks_at_its_end_only() -> None:
     first, second = those.enter(), those.enter(now=1.0)
     assert not those.lists.is_next(second, now=1.0)
 
-    assert those.lists.look_s(second, now=1.0) == 1.0 + MAX_WAIT_S
+    assert those.lists.look_s(second, now=1.0) == second.give_up_s
     those.lists.leave(first)
     assert those.woken == [second]
     assert those.lists.is_next(second, now=1.0)
@@ -72,7 +73,7 @@ def test_a_list_counts_until_its_rpc_has_ended() -> None:
     assert those.lists.is_next(first, now=0.0)
     those.lists.send(first, 100)
     assert not those.lists.is_next(second, now=0.0)
-    assert those.lists.look_s(second, now=0.0) == MAX_WAIT_S
+    assert those.lists.look_s(second, now=0.0) == second.give_up_s
     those.lists.leave(first)
     those.lists.leave(first)
 
@@ -95,10 +96,23 @@ def test_a_full_line_takes_nobody() -> None:
     those = line(max_waiting=2)
     places = [those.enter() for _ in range(3)]
 
-    assert [place.give_up_s for place in places] == [MAX_WAIT_S, MAX_WAIT_S, 0.0]
+    assert [place.give_up_s > 0 for place in places] == [True, True, False]
     assert not those.lists.is_next(places[2], now=0.0)
     those.lists.leave(places[2])
     assert those.woken == []
+
+
+@given(st.integers(0, 100), st.integers(200, 1200))
+def test_those_that_come_at_once_are_refused_one_after_another(before: int, crowd: int) -> None:
+    those = line()
+    for _ in range(before):
+        those.enter()
+    waits_s = [those.enter(now=7.0).give_up_s - 7.0 for _ in range(crowd)]
+    assert all(MAX_WAIT_S / 2 <= wait_s <= MAX_WAIT_S for wait_s in waits_s)
+
+    tenth_s = MAX_WAIT_S / 20
+    ends = Counter(int((wait_s - MAX_WAIT_S / 2) / tenth_s) for wait_s in waits_s)
+    assert max(ends.values()) <= crowd / 10 + 5
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.floats(0, 3)), max_size=40))

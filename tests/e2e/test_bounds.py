@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest_asyncio
 
 from extproc.envoyconfig import Mode
 from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.sim.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import pod_config, router_config, running_envoy, running_pods
 from tests.e2e.harness import (
     Answer,
@@ -133,6 +134,41 @@ async def test_uploads_are_turned_away_before_they_fill_the_memory(
     assert set(map(outcome, meanwhile)) <= {"served", "gateway_full"}
     assert "served" in map(outcome, meanwhile)
     assert set(map(outcome, afterwards)) == {"served"}
+
+
+async def test_lists_that_nobody_reads_are_not_kept(http: aiohttp.ClientSession) -> None:
+    """Without end: an answer that is written whole makes a connection idle, for an hour."""
+    # Longer than what the kernel takes of an answer to this machine itself.
+    listed = [[f"{pod}-{number:04d}-{'x' * 240}" for number in range(5000)] for pod in range(2)]
+    names = (PodConfig(f"pod-{pod}", adapters=[*listed[pod], "only-1"]) for pod in range(2))
+    async with (
+        running_pods(*names) as pods,
+        RouterProcess(router_config(pods, request={"max_list_bytes_per_s": 1024 * MIB})) as router,
+        running_envoy(Mode.ORIGINAL_DST, router, max_heap_bytes=MAX_HEAP_BYTES) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        silent = [ask_and_never_read(envoy.port) for _ in range(NUM_UPLOADS)]
+        await eventually(lambda: _ended(envoy, "downstream_cx_idle_timeout", NUM_UPLOADS // 2))
+        await eventually(lambda: _has_room(envoy))
+        afterwards = [await client.chat("only-1") for _ in range(20)]
+        for each in silent:
+            each.close()
+
+    assert set(map(outcome, afterwards)) == {"served"}
+
+
+def ask_and_never_read(port: int) -> socket.socket:
+    """A client that asks for the list of models, with room for a few KB of it."""
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    opened.connect(("127.0.0.1", port))
+    opened.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    return opened
+
+
+async def _ended(envoy: EnvoyProcess, why: str, num: int) -> bool:
+    name = f"http.openai.{why}"
+    return (await envoy.stats(name))[name] >= num
 
 
 async def _has_room(envoy: EnvoyProcess) -> bool:
