@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from statistics import median
 import aiohttp
 
 from bench.figures import render_table
-from bench.machine import describe
+from bench.machine import describe, is_busy
 from bench.report import default_path, replace_between_marks, write_json
 from extproc.loadtest.blocks import rotated
 from extproc.loadtest.fleetfiles import balancer_bootstrap, gateway_bootstrap, router_config
@@ -176,15 +177,28 @@ def _spread(reports: Sequence[Report], key: str, form: str) -> str:
     return f"{middle} ({least}-{most})" if len(values) > 1 else middle
 
 
+def render_page(path: Path) -> str:
+    """The table of a kept result, and where it was taken."""
+    document = json.loads(path.read_bytes())
+    machine = document["machine"]
+    words = [
+        f"[{path.name}](../bench/results/{path.name}): {machine['cpu']}, {machine['cores']} cores",
+        f"{machine['vllm']}, Envoy {machine['envoy']}",
+        f"load before the start {machine['load_1min_at_start']}",
+    ]
+    busy = " The machine had other work: repeat this before trusting a time." * is_busy(machine)
+    return f"{render(document['rounds'])}\n\n{', '.join(words)}.{busy}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; the exit status is 1 where a request was not answered."""
     parser = argparse.ArgumentParser(prog="python -m bench.vllm_serve", description=__doc__)
     parser.add_argument("--targets", nargs="+", default=TARGETS, help="as of extproc loadtest")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--num-prompts", type=int, default=240, help="by target and round")
     parser.add_argument("--into", type=Path, help="page with marks for the table")
     parser.add_argument(
-        "--quick", action="store_true", help="one round of few requests, for a look"
+        "--quick", action="store_true", help="one round of few requests, for a look; kept in out"
     )
     args = parser.parse_args(arguments)
     num_rounds, num_prompts = (1, 32) if args.quick else (args.rounds, args.num_prompts)
@@ -197,13 +211,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (StackError, TargetError, TimeoutError) as error:
         print(f"bench.vllm_serve: {error}", file=sys.stderr)
         return 1
-    table = render(rounds)
-    print(table)
     path = default_path("vllm-serve", machine, is_quick=args.quick)
     write_json({"machine": machine, "rounds": rounds}, path)
-    print(f"\n{path}", file=sys.stderr)
+    page = render_page(path)
+    print(page)
     if args.into is not None:
-        args.into.write_text(replace_between_marks(args.into.read_text(), table))
+        args.into.write_text(replace_between_marks(args.into.read_text(), page))
     return int(any(report["failed"] for reports in rounds for report in reports.values()))
 
 

@@ -20,6 +20,7 @@ from bench import (
     rewrite,
     run,
     soak,
+    vllm_serve,
 )
 from extproc.core.messages import BodyMode
 
@@ -37,6 +38,7 @@ BENCHMARKS = (
     rewrite,
     run,
     soak,
+    vllm_serve,
 )
 MAINS = [module.main for module in BENCHMARKS]
 

@@ -177,7 +177,6 @@ async def test_two_hundred_requests_at_once_are_all_served(
     await gateway.assert_residency_equals()
 
 
-@pytest.mark.parametrize("seed", range(300, 324))
 @pytest.mark.timeout(TIMEOUT_S + 120)
 async def test_vllms_own_load_client_gets_all_of_every_answer(
     gateway: Gateway, tmp_path: Path
@@ -199,6 +198,7 @@ async def test_vllms_own_load_client_gets_all_of_every_answer(
     await gateway.become_quiet()
 
 
+@pytest.mark.parametrize("seed", range(300, 324))
 async def test_the_routers_view_of_residency_is_that_of_the_engines(
     gateway: Gateway, seed: int
 ) -> None:
