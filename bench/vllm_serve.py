@@ -14,10 +14,12 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import aiohttp
 
@@ -68,7 +70,7 @@ KEPT = (
 )
 """What is kept of the client's report, under its names."""
 
-Report = Mapping[str, float]
+Report = Mapping[str, Any]
 Rounds = Sequence[Mapping[str, Report]]
 
 
@@ -123,6 +125,7 @@ async def measure(
         report = await client.result()
         return {
             **{key: report[key] for key in KEPT},
+            "errors": Counter(error for error in report["errors"] if error),
             "slot_loads": await _num_slot_loads(engines) - before,
         }
 

@@ -35,7 +35,7 @@ async def test_vllms_load_client_gets_all_of_every_answer(tmp_path: Path) -> Non
     ):
         result = await client.result()
 
-        assert (result["completed"], result["failed"]) == (NUM_PROMPTS, 0)
+        assert (result["completed"], result["failed"]) == (NUM_PROMPTS, 0), result["errors"]
         assert result["total_output_tokens"] == NUM_PROMPTS * OUTPUT_TOKENS
         assert await router.counter("extproc_picks_by_adapter_total") == NUM_PROMPTS
         await eventually(router.has_none_in_flight)

@@ -55,7 +55,8 @@ class LoadClient(ChildProcess):
         arguments += ["--dataset-name", "random", "--random-input-len", str(INPUT_TOKENS)]
         arguments += ["--random-output-len", str(OUTPUT_TOKENS), "--ignore-eos"]
         arguments += ["--num-prompts", str(num_prompts), "--lora-modules", *models, *flags]
-        arguments += ["--save-result", "--result-filename", str(report), "--disable-tqdm"]
+        arguments += ["--save-result", "--save-detailed", "--result-filename", str(report)]
+        arguments += ["--disable-tqdm"]
         self._command = [str(PYTHON), "-c", _PROGRAM, *arguments]
         self._report = report
 

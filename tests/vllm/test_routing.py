@@ -191,7 +191,7 @@ async def test_vllms_own_load_client_gets_all_of_every_answer(
     ) as client:
         result = await client.result()
 
-    assert (result["completed"], result["failed"]) == (NUM_PROMPTS, 0)
+    assert (result["completed"], result["failed"]) == (NUM_PROMPTS, 0), result["errors"]
     assert result["total_output_tokens"] == NUM_PROMPTS * OUTPUT_TOKENS
     served = await gateway.served_since(before, NUM_PROMPTS)
     assert min(served) > NUM_PROMPTS / 6  # each has a popular adapter, and others
