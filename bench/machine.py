@@ -18,12 +18,10 @@ _BUSY = 0.3
 
 def describe() -> dict[str, Any]:
     """CPU model, cores, memory, and the versions that matter. Warns if others use the machine."""
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    if load > _BUSY * cores:
-        print(f"the machine is busy (load {load:.1f}): do not trust the figures", file=sys.stderr)
-    return {
+    load = os.getloadavg()[0]
+    machine = {
         "cpu": _cpu_model(),
-        "cores": cores,
+        "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
@@ -32,6 +30,14 @@ def describe() -> dict[str, Any]:
         "envoy": _envoy_version(),
         "load_1min_at_start": round(load, 2),
     }
+    if is_busy(machine):
+        print(f"the machine is busy (load {load:.1f}): do not trust the figures", file=sys.stderr)
+    return machine
+
+
+def is_busy(machine: dict[str, Any]) -> bool:
+    """Whether others used the machine before the start."""
+    return bool(machine["load_1min_at_start"] > _BUSY * machine["cores"])
 
 
 def slug(machine: dict[str, Any]) -> str:

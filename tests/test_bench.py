@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from bench import (
     rewrite,
     run,
     soak,
+    vllm_serve,
 )
 from extproc.core.messages import BodyMode
 
@@ -39,7 +41,9 @@ BENCHMARKS = (
     rewrite,
     run,
     soak,
+    vllm_serve,
 )
+ROOT = Path(__file__).parents[1]
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -57,3 +61,9 @@ def test_a_benchmark_tells_its_options(
 def test_the_bench_of_rewriting_handles_requests() -> None:
     """Its dispatcher is one of its own, so that only a request shows what it lacks."""
     rewrite.request_us((), rewrite.BODY_BYTES[0], BodyMode.BUFFERED)()
+
+
+def test_the_page_shows_the_newest_result_of_vllms_client() -> None:
+    newest = max((ROOT / "bench" / "results").glob("vllm-serve-*.json"))
+
+    assert vllm_serve.render_page(newest) in (ROOT / "docs" / "loadtest.md").read_text()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -33,6 +34,7 @@ from tests.vllm.gateway import (
     running_gateway,
     text_of,
 )
+from tests.vllm.loadclient import OUTPUT_TOKENS, SKEWED, TIMEOUT_S, LoadClient
 from tests.vllm.server import ADAPTERS, BASE_MODEL
 from tests.vllm.test_residency import random_bursts
 
@@ -43,6 +45,8 @@ CACHED = (("a4", "a5", "a0", "a1"), ("a4", "a5", "a2", "a3"))
 """CPU caches in which four adapters have a server of their own."""
 HOMES = {"a0": 0, "a1": 0, "a2": 1, "a3": 1}
 ON_BOTH = "a4"
+NUM_PROMPTS = 60
+"""Of vLLM's own load client."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -171,6 +175,27 @@ async def test_two_hundred_requests_at_once_are_all_served(
     assert all(await gateway.served_since(before, len(models)))
     await gateway.become_quiet()
     await gateway.assert_residency_equals()
+
+
+@pytest.mark.timeout(TIMEOUT_S + 120)
+async def test_vllms_own_load_client_gets_all_of_every_answer(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    await gateway.settle(CACHED)
+    before = await gateway.num_served()
+    tokenizer = gateway.servers[0].server.models / "base"
+    flags = ["--request-rate", "10", "--burstiness", "0.7"]
+    report = tmp_path / "report.json"
+    async with LoadClient(
+        gateway.envoy.url, tokenizer, SKEWED, NUM_PROMPTS, report, flags
+    ) as client:
+        result = await client.result()
+
+    assert (result["completed"], result["failed"]) == (NUM_PROMPTS, 0), result["errors"]
+    assert result["total_output_tokens"] == NUM_PROMPTS * OUTPUT_TOKENS
+    served = await gateway.served_since(before, NUM_PROMPTS)
+    assert min(served) > NUM_PROMPTS / 6  # each has a popular adapter, and others
+    await gateway.become_quiet()
 
 
 @pytest.mark.parametrize("seed", range(300, 324))
