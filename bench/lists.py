@@ -55,7 +55,7 @@ _PATIENCE_S: Final = 30.0
 _SETTLE_S: Final = 2.0
 _ONSET_S: Final = 2.0
 """In which all attackers connect at once."""
-_ATTACK: Final = ("onset", "steady")
+_ATTACK: Final = ("onset", "steady", "end")
 _PROCESSES: Final = ("router", "envoy")
 
 
@@ -100,7 +100,7 @@ class Row:
         case: What was measured.
         quiet: What honest clients saw in both quiet blocks.
         attack: The same under attack, from its first moment until everything has settled.
-        steady: The same without the first `_ONSET_S`.
+        steady: The same without the moments in which all attackers come, and in which they go.
         running: Answers running when the attack began, by how they ended.
         list_bytes: Bytes of the whole list.
         lists: What the attackers got: the number of each status, and of broken answers.
@@ -125,7 +125,7 @@ class Row:
 
     @property
     def p99_ratios(self) -> tuple[float, float]:
-        """Under attack over quiet, and without its onset; 0 without quiet requests."""
+        """Under attack over quiet, and without its onset and end; 0 without quiet requests."""
         quiet_ms = self.quiet.p99_ms or math.inf
         return self.attack.p99_ms / quiet_ms, self.steady.p99_ms / quiet_ms
 
@@ -200,6 +200,7 @@ class _Scene:
                     self._honest.phase = "steady"
                     await asyncio.sleep(self._seconds.attack_s - _ONSET_S)
                     used = self._used_s()
+                    self._honest.phase = "end"  # all connections close at once
                     tally = await readers.end()
                 attack_s = time.monotonic() - began_s
                 await asyncio.sleep(_SETTLE_S)
