@@ -18,6 +18,7 @@ from extproc.core.messages import BodyMode
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.restoring import EventRestorer
 from extproc.core.rewrites import Rewrites, Rule
+from extproc.core.spelling import Spelling
 from extproc.core.stream import Stream
 from extproc.core.types import Pick, RequestInfo
 from extproc.shell.codec import Codec
@@ -38,6 +39,7 @@ class _Fixed:
     """A dispatcher with one endpoint, so that nothing but bodies costs anything."""
 
     uses_prefix_hashes = False
+    spelling = Spelling(lambda _name: None, False)
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rewrites = Rewrites(rules, rng=Random(1))

@@ -38,7 +38,7 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
     if name not in BUILT_IN:
-        _try(policy, name)
+        _try(factory(**args), name)  # another one: the trial may leave something behind
     return policy  # type: ignore[no-any-return] # checked above
 
 

@@ -21,6 +21,10 @@ LOST = ApiError("connection", "refused")
 NOT_SERVED, FORBIDDEN = ApiError("status_404", "404: no"), ApiError("status_403", "403: no")
 
 
+QUERIES = objective_queries()[:2]
+"""Those of the groups `NEW` and `OLD`."""
+
+
 class Api:
     """An API server; `refusals` says which groups it does not list, and why, and `kinds` what it
     answers when it is asked for the kinds of a group.
@@ -75,7 +79,7 @@ async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[s
     kind = OptionalKind(
         api,
         "Objectives",
-        objective_queries(),
+        QUERIES,
         new_watch=new_watch,
         on_objects=on_objects,
         relist_s=RELIST_S,
@@ -146,7 +150,7 @@ def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
         kind = OptionalKind(
             api,
             "Objectives",
-            objective_queries(),
+            QUERIES,
             new_watch=lambda query, on_change: ListWatch(
                 api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
             ),
@@ -205,7 +209,7 @@ def test_what_may_not_be_listed_is_absent_only_where_the_api_server_has_no_such_
         kind = OptionalKind(
             api,
             "Objectives",
-            objective_queries(),
+            QUERIES,
             new_watch=lambda query, on_change: ListWatch(
                 api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
             ),

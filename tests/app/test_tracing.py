@@ -162,7 +162,7 @@ def test_without_opentelemetry_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
 
-    with pytest.raises(ConfigError, match=r"lora-extproc\[otel\]"):
+    with pytest.raises(ConfigError, match=r"\[otel\]"):
         make_tracing(parse_config("{discovery: {static: []}, tracing: {enabled: true}}"))
 
 

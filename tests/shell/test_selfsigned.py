@@ -62,5 +62,5 @@ def test_without_the_library_the_error_has_the_install_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
 
-    with pytest.raises(ImportError, match=r"pip install 'lora-extproc\[kubernetes\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[kubernetes\]'"):
         make_certificate(now=NOW)

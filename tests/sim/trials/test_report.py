@@ -193,7 +193,7 @@ def test_without_its_libraries_a_page_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    with pytest.raises(pages.PageError, match="lora-extproc"):
+    with pytest.raises(pages.PageError, match="needs the extra"):
         report(out=folder)
 
 
