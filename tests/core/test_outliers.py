@@ -172,6 +172,48 @@ def test_one_whose_failures_others_turn_out_to_share_is_back_at_once() -> None:
     assert eject(made, "a", 3.0) == BASE_S  # that one did not count
 
 
+def test_one_that_breaks_first_of_all_is_back_once_others_break_alike() -> None:
+    """What they share names none of them, not even where no request explains it."""
+    made = outliers("abcd")
+    serve(made, "bcd", num=2)
+    tell(made, "a", *[BROKEN] * 5, now=1.0)
+    assert ejected(made, 1.0, "abcd") == "a"
+    for _ in range(2):
+        for address in "bcd":
+            tell(made, address, BROKEN, now=2.0)
+
+    assert ejected(made, 2.0, "abcd") == ""
+
+
+def test_a_rare_break_elsewhere_excuses_nobody() -> None:
+    made = outliers()
+    serve(made, num=8, kind="base")
+    tell(made, "b", BROKEN, *[SERVED] * 5)
+    tell(made, "a", *[BROKEN] * 6)
+
+    assert ejected(made, 0.0) == "a"
+
+
+def test_while_others_break_alike_five_in_a_row_are_a_coincidence() -> None:
+    made = outliers("abcd")
+    for address in "bcd":
+        tell(made, address, SERVED, BROKEN)
+    tell(made, "a", *[BROKEN] * 5)
+
+    assert ejected(made, 0.0, "abcd") == ""
+
+
+def test_one_that_cannot_be_reached_is_not_back_for_what_others_fail() -> None:
+    made = outliers("abcd")
+    made.record_answer("a", asked_at_s=-1.0)
+    tell(made, "a", UNREACHABLE)
+    for _ in range(3):
+        for address in "bcd":
+            tell(made, address, BROKEN, SERVED)
+
+    assert "a" in ejected(made, 0.0, "abcd")
+
+
 def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
     made = outliers()
     serve(made)
@@ -505,6 +547,7 @@ def test_no_more_than_the_share_is_ejected(size: int, limit: int) -> None:
 def test_when_the_pool_shrinks_those_return_that_would_return_first() -> None:
     made = outliers("abcd")
     eject(made, "a", 1.0)
+    serve(made, "cd")
     eject(made, "b", 0.0)
     made.set_endpoints("abc")
 
@@ -533,6 +576,7 @@ def test_turned_off_it_ejects_nobody_and_readmits_who_was() -> None:
 
 def test_the_end_of_an_ejection_is_news_whatever_ends_it() -> None:
     made = outliers()
+    serve(made)
     eject(made, "a", 0.0)
     tell(made, "b", UNREACHABLE)
     assert [type(each) for each in made.take_changes()] == [Ejection]
