@@ -33,8 +33,10 @@ from extproc.core.outliers import (
     OutlierSettings,
     Readmission,
 )
+from extproc.core.pool import Pool
 from extproc.core.verdicts import Verdict, verdicts
-from tests.builders import pick
+from tests.builders import address as address_of
+from tests.builders import cards, endpoint, pick
 
 SERVED, FAILED, BROKEN, UNREACHABLE, FULL, NONE = Verdict
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
@@ -73,7 +75,9 @@ def ejected(made: Outliers, now: float, addresses: str = "abc") -> str:
 # --- what ejects ----------------------------------------------------------------------------
 
 
-def serve(made: Outliers, addresses: str = "bc", num: int = NUM_PEERS, **how: Any) -> None:
+def serve(
+    made: Outliers, addresses: Iterable[str] = "bc", num: int = NUM_PEERS, **how: Any
+) -> None:
     """These serve requests like those that fail elsewhere."""
     for address in addresses:
         tell(made, address, *[SERVED] * num, **how)
@@ -107,6 +111,28 @@ def test_what_others_have_not_served_ejects_nobody() -> None:
     tell(made, "a", *[FAILED] * 500, kind="sql")
 
     assert ejected(made, 0.0) == ""
+
+
+def test_one_that_alone_has_a_model_is_judged_by_others_there_by_breaks_and_by_its_health() -> None:
+    """Whether its 500s are due to the requests nobody else can say."""
+
+    def made() -> Pool:
+        pool = Pool()
+        pool.set_endpoints(map(endpoint, (1, 2, 3)))
+        for number in (1, 2, 3):
+            pool.record_models(address_of(number), cards("a"), now=0.0)
+        serve(pool.outliers, [address_of(2), address_of(3)], kind="base")
+        tell(pool.outliers, address_of(1), *[FAILED] * 50, kind="a")
+        return pool
+
+    alone, by_models, by_breaks, by_health = made(), made(), made(), made()
+    tell(by_models.outliers, address_of(1), *[FAILED] * 6, kind="base")
+    tell(by_breaks.outliers, address_of(1), *[BROKEN] * 6, kind="a")
+    by_health.record_health(address_of(1), is_dead=True, asked_at_s=0.0)
+    views = [each.snapshot(now=0.0).endpoints[0] for each in (alone, by_models, by_breaks)]
+
+    assert [view.is_ejected for view in views] == [False, True, True]
+    assert [view.is_ready for view in by_health.snapshot(now=0.0).endpoints] == [False, True, True]
 
 
 def test_failures_with_many_models_count_together() -> None:
