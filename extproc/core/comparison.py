@@ -19,7 +19,10 @@ MAX_SOURCES = 4096
 MAX_ROW = 64
 """Sources kept of failures in a row."""
 NUM_PRIOR = 40
-"""Requests that count as served elsewhere where no request explains a failure: that is rare."""
+"""Requests that count as served elsewhere where no request explains a failure, while that is
+rare elsewhere."""
+MAX_RARE_RATIO = 0.1
+"""Of requests that fail without an explanation: with a higher one, it is not rare."""
 NUM_BEFORE = 26
 """So many requests at most count that others had before a row of failures began: enough for six."""
 ANY = None
@@ -242,7 +245,9 @@ class Comparison:
         later = _less(self._ever_others(own, kind), since)
         before = _less(self._others(own, kind), later)
         weight = min(1.0, NUM_BEFORE / before.num) if before.num else 0.0
-        num = later.num + weight * before.num + (NUM_PRIOR if kind is ANY else 0)
+        num = later.num + weight * before.num
+        if kind is ANY and _is_rare(later) and _is_rare(before):
+            num += NUM_PRIOR
         return num, later.num_failed + weight * before.num_failed
 
     def _others(self, own: Own, kind: Hashable) -> Count:
@@ -257,6 +262,10 @@ class Comparison:
         if own.tally.has_room(kind) and self._all.has_room(kind):
             own.tally.add(kind, failed=failed)
             self._all.add(kind, failed=failed)
+
+
+def _is_rare(count: Count) -> bool:
+    return count.num_failed <= MAX_RARE_RATIO * count.num
 
 
 def _less(count: Count, other: Count) -> Count:

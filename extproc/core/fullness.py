@@ -6,9 +6,10 @@ Rules:
 1. A refusal says that an endpoint takes no more than it had, unless its reports have shown more
    within `SHOWN_S`: then the request may be too large for any (vLLM counts `n` of them), so it says
    so only where another endpoint takes the request. Until that is known, it has no room either.
-2. The limit holds until the endpoint's next answer to a call of ours. Then one more is tried, after
-   further answers 2, 4, 8 and so on, until nothing is left of the limit. A refusal meanwhile begins
-   again, and each time the limit holds for twice as long, up to `MAX_HOLD_S`.
+2. The limit holds until the endpoint's first answer to a call of ours (a report or its models)
+   after `FIRST_HOLD_S`. Then one more is tried, after further answers 2, 4, 8 and so on, until
+   nothing is left of the limit. A refusal meanwhile begins again, and each time the limit holds for
+   twice as long, up to `MAX_HOLD_S`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from __future__ import annotations
 TAKEN_S = 0.25
 """A request that was refused and has not ended for so long is with another endpoint: the data plane
 tries the next one at once."""
-FIRST_HOLD_S = 0.1
-MAX_HOLD_S = 5.0
+FIRST_HOLD_S = 1.0
+"""Where all are full, whoever it is tried with gets the refusal: that is to be rare."""
+MAX_HOLD_S = 10.0
 MAX_STEP = 64
 SHOWN_S = 30.0
 """What reports have shown holds for the last half to whole of it."""
@@ -40,7 +42,7 @@ class Fullness:
     def __init__(self) -> None:
         self.limit: int | None = None
         self._known: int | None = None  # the limit before it was tried to go beyond
-        self._hold_s = self._since_s = 0.0
+        self._hold_s, self._since_s = FIRST_HOLD_S, 0.0
         self._step, self._has_grown = 1, False
         self._open: dict[str, tuple[int, float]] = {}
         self._half = self._shown = self._shown_before = 0
@@ -80,7 +82,7 @@ class Fullness:
         self._step *= 2
         if self._step > MAX_STEP:
             self.limit = self._known = None
-            self._hold_s = 0.0
+            self._hold_s = FIRST_HOLD_S
 
     def is_full(self, num_pending: int) -> bool:
         """Return whether it has no room beside so many unfinished requests."""
@@ -90,7 +92,7 @@ class Fullness:
 
     def _limit_to(self, num_pending: int, now: float) -> None:
         if self._has_grown:
-            self._hold_s = min(MAX_HOLD_S, max(FIRST_HOLD_S, 2 * self._hold_s))
+            self._hold_s = min(MAX_HOLD_S, 2 * self._hold_s)
         # Of several that were sent there at once the first one tells, and some were sent before it
         # was tried to go beyond.
         known = num_pending if self._known is None else self._known

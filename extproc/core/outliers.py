@@ -9,7 +9,8 @@ the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx.
 Rules:
 1. A failure that a request can explain (`FAILED`) counts where others had requests of the same
    model and path, and once for each source (`verdicts.likeness`) until another endpoint has served
-   that; one that no request explains (`BROKEN`, `UNREACHABLE`) counts always.
+   that; one that no request explains (`BROKEN`, `UNREACHABLE`) counts always, and is taken to be
+   rare elsewhere until others have failed a tenth like that.
 2. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
    least `min_requests` requests. Its failure rate must be `min_excess_ratio` above that of the
    others with like requests at the same time, and the chance that this comes about with a rate
@@ -116,8 +117,9 @@ class _Health:
         self.cause, self.since_s, self.until_s = None, now, -inf
 
     def eject(self, cause: Cause, now: float, for_s: float) -> None:
+        is_compared = cause in (Cause.CONSECUTIVE_FAILURES, Cause.FAILURE_RATE)
+        self.why = self.own.row.by_kind if is_compared else {}
         if cause is not Cause.UNREACHABLE:
-            self.why = {} if cause is Cause.FAILED_TRIAL else self.own.row.by_kind
             self.own.row, self.num_judged = Row(), 0
         self.cause, self.since_s, self.until_s = cause, now, now + for_s
         self.serial += 1
@@ -201,6 +203,7 @@ class Outliers:
             is_recent = health.asked_s <= (now if ended_s is None else ended_s)
             is_gone = verdict is Verdict.UNREACHABLE and is_recent
             self._failed(address, health, now, is_trial=is_trial, is_gone=is_gone)
+            self._exonerate(address, ANY, now)
         elif verdict is Verdict.FAILED and self._comparison.failed(health.own, address, like):
             self._failed(address, health, now, is_trial=is_trial, is_gone=False)
             self._exonerate(address, like.kind, now)
@@ -259,7 +262,7 @@ class Outliers:
         """End ejections for failures that another endpoint turns out to share."""
         for address, health in self._health.items():
             is_out = health.cause is not None and address != failed
-            if not is_out or ANY in health.why or kind not in health.why:
+            if not is_out or kind not in health.why:
                 continue
             self._comparison.turn(health.own, now)
             if self._comparison.judge_row(health.own, health.why)[1] >= EXONERATING_CHANCE:

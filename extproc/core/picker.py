@@ -232,10 +232,10 @@ class Picker:
             rest = [view for view in admitted if view.address not in taken]
             # With a hundred endpoints, calls of a Python function would dominate the cost.
             rest.sort(key=_NUM_PENDING)
-            rest.sort(key=_IS_FULL)  # it may have room by then
             adapter = request.adapter
             if adapter is not None:
-                rest = _loaded_first(rest, adapter, wanted - len(chosen))
+                rest = _loaded_first(rest, adapter, len(rest))
+            rest.sort(key=_IS_FULL)  # it may have room by then
             chosen = chosen + rest
         return chosen[:wanted]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.core.accounting import Accounting
 from extproc.core.pool import Pool
@@ -102,6 +103,21 @@ def test_one_that_has_had_more_is_full_where_another_takes_what_it_refused(
     assert full(made, 1.3) == [was_taken, was_taken, False]
 
 
+def test_one_whose_report_never_comes_has_room_again_once_it_lists_its_models() -> None:
+    made = Pool()
+    made.set_endpoints([endpoint(1)])
+    made.record_models(A, cards("a"), now=0.0)
+    start(made, alternates="")
+    made.flights.refused("r-1", A, now=1.0)
+    made.flights.finish("r-1", now=1.0, verdict=Verdict.FULL, address=A, num_attempts=3)
+    found = [full(made)]
+    for now in (1.5, 2.5):
+        made.record_models(A, cards("a"), now=now)
+        found.append(full(made, now))
+
+    assert found == [[True], [True], [False]]
+
+
 def test_a_new_process_has_room() -> None:
     made = pool()
     made.record_report(A, report(process_start_wall_s=1.0), taken_at_s=0.5)
@@ -163,6 +179,15 @@ def test_one_that_is_full_is_the_last_to_be_tried() -> None:
 
     assert isinstance(chosen, Pick)
     assert chosen.alternates[-1] == A
+
+
+def test_one_with_room_is_tried_before_a_full_one_that_has_the_adapter() -> None:
+    made = picker(num_alternates=1)
+    loaded = view(1, is_full=True, pending_by_adapter={"a": 4}, num_pending=4)
+    chosen = made.pick(snapshot(loaded, view(2), view(3)), replace(info(), adapter="a"))
+
+    assert isinstance(chosen, Pick)
+    assert A not in (chosen.address, *chosen.alternates)
 
 
 def test_where_all_are_full_requests_wait_for_room() -> None:

@@ -33,8 +33,10 @@ from extproc.core.outliers import (
     OutlierSettings,
     Readmission,
 )
+from extproc.core.pool import Pool
 from extproc.core.verdicts import Verdict, verdicts
-from tests.builders import pick
+from tests.builders import address as address_of
+from tests.builders import cards, endpoint, pick
 
 SERVED, FAILED, BROKEN, UNREACHABLE, FULL, NONE = Verdict
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
@@ -73,7 +75,9 @@ def ejected(made: Outliers, now: float, addresses: str = "abc") -> str:
 # --- what ejects ----------------------------------------------------------------------------
 
 
-def serve(made: Outliers, addresses: str = "bc", num: int = NUM_PEERS, **how: Any) -> None:
+def serve(
+    made: Outliers, addresses: Iterable[str] = "bc", num: int = NUM_PEERS, **how: Any
+) -> None:
     """These serve requests like those that fail elsewhere."""
     for address in addresses:
         tell(made, address, *[SERVED] * num, **how)
@@ -107,6 +111,28 @@ def test_what_others_have_not_served_ejects_nobody() -> None:
     tell(made, "a", *[FAILED] * 500, kind="sql")
 
     assert ejected(made, 0.0) == ""
+
+
+def test_one_that_alone_has_a_model_is_judged_by_others_there_by_breaks_and_by_its_health() -> None:
+    """Whether its 500s are due to the requests nobody else can say."""
+
+    def made() -> Pool:
+        pool = Pool()
+        pool.set_endpoints(map(endpoint, (1, 2, 3)))
+        for number in (1, 2, 3):
+            pool.record_models(address_of(number), cards("a"), now=0.0)
+        serve(pool.outliers, [address_of(2), address_of(3)], kind="base")
+        tell(pool.outliers, address_of(1), *[FAILED] * 50, kind="a")
+        return pool
+
+    alone, by_models, by_breaks, by_health = made(), made(), made(), made()
+    tell(by_models.outliers, address_of(1), *[FAILED] * 6, kind="base")
+    tell(by_breaks.outliers, address_of(1), *[BROKEN] * 6, kind="a")
+    by_health.record_health(address_of(1), is_dead=True, asked_at_s=0.0)
+    views = [each.snapshot(now=0.0).endpoints[0] for each in (alone, by_models, by_breaks)]
+
+    assert [view.is_ejected for view in views] == [False, True, True]
+    assert [view.is_ready for view in by_health.snapshot(now=0.0).endpoints] == [False, True, True]
 
 
 def test_failures_with_many_models_count_together() -> None:
@@ -170,6 +196,48 @@ def test_one_whose_failures_others_turn_out_to_share_is_back_at_once() -> None:
     assert ejected(made, 2.0, "abcd") == ""
     assert made.take_changes()[1:] == [Readmission("a")]
     assert eject(made, "a", 3.0) == BASE_S  # that one did not count
+
+
+def test_one_that_breaks_first_of_all_is_back_once_others_break_alike() -> None:
+    """What they share names none of them, not even where no request explains it."""
+    made = outliers("abcd")
+    serve(made, "bcd", num=2)
+    tell(made, "a", *[BROKEN] * 5, now=1.0)
+    assert ejected(made, 1.0, "abcd") == "a"
+    for _ in range(2):
+        for address in "bcd":
+            tell(made, address, BROKEN, now=2.0)
+
+    assert ejected(made, 2.0, "abcd") == ""
+
+
+def test_a_rare_break_elsewhere_excuses_nobody() -> None:
+    made = outliers()
+    serve(made, num=8, kind="base")
+    tell(made, "b", BROKEN, *[SERVED] * 5)
+    tell(made, "a", *[BROKEN] * 6)
+
+    assert ejected(made, 0.0) == "a"
+
+
+def test_while_others_break_alike_five_in_a_row_are_a_coincidence() -> None:
+    made = outliers("abcd")
+    for address in "bcd":
+        tell(made, address, SERVED, BROKEN)
+    tell(made, "a", *[BROKEN] * 5)
+
+    assert ejected(made, 0.0, "abcd") == ""
+
+
+def test_one_that_cannot_be_reached_is_not_back_for_what_others_fail() -> None:
+    made = outliers("abcd")
+    made.record_answer("a", asked_at_s=-1.0)
+    tell(made, "a", UNREACHABLE)
+    for _ in range(3):
+        for address in "bcd":
+            tell(made, address, BROKEN, SERVED)
+
+    assert "a" in ejected(made, 0.0, "abcd")
 
 
 def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
@@ -505,6 +573,7 @@ def test_no_more_than_the_share_is_ejected(size: int, limit: int) -> None:
 def test_when_the_pool_shrinks_those_return_that_would_return_first() -> None:
     made = outliers("abcd")
     eject(made, "a", 1.0)
+    serve(made, "cd")
     eject(made, "b", 0.0)
     made.set_endpoints("abc")
 
@@ -533,6 +602,7 @@ def test_turned_off_it_ejects_nobody_and_readmits_who_was() -> None:
 
 def test_the_end_of_an_ejection_is_news_whatever_ends_it() -> None:
     made = outliers()
+    serve(made)
     eject(made, "a", 0.0)
     tell(made, "b", UNREACHABLE)
     assert [type(each) for each in made.take_changes()] == [Ejection]
