@@ -174,9 +174,9 @@ async def test_requests_go_to_the_pod_that_has_the_adapter(installed: Installed)
         assert (answer.status, answer.served_by) == (200, f"pod-{number}")
 
 
-async def test_a_prompt_of_15_mb_passes_and_one_of_17_does_not(installed: Installed) -> None:
-    passes = await installed.client.chat("only-1", padding_bytes=15_000_000)
-    refused = await installed.client.chat("only-1", padding_bytes=17_000_000)
+async def test_a_prompt_of_25_mb_passes_and_one_of_28_does_not(installed: Installed) -> None:
+    passes = await installed.client.chat("only-1", padding_bytes=25_000_000)
+    refused = await installed.client.chat("only-1", padding_bytes=28_000_000)
 
     assert (passes.status, passes.served_by) == (200, "pod-1")
     assert (refused.status, refused.error_code) == (413, "body_too_large")

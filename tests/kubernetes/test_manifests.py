@@ -183,10 +183,11 @@ class InCluster(RouterProcess):
 
 SPARE = {
     ("watch", "inference.networking.x-k8s.io", "inferenceobjectives", ""),
+    ("watch", "inference.networking.k8s.io", "inferenceobjectives", ""),
     ("watch", "inference.networking.x-k8s.io", "inferencemodelrewrites", ""),
     ("patch", "inference.networking.x-k8s.io", "inferencemodelrewrites/status", ""),
 }
-"""Rights for a cluster without the newer definitions, which alone count in this one."""
+"""Rights for a cluster with other definitions than those that count in this one."""
 
 
 async def test_the_service_needs_exactly_the_rights_that_it_is_granted(

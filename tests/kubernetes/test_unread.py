@@ -97,12 +97,12 @@ class Scene:
         (warning,) = (await self.health())["warnings"]
         assert warning.startswith("LLMRoutes: not read yet: ")
 
-    async def check_that_all_is_known(self) -> None:
+    async def check_that_all_is_known(self, *aliases: str) -> None:
         assert await self.answers("private") == [200, 404, 404]
         for model in ("base", "configured", "own"):
             assert await self.answers(model) == [200] * 3
         assert "private" in await self.listed("acme")
-        assert await self.listed() == {"base", "configured", "own"}
+        assert await self.listed() == {"base", "configured", "own", *aliases}
 
 
 @asynccontextmanager
@@ -264,7 +264,7 @@ async def test_rewrites_that_cannot_be_read_restrict_nobody_and_their_names_are_
 
         proxy.breaks = lambda request: False
         await it.until("alias", "", 200)
-        await it.check_that_all_is_known()
+        await it.check_that_all_is_known("alias")
 
 
 @pytest.mark.usefixtures("crds")
