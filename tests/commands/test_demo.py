@@ -58,7 +58,7 @@ def test_it_compares_the_policies_explains_a_request_and_leaves_nothing(
     assert all(cell.endswith(" ms") for cell in _row(demo.output, "TTFT p99"))
     assert all(cell.isdigit() for cell in _row(demo.output, "TTFT over 500 ms"))
     assert "not measured" in demo.output
-    assert re.search(r"3\. least_harm chose, .* It\s+costs ", demo.output, flags=re.S)
+    assert re.search(r"3\. least_harm chose, .* Its\s+score\s+is ", demo.output, flags=re.S)
     assert "5. Envoy's access log reported" in demo.output
     served = re.findall(r"200, pod-\d served (\S+),", demo.output)
     assert served == ["customer-17@1", "customer-17@2"]
