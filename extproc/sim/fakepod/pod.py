@@ -30,7 +30,7 @@ POD: web.AppKey[Pod] = web.AppKey("pod", Pod)
 _WALL: Callable[[], float] = time.time  # noqa: TID251
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # vLLM: serve/middleware/authenticate.py
-_UNRECORDED = ("/metrics", "/health", "/debug", "/v1/models")
+_UNRECORDED = ("/metrics", "/health", "/version", "/debug", "/v1/models")
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _SHUTDOWN_S = 0.2  # grace for running requests when a pod stops, where `drain_s` is not longer
 
@@ -85,7 +85,8 @@ async def _add_name(request: web.Request, response: web.StreamResponse) -> None:
 async def _middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Keys, records, and errors in vLLM's shape."""
     pod = request.app[POD]
-    if not request.path.startswith(_UNRECORDED):
+    # Envoy gives each request an id: what comes through it is recorded, whatever it asks for.
+    if "x-request-id" in request.headers or not request.path.startswith(_UNRECORDED):
         pod.last_requests.append(_recorded(request))
     key = pod.config.api_key
     if key is not None and request.path.startswith(_GUARDED):
