@@ -202,7 +202,8 @@ async def test_one_address_does_not_keep_another_from_the_feed() -> None:
             assert await next_frame(feeds[1])
             async with other.get(served.url + FEED_PATH) as second:
                 assert second.status == 503  # each has one
-        feeds[1].close()
+        for feed in feeds:
+            feed.close()
 
 
 async def test_a_viewer_that_does_not_read_is_dropped_and_the_others_go_on() -> None:
