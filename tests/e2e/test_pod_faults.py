@@ -290,8 +290,7 @@ async def test_half_of_the_pods_stay_where_all_respond_that_they_are_full(
         answers = [await client.request("POST", PATH, chat("shared")) for _ in range(100)]
         ejected = (await envoy.stats(EJECTED))[EJECTED]
 
-    # Mostly the pods' own responses. Where Envoy has asked those that are left, one after the other,
-    # it may be Envoy's own.
+    # Mostly the pods' own responses. Where Envoy has asked all that are left it may be Envoy's own.
     assert {answer.status for answer in answers} == {503}
     assert sum(answer.body == b"" for answer in answers) > 50
     assert 1 <= ejected <= 2
