@@ -57,6 +57,28 @@ class Api:
         await asyncio.sleep(1e6)
 
 
+async def followed(api: Api, *, for_s: float) -> OptionalKind[InferenceObjective]:
+    """The kind after it has been followed for a while."""
+    clock = asyncio.get_running_loop().time
+    kind = OptionalKind(
+        api,
+        "Objectives",
+        QUERIES,
+        new_watch=lambda query, on_change: ListWatch(
+            api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
+        ),
+        on_objects=lambda _query, _objects: None,
+        relist_s=RELIST_S,
+        clock=clock,
+        rng=Random(1),
+    )
+    task = asyncio.ensure_future(kind.run())
+    await asyncio.sleep(for_s)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return kind
+
+
 async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[str]]:
     """The objects that are known after each change of an API server that serves none."""
     api, known, seen = Api(), list[str](), []
@@ -146,23 +168,7 @@ def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
     async def run() -> None:
         api = Api()
         api.refusals = {} if refusal is None else dict.fromkeys((NEW, OLD), refusal)
-        clock = asyncio.get_running_loop().time
-        kind = OptionalKind(
-            api,
-            "Objectives",
-            QUERIES,
-            new_watch=lambda query, on_change: ListWatch(
-                api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
-            ),
-            on_objects=lambda _query, _objects: None,
-            relist_s=RELIST_S,
-            clock=clock,
-            rng=Random(1),
-        )
-        task = asyncio.ensure_future(kind.run())
-        await asyncio.sleep(1.0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        kind = await followed(api, for_s=1.0)
 
         assert kind.is_absent is is_absent
 
@@ -205,23 +211,7 @@ def test_what_may_not_be_listed_is_absent_only_where_the_api_server_has_no_such_
         api = Api()
         api.refusals = dict.fromkeys((NEW, OLD), FORBIDDEN)
         api.kinds = said
-        clock = asyncio.get_running_loop().time
-        kind = OptionalKind(
-            api,
-            "Objectives",
-            QUERIES,
-            new_watch=lambda query, on_change: ListWatch(
-                api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
-            ),
-            on_objects=lambda _query, _objects: None,
-            relist_s=RELIST_S,
-            clock=clock,
-            rng=Random(1),
-        )
-        task = asyncio.ensure_future(kind.run())
-        await asyncio.sleep(12.0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        kind = await followed(api, for_s=12.0)
 
         assert kind.is_absent is is_absent
         assert bool(kind.problem) is not is_absent
