@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
+from extproc.core.chances import Count, Strata
 from extproc.core.comparison import (
     MAX_KINDS,
     MAX_OWN_KINDS,
     MAX_SOURCES,
     WINDOW_S,
-    Count,
     Like,
     Sources,
-    Strata,
 )
 from extproc.core.outliers import (
     MAX_CHANGES,
