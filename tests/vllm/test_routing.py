@@ -288,7 +288,7 @@ async def test_no_request_gets_404_once_the_router_knows_of_an_unload(gateway: G
 
 async def test_check_pod_finds_all_that_is_required(gateway: Gateway) -> None:
     url = gateway.servers[0].server.url
-    command = [sys.executable, "-m", "extproc", "check-pod", url]
+    command = [sys.executable, "-m", "extproc", "check-pod", url, "--adapter", ADAPTERS[0]]
 
     result = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=PATIENCE_S
