@@ -168,8 +168,19 @@ async def _start(stack: Stack, case: Case) -> None:
             "long": PodConfig("long", adapters=(LONG, *listed), profile=slow),
         }
     )
-    router = await stack.start_router({"log": {"level": "info", "json_lines": False}})
-    bootstrap = BootstrapOptions(mode=case.mode, request_body=case.body, routers=(router.address,))
+    is_strict = case.body is RequestBody.STREAMED_STRICT
+    router = await stack.start_router(
+        {
+            "log": {"level": "info", "json_lines": False},
+            "request": {"allow_mode_override": is_strict},
+        }
+    )
+    bootstrap = BootstrapOptions(
+        mode=case.mode,
+        request_body=case.body,
+        routers=(router.address,),
+        allow_mode_override=is_strict,
+    )
     models = (*HONEST, LONG, listed[-1])
     await stack.start_envoy(render(bootstrap), models, log_level="error", concurrency=case.workers)
 
