@@ -129,9 +129,8 @@ class Picker:
         candidates = _best(usable) if request.model else usable
         if not candidates:
             return _nobody(snapshot.endpoints, request)
-        is_sent = not request.model or snapshot.now >= waits_until_s
-        if not is_sent and all(view.is_gone for view in candidates):
-            return Wait(waits_until_s, FOR_POD)
+        if candidates[0].is_gone and request.model and snapshot.now < waits_until_s:
+            return Wait(waits_until_s, FOR_POD)  # all of them are gone, then
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
             return admitted
@@ -291,20 +290,21 @@ def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> l
 
 
 def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
-    """Return the endpoints that are neither unreachable nor ejected nor silent; without any, the
-    least flawed.
+    """Return the endpoints that are neither unreachable nor ejected nor silent nor gone; without
+    any, the least flawed.
 
     One without a load report that answers is as good as any: its load is known by routers' counts.
     An unreachable endpoint is worse than an ejected one, and that worse than a silent one. Where
     all are ejected, all are candidates, as one has to take the request (Envoy's panic mode); the
-    same for the other flaws.
+    same for the other flaws. One that is gone and has no other flaw was so a moment ago: a call of
+    ours is about to tell.
     """
-    best = [v for v in usable if not (v.is_unreachable or v.is_ejected or v.is_silent)]
+    best = [v for v in usable if not (v.is_unreachable or v.is_ejected or v.is_silent or v.is_gone)]
     if best or not usable:
         return best
     least = min(map(_flaws, usable))
     return [view for view in usable if _flaws(view) == least]
 
 
-def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
-    return view.is_unreachable, view.is_ejected, view.is_silent
+def _flaws(view: EndpointView) -> tuple[bool, bool, bool, bool]:
+    return view.is_unreachable, view.is_ejected, view.is_silent, view.is_gone

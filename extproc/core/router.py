@@ -138,7 +138,9 @@ class Router:
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""
-        if now >= ticket.give_up_s and self.queue.is_due(now):
+        if now >= ticket.give_up_s and ticket.reason == FOR_POD:
+            self.queue.ask(ticket, self._look, now=now)  # what is known may be wrong
+        elif now >= ticket.give_up_s and self.queue.is_due(now):
             self.offer(now=now)  # one whose adapter has not come may have something else
         self.queue.expire(ticket, now=now)
         if ticket.error is not None:

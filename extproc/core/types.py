@@ -148,7 +148,8 @@ class EndpointView(Struct, frozen=True, gc=False):
         is_silent: Has no report that has not expired, and the last that is known of it is no answer
             either: gets no requests that others can take.
         is_gone: Nobody answers there: our last calls could not connect, or a request was broken off
-            and no call of ours has been answered since. Gets no requests that can wait.
+            and no call of ours has been answered since. Gets no requests that others can take, or
+            that can wait.
         has_old_report: The last report shows requests that nobody has there (`belief`).
     """
 

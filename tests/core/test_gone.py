@@ -11,7 +11,7 @@ from extproc.core.claims import Claim
 from extproc.core.outliers import OutlierSettings
 from extproc.core.queue import QueueSettings, Ticket
 from extproc.core.router import Router
-from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
+from extproc.core.types import Reason, Rejection, RequestInfo, Wait
 from extproc.core.verdicts import Verdict
 from extproc.core.words import FOR_POD
 from tests.builders import BASE, address, cards, endpoint, report, request
@@ -95,26 +95,20 @@ def test_one_that_waits_is_asked_about_again_once_its_models_are_known() -> None
     assert refused(made.resume(strange, now=3.0)) == (404, Reason.MODEL_NOT_FOUND)
 
 
-@pytest.mark.parametrize("is_offered", [True, False])
-def test_after_its_patience_a_request_is_sent_to_whoever_is_known_or_gets_503(
-    is_offered: bool,
-) -> None:
+def test_after_its_patience_a_request_is_sent_to_who_was_gone_or_gets_503() -> None:
     """What is known may be wrong, as where the network lets no call of ours through."""
     made = router(1)
     lose(made, 1)
-    ticket = held(made, claim=Claim(max_wait_s=2.0))
-    if not is_offered:
-        made.queue._rests_until_s = 99.0
+    first, second = (held(made, claim=Claim(max_wait_s=wait_s)) for wait_s in (2.0, 3.0))
+    made.queue._rests_until_s = 99.0
 
-    result = made.resume(ticket, now=3.0)
-
-    assert ticket.give_up_s == 3.0
-    if is_offered:
-        assert routed(result).address == address(1)
-    else:
-        assert refused(result) == NO_ENDPOINTS
-        assert isinstance(result, Rejection)
-        assert "It was held for as long as it may be" in result.why
+    assert first.give_up_s == 3.0
+    assert made.resume(first, now=2.9) is first
+    assert routed(made.resume(first, now=3.0)).address == address(1)
+    assert made.resume(first, now=3.1) is first.result
+    made.pool.set_endpoints([])
+    assert refused(made.resume(second, now=4.0)) == NO_ENDPOINTS
+    assert made.queue.num_ended["no_endpoints"] == 1
 
 
 def test_a_request_that_must_not_wait_is_answered_at_once() -> None:
@@ -131,7 +125,10 @@ def test_beyond_the_queues_bounds_it_is_503_and_not_too_many_requests() -> None:
     lose(made, 1)
     held(made)
 
-    assert refused(made.route(asked(), now=1.0)) == NO_ENDPOINTS
+    result = made.route(asked(), now=1.0)
+    assert refused(result) == NO_ENDPOINTS
+    assert isinstance(result, Rejection)
+    assert result.why.startswith("The queue is full: 1 held")
 
 
 def test_a_gateways_own_choice_of_endpoints_is_waited_for_only_if_one_of_them_may_come() -> None:
@@ -176,14 +173,16 @@ def test_a_broken_connection_leaves_its_room_to_nobody_until_the_endpoint_has_an
     assert routed(made.resume(waiting, now=2.4)).address == address(1)
 
 
-def test_an_endpoint_in_doubt_is_as_good_as_any_where_another_is_there() -> None:
-    made = router(1, 2)
-    picks = [routed(made.route(asked(), now=1.0)) for _ in range(2)]
-    for pick in picks:
-        made.pool.flights.finish(pick.id, now=2.0, verdict=Verdict.BROKEN)
-    made.pool.record_report(address(2), report(), taken_at_s=2.2, asked_at_s=2.1)
+def test_an_endpoint_in_doubt_gets_nothing_while_another_is_there() -> None:
+    made = router(1, 2, policy="least_pending")
+    first = routed(made.route(asked(), now=1.0))
+    made.pool.flights.finish(first.id, now=2.0, verdict=Verdict.BROKEN)
+    picks = [routed(made.route(asked(2.0), now=2.0)) for _ in range(9)]
+    assert first.address not in {pick.address for pick in picks}
 
-    assert isinstance(made.route(asked(3.0), now=3.0), Pick)
+    made.pool.record_report(first.address, report(), taken_at_s=2.2, asked_at_s=2.1)
+    again = [routed(made.route(asked(3.0), now=3.0)) for _ in range(9)]
+    assert first.address in {pick.address for pick in again}
 
 
 def test_who_waits_for_an_endpoint_holds_up_nobody() -> None:
