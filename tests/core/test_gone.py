@@ -9,7 +9,7 @@ from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.precedence import Offer
 from extproc.core.claims import Claim
 from extproc.core.outliers import OutlierSettings
-from extproc.core.queue import QueueSettings, Ticket
+from extproc.core.queue import End, QueueSettings, Ticket
 from extproc.core.router import Router
 from extproc.core.types import Reason, Rejection, RequestInfo, Wait
 from extproc.core.verdicts import Verdict
@@ -108,7 +108,7 @@ def test_after_its_patience_a_request_is_sent_to_who_was_gone_or_gets_503() -> N
     assert made.resume(first, now=3.1) is first.result
     made.pool.set_endpoints([])
     assert refused(made.resume(second, now=4.0)) == NO_ENDPOINTS
-    assert made.queue.num_ended["no_endpoints"] == 1
+    assert made.queue.num_ended[End.NO_ENDPOINTS] == 1
 
 
 def test_a_request_that_must_not_wait_is_answered_at_once() -> None:
