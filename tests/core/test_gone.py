@@ -11,13 +11,14 @@ from extproc.core.claims import Claim
 from extproc.core.outliers import OutlierSettings
 from extproc.core.queue import End, QueueSettings, Ticket
 from extproc.core.router import Router
-from extproc.core.types import Reason, Rejection, RequestInfo, Wait
+from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
 from extproc.core.verdicts import Verdict
-from extproc.core.words import FOR_POD
+from extproc.core.words import FOR_ADAPTER, FOR_POD
 from tests.builders import BASE, address, cards, endpoint, report, request
 from tests.core.team import Team
 from tests.core.test_leading import question
 from tests.core.test_router import refused, routed, router
+from tests.core.test_router_queue import Slots
 
 NO_ENDPOINTS = (503, Reason.NO_ENDPOINTS)
 EMPTY = frozenset({"10.9.9.9:8000"})
@@ -109,6 +110,32 @@ def test_after_its_patience_a_request_is_sent_to_who_was_gone_or_gets_503() -> N
     made.pool.set_endpoints([])
     assert refused(made.resume(second, now=4.0)) == NO_ENDPOINTS
     assert made.queue.num_ended[End.NO_ENDPOINTS] == 1
+
+
+def test_one_whose_endpoint_is_back_at_the_last_moment_and_full_is_one_too_many() -> None:
+    made = router(1)
+    made.picker.configure(Slots(0), "slots")
+    lose(made, 1)
+    waiting = held(made)
+    made.pool.record_models(address(1), cards("a"), now=60.0)
+
+    assert refused(made.resume(waiting, now=61.0)) == (429, Reason.SATURATED)
+
+
+def test_a_declared_adapter_whose_pod_is_gone_is_waited_for_as_long_as_may_be() -> None:
+    made, declared = router(1), Declaration("a", source="", origin="test")
+    made.catalog.planner.declare([declared], now=0.0)
+    made.catalog.declare({"a": Offer(declared)}, {frozenset(): BASE})
+    made.catalog.planner.tick(made.pool.pod_states(now=0.0), {}, [], now=0.0)
+    assert isinstance(made.route(asked(), now=1.0), Pick)
+    lose(made, 1)
+
+    reasons = []
+    for now in (1.0, 31.0):
+        result = made.route(asked(1.0), now=now)
+        assert isinstance(result, Ticket)
+        reasons.append(result.reason)
+    assert reasons == [FOR_ADAPTER, FOR_POD]
 
 
 def test_a_request_that_must_not_wait_is_answered_at_once() -> None:

@@ -187,8 +187,12 @@ class HoldQueue:
 
     def ask(self, ticket: Ticket, look: Look, *, now: float) -> None:
         """Ask for one request out of turn, if it is held."""
-        result = look(ticket, now) if ticket in self._tickets else None
-        if result is not None and not isinstance(result, Wait):
+        if ticket not in self._tickets:
+            return
+        result = look(ticket, now)
+        if isinstance(result, Wait):
+            ticket.reason = result.reason
+        else:
             self._found(ticket, result, now)
 
     def adapters(self, now: float) -> list[str]:
