@@ -21,7 +21,7 @@ from extproc.core.router import Router
 from extproc.core.spelling import Spelling
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
-from extproc.core.verdicts import Verdict
+from extproc.core.verdicts import NAMES_ENDPOINT, Verdict
 from extproc.shell.rpc import Metadata
 from extproc.shell.tracing import Tracing
 
@@ -196,7 +196,7 @@ class Endings:
         self.recorder.completed(completion, flight.pick.request)
         if doubtful:
             self.on_doubt(doubtful)
-        if completion.verdict in (Verdict.FAILED, Verdict.UNREACHABLE):
+        if completion.verdict in (Verdict.FAILED, *NAMES_ENDPOINT):
             self.on_failed(completion.address or flight.pick.address)
         self._log_changes()
         return True

@@ -93,8 +93,9 @@ class Pods:
         self._models.look(address)
 
     def doubt(self, address: str) -> None:
-        """Ask for a pod's health soon: it has failed a request."""
+        """Ask for a pod's health soon, and whether it answers: it has failed a request."""
         self._asks.doubt(address)
+        self._models.look(address)
 
     def poke(self, address: str) -> None:
         """Poll a pod's models at once: they have just changed."""
@@ -131,8 +132,7 @@ class Pods:
         self._observers.call("telemetry", self._telemetry.scrape_failed, address)
         self.losses.failed(address, Part.REPORTS, error, now=self._clock())
         self._failed(address, is_unreachable)
-        if not is_unreachable:
-            self._models.look(address)  # whether it answers at all
+        self._models.look(address)  # whether it answers at all
 
     def _on_models(
         self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float, duration_s: float

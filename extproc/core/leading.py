@@ -24,6 +24,7 @@ from extproc.core.queue import Ticket
 from extproc.core.rejections import no_endpoints
 from extproc.core.router import Router
 from extproc.core.types import Pick, Rejection, Wait
+from extproc.core.words import FOR_POD
 
 PICKED = "picked"
 DECLINED = "declined"
@@ -135,7 +136,7 @@ class Leading:
                 result = self._count(question.pick_id, result, now)
                 if isinstance(result, Pick):
                     router.queue.charge(known)
-            elif isinstance(result, Wait) and self._may_hold(question, now):
+            elif isinstance(result, Wait) and self._may_hold(question, result, now):
                 return self._hold(question._replace(request=known), result, now)
         return self._answer(question, result)
 
@@ -154,7 +155,9 @@ class Leading:
             return pick
         return no_endpoints(pick.request.client_model)
 
-    def _may_hold(self, question: Question, now: float) -> bool:
+    def _may_hold(self, question: Question, wait: Wait, now: float) -> bool:
+        if wait.reason == FOR_POD:
+            return False
         settings, asker = self._settings, router_of(question.pick_id)
         is_full = len(self._held) >= settings.max_held
         is_full = is_full or self._num_held[asker] >= settings.max_held_per_router

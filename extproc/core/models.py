@@ -46,6 +46,10 @@ class Models:
             if card is None:
                 return self._unknown(request.client_model, snapshot, request.subset)
             request = self._known(request, card, uses_cached_bytes)
+        return self.claimed(request)
+
+    def claimed(self, request: RequestInfo) -> RequestInfo:
+        """Fill in the claim, which needs no pool."""
         claim = self._routes.claim(request)
         is_known = claim is NO_CLAIM or claim == request.claim
         return request if is_known else replace(request, claim=claim)

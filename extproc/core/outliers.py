@@ -93,7 +93,7 @@ class _Health:
     """The record of one endpoint. Ejected or on trial while `cause` is set."""
 
     __slots__ = (
-        *("asked_s", "cause", "count", "num_judged", "num_passed", "num_trials", "own"),
+        *("asked_s", "broke_s", "cause", "count", "num_judged", "num_passed", "num_trials", "own"),
         *("serial", "since_s", "until_s", "why"),
     )
 
@@ -105,6 +105,7 @@ class _Health:
         self.num_trials = self.num_passed = 0
         self.num_judged = 0  # requests since it was ejected
         self.asked_s = -inf  # when the newest of our own calls that it answered was sent
+        self.broke_s = -inf  # when the last request ended that no request explains
         self.own = Own()
         self.why: Mapping[Hashable, Part] = {}  # the row of failures that ejected it
 
@@ -186,7 +187,11 @@ class Outliers:
         `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`.
         """
         health = self._health.get(address)
-        if health is None or not self._settings.enabled:
+        if health is None:
+            return
+        if verdict in NAMES_ENDPOINT:
+            health.broke_s = max(health.broke_s, now if ended_s is None else ended_s)
+        if not self._settings.enabled:
             return
         is_trial = health.cause is not None and trial == health.serial
         health.num_trials -= is_trial
@@ -225,6 +230,11 @@ class Outliers:
     def is_ejected(self, address: str, *, now: float) -> bool:
         """Return whether it should get nothing now that others can take."""
         return self._health[address].is_out(now)
+
+    def is_in_doubt(self, address: str) -> bool:
+        """Return whether a request there was broken off, and no call of ours was answered since."""
+        health = self._health[address]
+        return health.broke_s > health.asked_s
 
     def until_s(self, address: str) -> float:
         """Return the end of its last ejection; minus infinity without one."""

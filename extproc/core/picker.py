@@ -1,8 +1,8 @@
-"""From a snapshot and a request to a pick or a named rejection.
+"""From a snapshot and a request to a pick, a wait or a named rejection.
 
 The pipeline: ready endpoints in the subset where the model is registered, and which take the
-adapter's rank; of those, the best (`_best`); admission; those that are not full, or a wait; a
-session's own endpoint if it has one; the policy; fallbacks.
+adapter's rank; of those, the best (`_best`), or a wait if all are gone; admission; those that are
+not full, or a wait; a session's own endpoint if it has one; the policy; fallbacks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from math import isnan
+from math import inf, isnan
 from operator import attrgetter
 
 from msgspec import Struct
@@ -23,7 +23,7 @@ from extproc.core.policies import Policy
 from extproc.core.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.core.routes import NO_PATH, RESPONSES_PATH
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
-from extproc.core.words import FOR_ROOM
+from extproc.core.words import FOR_POD, FOR_ROOM
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
 """Whose responses the endpoint may store. Where the path is not known it may be that one."""
@@ -105,9 +105,17 @@ class Picker:
         return request.model, request.subset, own, request.claim
 
     def pick(
-        self, snapshot: Snapshot, request: RequestInfo, asking: Asking | None = None
+        self,
+        snapshot: Snapshot,
+        request: RequestInfo,
+        asking: Asking | None = None,
+        *,
+        waits_until_s: float = -inf,
     ) -> Pick | Rejection | Wait:
         """Choose an endpoint for `request`; with `asking`, the leader is asked before the policy.
+
+        Args:
+            waits_until_s: For so long the request can wait for one, where all are gone.
 
         Raises:
             Exception: The policy's, without `on_policy_error`.
@@ -121,6 +129,8 @@ class Picker:
         candidates = _best(usable) if request.model else usable
         if not candidates:
             return _nobody(snapshot.endpoints, request)
+        if candidates[0].is_gone and request.model and snapshot.now < waits_until_s:
+            return Wait(waits_until_s, FOR_POD)  # all of them are gone, then
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
             return admitted
@@ -280,20 +290,21 @@ def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> l
 
 
 def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
-    """Return the endpoints that are neither unreachable nor ejected nor silent; without any, the
-    least flawed.
+    """Return the endpoints that are neither unreachable nor ejected nor silent nor gone; without
+    any, the least flawed.
 
     One without a load report that answers is as good as any: its load is known by routers' counts.
     An unreachable endpoint is worse than an ejected one, and that worse than a silent one. Where
     all are ejected, all are candidates, as one has to take the request (Envoy's panic mode); the
-    same for the other flaws.
+    same for the other flaws. One that is gone and has no other flaw was so a moment ago: a call of
+    ours is about to tell.
     """
-    best = [v for v in usable if not (v.is_unreachable or v.is_ejected or v.is_silent)]
+    best = [v for v in usable if not (v.is_unreachable or v.is_ejected or v.is_silent or v.is_gone)]
     if best or not usable:
         return best
     least = min(map(_flaws, usable))
     return [view for view in usable if _flaws(view) == least]
 
 
-def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
-    return view.is_unreachable, view.is_ejected, view.is_silent
+def _flaws(view: EndpointView) -> tuple[bool, bool, bool, bool]:
+    return view.is_unreachable, view.is_ejected, view.is_silent, view.is_gone

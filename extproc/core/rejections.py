@@ -117,10 +117,10 @@ def model_not_found(model: str) -> Rejection:
     return Rejection(404, Reason.MODEL_NOT_FOUND, message, param="model", model=model)
 
 
-def no_endpoints(model: str = "") -> Rejection:
+def no_endpoints(model: str = "", why: str = "") -> Rejection:
     """503: the model may exist, but no endpoint that could serve it is ready."""
-    message = "No endpoint is ready for this model. Retry later."
-    return Rejection(503, Reason.NO_ENDPOINTS, message, retry_after_s=RETRY_AFTER_S, model=model)
+    message, code = "No endpoint is ready for this model. Retry later.", Reason.NO_ENDPOINTS
+    return Rejection(503, code, message, retry_after_s=RETRY_AFTER_S, model=model, why=why)
 
 
 def policy_failed(model: str) -> Rejection:

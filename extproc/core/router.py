@@ -9,6 +9,7 @@ from math import inf
 from msgspec.structs import replace
 
 from extproc.core.adapters.catalog import Catalog
+from extproc.core.address import is_in_subset
 from extproc.core.beginnings import renamed
 from extproc.core.following import Asking, Elsewhere
 from extproc.core.modelroutes import ModelRoutes
@@ -26,6 +27,7 @@ from extproc.core.types import (
     Snapshot,
     Wait,
 )
+from extproc.core.words import FOR_POD
 
 OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
@@ -36,6 +38,7 @@ TOLD_WAIT_S = 0.005
 """After another router's word of a request's end, until the room is offered here: the other one
 offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
 (`app.telling`), and each has a way."""
+_FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
 
 @dataclass(slots=True)
@@ -115,11 +118,10 @@ class Router:
         ttft_s = claim.ttft_s
         if ttft_s is None and claim.priority >= 0:
             ttft_s = getattr(self.picker.policy, "ttft_s", None)
-        limit_s = self.max_hold_s if claim.max_wait_s is None else claim.max_wait_s
         ticket = Ticket(
             request,
             wake,
-            min(arrived_s + min(limit_s, self.max_hold_s), give_up_s),
+            min(self._give_up_s(request), give_up_s),
             deadline_s=inf if ttft_s is None else arrived_s + OBJECTIVE_RATIO * ttft_s,
             held_at_s=now,
             rest_s=self._least_ttft_s(request, now),
@@ -136,7 +138,9 @@ class Router:
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""
-        if now >= ticket.give_up_s and self.queue.is_due(now):
+        if now >= ticket.give_up_s and ticket.reason == FOR_POD:
+            self.queue.ask(ticket, self._look, now=now)  # what is known may be wrong
+        elif now >= ticket.give_up_s and self.queue.is_due(now):
             self.offer(now=now)  # one whose adapter has not come may have something else
         self.queue.expire(ticket, now=now)
         if ticket.error is not None:
@@ -163,22 +167,49 @@ class Router:
         queue.hasten(now)
         if queue.is_due(now):
             self.offer(now=now)
-        snapshot = self.pool.snapshot(now=now)
-        known = self._known(request, snapshot)
-        if isinstance(known, Rejection):
-            return request, known
-        turn = self._turn(known, now)
-        return known, turn or self._picked(known, snapshot, asking)
+        return self.choose(request, now=now, asking=asking, turn=self._turn)
 
     def choose(
-        self, request: RequestInfo, *, now: float, asking: Asking | None = None
+        self,
+        request: RequestInfo,
+        *,
+        now: float,
+        asking: Asking | None = None,
+        turn: Callable[[RequestInfo, float], Wait | None] = lambda _known, _now: None,
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
-        """Choose as `route` does, and count and hold nothing; return the request as it is known."""
+        """Choose as `route` does, and count and hold nothing; return the request as it is known.
+
+        Args:
+            turn: Has a known request wait for others.
+        """
         snapshot = self.pool.snapshot(now=now)
         known = self._known(request, snapshot)
         if isinstance(known, Rejection):
-            return request, known
-        return known, self._picked(known, snapshot, asking)
+            claimed = self.models.claimed(request)
+            return claimed, self._awaited(claimed, known, snapshot)
+        result = turn(known, now) or self._picked(known, snapshot, asking)
+        return known, self._awaited(known, result, snapshot)
+
+    def _awaited(
+        self, request: RequestInfo, result: Pick | Rejection | Wait, snapshot: Snapshot
+    ) -> Pick | Rejection | Wait:
+        """Have a request wait that gets no endpoint and may, where one may come."""
+        if not isinstance(result, Rejection) or result.reason not in _FOR_WANT_OF_PODS:
+            return result
+        until_s = self._waits_until_s(request)
+        is_declared = self.catalog.card(request.model) is not None  # other pods may load it
+        may_come = _is_empty(snapshot) if is_declared else _may_come(request, snapshot)
+        return Wait(until_s, FOR_POD) if may_come and snapshot.now < until_s else result
+
+    def _waits_until_s(self, request: RequestInfo) -> float:
+        """Return until when a request waits for an endpoint: one that must not wait, for never."""
+        return self._give_up_s(request) if request.claim.waits else -inf
+
+    def _give_up_s(self, request: RequestInfo) -> float:
+        """Return until when a request may be held."""
+        limit_s = request.claim.max_wait_s
+        hold_s = self.max_hold_s if limit_s is None else min(limit_s, self.max_hold_s)
+        return request.arrived_at_s + hold_s
 
     def _picked(
         self, request: RequestInfo, snapshot: Snapshot, asking: Asking | None
@@ -186,7 +217,7 @@ class Router:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self.picker.pick(snapshot, request, asking)
+            return self._pick(request, snapshot, asking)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request.client_model)
@@ -197,10 +228,16 @@ class Router:
         if found.model != request.model:
             found = renamed(found, found.model)
             found = replace(found, cached_bytes=self.pool.beginnings.find(found))
-        result = self.picker.pick(snapshot, found, asking)
+        result = self._pick(found, snapshot, asking)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
         return waiting or result
+
+    def _pick(
+        self, request: RequestInfo, snapshot: Snapshot, asking: Asking | None
+    ) -> Pick | Rejection | Wait:
+        until_s = self._waits_until_s(request)
+        return self.picker.pick(snapshot, request, asking, waits_until_s=until_s)
 
     def _known(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
         return self.models.identify(
@@ -217,6 +254,9 @@ class Router:
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.error = error
             return no_endpoints(ticket.request.client_model)
+        is_for_pod = isinstance(result, Wait) and result.reason == FOR_POD
+        if is_for_pod and ticket.count is not None:
+            return no_endpoints(known.client_model)  # whoever asked may see more
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
@@ -243,8 +283,27 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
     """Return whether the pods that have a request's adapter are gone, and others may load it."""
     if isinstance(result, Pick):
         return result.candidates[0].is_lost  # as all of them are, then
-    is_none = isinstance(result, Rejection) and result.reason is Reason.NO_ENDPOINTS
+    if isinstance(result, Wait):
+        return result.reason == FOR_POD
+    is_none = result.reason is Reason.NO_ENDPOINTS
     return is_none and request.subset is None  # a gateway's own subset stays what it is
+
+
+def _is_empty(snapshot: Snapshot) -> bool:
+    """Return whether nobody is there at all."""
+    return all(view.is_gone or not view.is_ready for view in snapshot.endpoints)
+
+
+def _may_come(request: RequestInfo, snapshot: Snapshot) -> bool:
+    """Return whether there may soon be an endpoint that can take a request, where there is none.
+
+    A gateway's own subset stays what it is: one of it that restarts may have to list its models.
+    """
+    subset = request.subset
+    return subset is None or any(
+        view.is_ready and view.registered is None and is_in_subset(view.address, subset)
+        for view in snapshot.endpoints
+    )
 
 
 def _is_asleep(snapshot: Snapshot) -> bool:

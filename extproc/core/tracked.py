@@ -420,6 +420,7 @@ class Tracked:
             is_unreachable=self.is_unreachable,
             is_ejected=outliers.is_ejected(address, now=now),
             is_silent=not (is_known or self.answers),
+            is_gone=(self.is_unreachable and not self.answers) or outliers.is_in_doubt(address),
             has_old_report=is_known and self.belief.is_old,
             is_full=self.fullness.is_full(num_pending + num_foreign),
             is_asleep=is_asleep,

@@ -147,6 +147,9 @@ class EndpointView(Struct, frozen=True, gc=False):
             it may have: gets no requests that others can take.
         is_silent: Has no report that has not expired, and the last that is known of it is no answer
             either: gets no requests that others can take.
+        is_gone: Nobody answers there: our last calls could not connect, or a request was broken off
+            and no call of ours has been answered since. Gets no requests that others can take, or
+            that can wait.
         has_old_report: The last report shows requests that nobody has there (`belief`).
     """
 
@@ -178,6 +181,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_unreachable: bool = False  # our last call could not connect
     is_ejected: bool = False
     is_silent: bool = False
+    is_gone: bool = False
     has_old_report: bool = False
     is_full: bool = False  # has refused requests beside as many unfinished ones
     is_asleep: bool = False

@@ -80,12 +80,15 @@ FOR_ADAPTER = "load"
 """The reason of those that wait until a pod has their adapter."""
 FOR_ROOM = "full"
 """The reason of those that wait as every pod has said that it is full."""
+FOR_POD = "pod"
+"""The reason of those that wait as no pod is left that could take them."""
 _HELD_FOR = {
     "slot": " for a slot",
     "room": " for room",
     FOR_ROOM: " as every pod was full",
     "turn": " for its turn",
     FOR_ADAPTER: " for its adapter",
+    FOR_POD: " as no pod was left",
 }
 
 

@@ -45,7 +45,8 @@ async def turned_away(channel: clients.Channel) -> tuple[grpc.StatusCode, bool]:
 async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: Path) -> None:
     """Not answered: the data plane asks another, or does without. An empty pool is an answer."""
     endpoints = tmp_path / "pods.yaml"
-    config = configuration([], discovery={"file": str(endpoints), "file_interval_s": 0.05})
+    discovery = {"file": str(endpoints), "file_interval_s": 0.05}
+    config = configuration([], discovery=discovery, request={"max_hold_s": 0})
     async with starting(config) as service:
         before = await turned_away(service.channel)
         reasons = (await service.admin("/healthz"))["reasons"]

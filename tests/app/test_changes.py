@@ -70,7 +70,8 @@ async def test_pods_come_and_go_with_the_endpoints_file(
 ) -> None:
     endpoints = tmp_path / "pods.yaml"
     endpoints.write_text(f"- {pods[0].address}\n")
-    config = configuration(pods, discovery={"file": str(endpoints), "file_interval_s": 0.05})
+    discovery = {"file": str(endpoints), "file_interval_s": 0.05}
+    config = configuration(pods, discovery=discovery, request={"max_hold_s": 0})
 
     async def knows(service: Service, count: int) -> bool:
         return len((await service.admin("/debug/snapshot"))["endpoints"]) == count

@@ -37,7 +37,7 @@ def test_an_endpoint_that_fails_a_request_is_doubted() -> None:
         scene.endings.complete(completion(picked(scene).id, verdict=verdict))
     scene.endings.complete(completion(picked(scene).id, verdict=Verdict.FAILED, address=""))
 
-    assert scene.failed == 3 * [address(1)]
+    assert scene.failed == 4 * [address(1)]
 
 
 def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,8 +78,9 @@ def shut() -> tuple[Routing, Ticket]:
     return routing, ticket
 
 
-def lose_endpoints(routing: Routing) -> None:
-    routing.set_endpoints([])
+def put_to_sleep(routing: Routing) -> None:
+    asleep = report(is_asleep=True)
+    routing.pool.record_report(address(1), asleep, taken_at_s=1.0)
 
 
 def change_policy(routing: Routing) -> None:
@@ -87,7 +88,7 @@ def change_policy(routing: Routing) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(lose_endpoints, Reason.NO_ENDPOINTS), (change_policy, None)]
+    ("change", "reason"), [(put_to_sleep, Reason.ASLEEP), (change_policy, None)]
 )
 def test_held_requests_learn_of_a_change_at_once(
     change: Callable[[Routing], None], reason: Reason | None

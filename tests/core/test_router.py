@@ -31,6 +31,7 @@ from extproc.core.types import (
     Wait,
 )
 from extproc.core.verdicts import Verdict
+from extproc.core.words import FOR_POD
 from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
@@ -64,6 +65,13 @@ def routed(result: Pick | Rejection | Wait | Ticket) -> Pick:
 def refused(result: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
     assert isinstance(result, Rejection)
     return result.status, result.reason
+
+
+def refused_in_the_end(made: Router, held: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
+    """What a request is told that waits for an endpoint, and none comes."""
+    assert isinstance(held, Ticket)
+    assert held.reason == FOR_POD
+    return refused(made.resume(held, now=held.give_up_s))
 
 
 def listed(made: Router, subset: frozenset[str] | None = None) -> list[str] | int:
@@ -160,7 +168,10 @@ def test_an_unknown_model_is_not_found_only_when_it_is_sure(
 
     result = made.route(request(None, model="nope"), now=1.0)
 
-    assert refused(result) == (status, reason)
+    if status == 503:
+        assert refused_in_the_end(made, result) == (status, reason)
+    else:
+        assert refused(result) == (status, reason)
     assert len(made.pool.flights) == 0
 
 
@@ -173,16 +184,19 @@ def test_after_a_restart_the_only_endpoint_of_a_model_is_waited_for() -> None:
     made.pool.record_report(address(1), report(process_start_wall_s=9.0), taken_at_s=2.0)
     mine = request(None, model="mine")
 
-    assert refused(made.route(mine, now=2.0)) == (503, Reason.NO_ENDPOINTS)
+    held = made.route(mine, now=2.0)
+    assert isinstance(held, Ticket)
     made.pool.record_models(address(1), only, now=2.0)
-    assert routed(made.route(mine, now=2.0)).address == address(1)
+    made.offer(now=2.0)
+    assert routed(made.resume(held, now=2.0)).address == address(1)
 
 
 def test_a_model_that_only_a_draining_endpoint_has_is_unavailable_not_unknown() -> None:
     made = router(1)
     made.pool.set_endpoints([endpoint(1, is_ready=False)])
 
-    assert refused(made.route(ASKED, now=1.0)) == (503, Reason.NO_ENDPOINTS)
+    held = made.route(ASKED, now=1.0)
+    assert refused_in_the_end(made, held) == (503, Reason.NO_ENDPOINTS)
 
 
 def test_a_refused_request_is_not_counted() -> None:
@@ -303,7 +317,9 @@ def test_models_are_those_of_endpoints_that_are_ready() -> None:
     assert (listed(made), listed(made, frozenset({address(1)}))) == (503, 503)
     for model in ("a", "nope"):
         found = made.models.find(model, None, now=1.0)
-        assert found == made.route(request(None, model=model), now=1.0)
+        held = made.route(request(None, model=model), now=1.0)
+        assert isinstance(found, Rejection)
+        assert (found.status, found.reason) == refused_in_the_end(made, held)
 
 
 def test_models_are_not_listed_before_an_endpoint_has_told_them() -> None:

@@ -359,17 +359,6 @@ def test_a_newcomer_of_another_kind_takes_room_that_nobody_who_waits_can_use() -
     assert held.num_wakes == 0
 
 
-def test_a_held_request_whose_endpoints_all_went_is_unavailable() -> None:
-    made, _first = full()
-    held = ask(made)
-    made.pool.set_endpoints([])
-    made.queue.freed(1.0)
-    made.offer(now=1.0)
-
-    assert held.num_wakes == 1
-    assert refused(held.resume(1.0)) == (503, Reason.NO_ENDPOINTS)
-
-
 @pytest.mark.parametrize("wait", [Asked(2.0, "leader"), Elsewhere(2.0, "leader")])
 def test_what_the_leader_decides_is_not_queued_here(wait: Elsewhere) -> None:
     class Leader(Asking):

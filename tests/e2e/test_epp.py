@@ -370,7 +370,7 @@ async def test_without_a_ready_endpoint_it_is_503(
     chart: Chart, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
-        EppProcess({"discovery": {"static": []}}) as router,
+        EppProcess({"discovery": {"static": []}, "request": {"max_hold_s": 0.5}}) as router,
         running(chart, router, pods) as envoy,
     ):
         answer = await Client(envoy.url, http).chat("shared", padding_bytes=200_000)

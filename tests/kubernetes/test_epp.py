@@ -142,7 +142,8 @@ async def test_a_pool_that_is_deleted_leaves_the_router_ready_to_say_503(
     """Log and metric say that it was deleted, and it is served again once it is back."""
     port = await announce(cluster, pods)
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
-    async with serving(kubeconfig, *flags_of(cluster)) as (router, client):
+    request = {"max_hold_s": 0}
+    async with serving(kubeconfig, *flags_of(cluster), request=request) as (router, client):
         await served_by(client, "only-0")
         await cluster.delete_pool("pool")
         await eventually(lambda: is_refused(client))

@@ -150,7 +150,7 @@ async def test_a_killed_pod_is_replaced_by_another_that_has_the_adapter(
 
 
 async def test_a_killed_pod_is_a_clear_503(tmp_path: Path) -> None:
-    async with running(ORIGINAL, tmp_path) as gateway:
+    async with running(ORIGINAL, tmp_path, request={"max_hold_s": 0.5}) as gateway:
         await gateway.pods[0].kill()
         answer = await gateway.client.chat("only-0")
         other = await gateway.client.chat("only-1")

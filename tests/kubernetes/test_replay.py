@@ -78,7 +78,7 @@ async def fleet(api_server: ApiServer, crds: Path) -> AsyncIterator[Fleet]:
         "destination": {"num_fallbacks": 2},
         "policy": {"name": "founding"},  # its choices do not depend on how long a load takes
         "admission": {"max_pending_per_endpoint": MAX_PENDING},
-        "request": {"session_header": SESSION, "max_body_bytes": 1_000_000},
+        "request": {"session_header": SESSION, "max_body_bytes": 1_000_000, "max_hold_s": 0.5},
         "scrape": {"interval_s": 1.0},
     }
     async with AsyncExitStack() as stack:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from extproc.core.queue.tickets import Ticket
-from extproc.core.rejections import adapter_unavailable, late, saturated
+from extproc.core.rejections import adapter_unavailable, late, no_endpoints, saturated
 from extproc.core.types import Pick, Reason, Rejection
-from extproc.core.words import FOR_ADAPTER, held
+from extproc.core.words import FOR_ADAPTER, FOR_POD, held
 
 
 class End(StrEnum):
@@ -55,6 +55,8 @@ def refusal(
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
     why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request.client_model
+    if ticket.reason == FOR_POD:  # it is not too much that was asked for
+        return no_endpoints(model, why)
     if end is End.EXPIRED and ticket.reason == FOR_ADAPTER:
         return adapter_unavailable(model, why=why)
     return (late if end is End.LATE else saturated)(model, retry_after_s, why)

@@ -33,7 +33,7 @@ from extproc.core.queue.precedence import Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.sweep import Look, Sweep
 from extproc.core.queue.tickets import Ticket
-from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo
+from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 LOOK_S = 100e-6
 ORDER_S = 2e-6
@@ -184,6 +184,16 @@ class HoldQueue:
             took_s = ORDER_S * num_held + LOOK_S * num_vain
             self._rests_until_s = now + REST_RATIO * took_s
         self._arrange()
+
+    def ask(self, ticket: Ticket, look: Look, *, now: float) -> None:
+        """Ask for one request out of turn, if it is held."""
+        if ticket not in self._tickets:
+            return
+        result = look(ticket, now)
+        if isinstance(result, Wait):
+            ticket.reason = result.reason
+        else:
+            self._found(ticket, result, now)
 
     def adapters(self, now: float) -> list[str]:
         """Return the adapters that held requests need, each once, the next in order first.

@@ -12,7 +12,7 @@ from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence, Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
-from extproc.core.words import FOR_ROOM
+from extproc.core.words import FOR_POD, FOR_ROOM
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -174,7 +174,7 @@ class Sweep:
         ticket.reason = wait.reason
         ticket.look_s = self._late_look_s(now) if is_late else wait.until_s
         self.note(ticket)
-        if not is_late:
+        if not is_late and wait.reason != FOR_POD:  # else nobody has what it waits for
             ticket.vain_s = min(ticket.vain_s, now)
             self._hold_up_others(ticket, now)
 

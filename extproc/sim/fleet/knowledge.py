@@ -100,8 +100,8 @@ class Knowledge:
             again = partial(self._scrape, router, pod)
             self._agenda.after(self._settings.scrape_interval_s, again)
         else:
-            refused = partial(router.pool.record_unreachable, pod.address)
-            self._agenda.after(self._settings.scrape_delay_s, refused)
+            for refused in (router.pool.record_unreachable, router.pool.record_silence):
+                self._agenda.after(self._settings.scrape_delay_s, partial(refused, pod.address))
 
     def _read_page(self, router: FleetRouter, pod: FleetPod) -> None:
         taken_at_s, seen_s = self._agenda.now, router.seen_s.get(pod.address, NEVER_S)
