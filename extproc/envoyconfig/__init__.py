@@ -147,7 +147,7 @@ def _folder() -> Traversable:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "envoy"
 
 
-class _PlainDumper(_DUMPER):
+class _PlainDumper(_DUMPER):  # type: ignore[misc] # which one, the machine says
     """Writes shared parts in full instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
