@@ -38,6 +38,9 @@ up: $(DEMO)
 demo: $(DEMO)
 	$(BIN)/extproc demo $(ARGS)
 
+# Compiled files are kept: tests start the command often, and each worker compiles every test.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Each test file stays on one worker, so that its tests share servers; the longest files run first.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 

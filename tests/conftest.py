@@ -14,7 +14,7 @@ from hypothesis import settings
 from extproc.shell.logs import RepeatLimit
 
 FEW, MANY = 25, 100
-"""Examples of a property: in a quick run, and in continuous integration."""
+"""Examples of a property: in each run, and where there is time (`make coverage`)."""
 
 # No deadline: a slow machine is no failure, and benchmarks measure time.
 settings.register_profile("few", deadline=None, max_examples=FEW)

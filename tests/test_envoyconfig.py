@@ -23,7 +23,7 @@ ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
 
 
 def rendered(**options: Any) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(render(BootstrapOptions(**options)))
+    document: dict[str, Any] = yaml.load(render(BootstrapOptions(**options)), yaml.CSafeLoader)
     return document
 
 

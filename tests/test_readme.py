@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -154,11 +155,15 @@ COMMANDS = [pytest.param(words, id=f"{page}: {' '.join(words)}") for page, words
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_that_is_shown_exists_with_its_options(words: list[str]) -> None:
-    result = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
-    known = set(re.findall(r"(?<![\w-])--[a-z-]+", result.output))
+    assert {word for word in words if word.startswith("--")} <= options_of(words[0])
+
+
+@cache
+def options_of(command: str) -> set[str]:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
 
     assert result.exit_code == 0
-    assert {word for word in words if word.startswith("--")} <= known
+    return set(re.findall(r"(?<![\w-])--[a-z-]+", result.output))
 
 
 # --- the table of body modes -----------------------------------------------------------------

@@ -10,6 +10,7 @@ of names must not profit from it.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import log
 from pathlib import Path
 from random import Random
@@ -201,7 +202,7 @@ def _make(spec: WorkloadSpec, num: int, seed: int) -> Workload:
 
 
 def _trace(spec: WorkloadSpec, num: int, seed: int) -> Workload:
-    recorded = halved(read_trace(_path(spec.trace), ranks=spec.ranks), spec.half)
+    recorded = _recorded(_path(spec.trace), spec.ranks, spec.half)
     if not recorded.adapters:
         names = adapter_names(spec.num_adapters)
         shares = zipf_shares(len(names), spec.exponent)
@@ -214,6 +215,12 @@ def _trace(spec: WorkloadSpec, num: int, seed: int) -> Workload:
     return rescaled(recorded, rate_rps=1.0, duration_s=float(num), seed=seed)
 
 
+@lru_cache(maxsize=8)
+def _recorded(path: Path, ranks: tuple[int, ...], half: Half) -> Workload:
+    """Return half of a trace, read once: a suite asks for it in every scenario."""
+    return halved(read_trace(path, ranks=ranks), half)
+
+
 def _path(trace: str) -> Path:
     path = DATA_DIR / f"{trace}.csv"
     return path if path.is_file() else Path(trace)
@@ -223,7 +230,8 @@ def _lengths(spec: WorkloadSpec) -> Lengths:
     if spec.lengths == "slora":
         return uniform_lengths
     if spec.lengths == "azure":
-        return sampled_lengths(lengths_of(halved(read_trace(_path("azure_conv_2023")), spec.half)))
+        azure = _recorded(_path("azure_conv_2023"), spec.ranks, spec.half)
+        return sampled_lengths(lengths_of(azure))
     medians = (log(spec.prompt_tokens), log(spec.output_tokens))
 
     def draw(rng: Random) -> tuple[int, int]:

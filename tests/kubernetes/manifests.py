@@ -49,7 +49,7 @@ def build(folder: Path) -> str:
 
 def objects(text: str) -> list[Object]:
     """The objects of a YAML stream."""
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
 
 def namespaced(text: str) -> list[Object]:

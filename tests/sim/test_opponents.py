@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -60,14 +60,16 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return snapshot(*views, now=100.0)
 
 
-@pytest.mark.parametrize("name", sorted(OPPONENTS))
-@settings(max_examples=25)
-@given(data=st.data())
+@given(st.lists(snapshots(), min_size=1, max_size=4), st.none() | st.sampled_from("abc"))
 def test_every_policy_chooses_from_the_snapshot_and_is_determined_by_its_seed(
-    name: str, data: st.DataObject
+    snaps: list[Snapshot], adapter: str | None
 ) -> None:
-    snaps = data.draw(st.lists(snapshots(), min_size=1, max_size=4))
-    adapter = data.draw(st.none() | st.sampled_from("abc"))
+    for name in sorted(OPPONENTS):
+        note(name)
+        assert_determined_choices(name, snaps, adapter)
+
+
+def assert_determined_choices(name: str, snaps: list[Snapshot], adapter: str | None) -> None:
     answers = []
     for _ in range(2):
         policy, rng = OPPONENTS[name](), random.Random(1)
