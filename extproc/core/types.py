@@ -148,6 +148,8 @@ class EndpointView(Struct, frozen=True, gc=False):
         is_silent: Has no report that has not expired, and the last that is known of it is no answer
             either: gets no requests that others can take.
         has_old_report: The last report shows requests that nobody has there (`belief`).
+        has_room: One more request would run soon, by what its engine says or as configured
+            (`room`). Where that is not known, it has.
     """
 
     address: str
@@ -179,6 +181,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_ejected: bool = False
     is_silent: bool = False
     has_old_report: bool = False
+    has_room: bool = True
     is_full: bool = False  # has refused requests beside as many unfinished ones
     is_asleep: bool = False
     died_at_s: float | None = None

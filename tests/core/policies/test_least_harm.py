@@ -338,6 +338,15 @@ def test_an_endpoint_with_too_many_prompts_ahead_is_left_for_one_with_room() -> 
     assert [each.address for each in choice.endpoints] == [address(2)]
 
 
+def test_an_endpoint_whose_engine_has_no_room_is_left_for_one_that_has() -> None:
+    full = endpoint_view(1, has_room=False)
+    choice = result_of(full, endpoint_view(2, num_pending=50))
+
+    assert isinstance(choice, Choice)
+    assert [each.address for each in choice.endpoints] == [address(2)]
+    assert result_of(full) == Wait(inf, "room")
+
+
 def test_a_request_may_name_its_own_objective() -> None:
     assert isinstance(result_of(BEHIND, claim=Claim(ttft_s=1.0)), Choice)
     assert isinstance(result_of(endpoint_view(1), claim=Claim(ttft_s=1.0)), Choice)
