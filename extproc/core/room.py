@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 from extproc.core.types import LoadReport
 
-NUM_WAITING = 3
+NUM_WAITING = 2
 SPARE = 2
 """Requests that may wait in an engine, beyond those that end until we hear of it."""
 FORGET_S = 10.0

@@ -39,7 +39,7 @@ from math import exp, inf, sqrt
 from extproc.core.placement import order
 from extproc.core.policies.ranking import lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.core.words import busiest_first, pending, short, whereabouts
+from extproc.core.words import FOR_ROOM, busiest_first, pending, short, whereabouts
 
 PROMPT_STALL_RATIO = 0.1
 LOAD_STALL_RATIO = 0.05
@@ -131,7 +131,7 @@ class LeastHarm:
         ):
             reason, roomy = "slot", []
         else:
-            reason = "room"
+            reason = "room" if any(view.has_room for view in views) else FOR_ROOM
         if roomy:
             return views if len(roomy) == len(views) else roomy
         behind_s = [view.prompts_done_s for view in views if view.prompts_done_s > latest_s]
