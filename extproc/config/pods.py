@@ -61,7 +61,14 @@ class PodTraits(Section):
         description="Seconds to load an adapter from the CPU cache; none means 0.007. For the "
         "same. Live.",
     )
-
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Requests that a pod has room for at a time: `least_harm` holds further ones "
+        "[in the queue](queue.md) and refuses none for it. None means what the pod's engine was "
+        "seen to run at a time, and a few more. Live.",
+    )
     metrics_port: int | None = Field(
         None,
         ge=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from math import inf
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ from extproc.core.others import Others, ToldFlight
 from extproc.core.outliers import Outliers
 from extproc.core.prompts import MAX_AGE_S, Prompts
 from extproc.core.residency import Residency
+from extproc.core.room import Room
 from extproc.core.traits import PoolSettings
 from extproc.core.types import (
     Endpoint,
@@ -93,7 +95,8 @@ class Tracked:
             "num_silences",
         ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
-        *("restarted_at_s", "returned_at_s", "traits", "version", "view", "view_expires_s"),
+        *("restarted_at_s", "returned_at_s", "room", "traits", "version", "view"),
+        "view_expires_s",
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -112,6 +115,7 @@ class Tracked:
         self.adapters: dict[str, int] = {}
         self.others: Others[Tracked] = Others()
         self.fullness = Fullness()
+        self.room = Room()
         self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
@@ -206,8 +210,9 @@ class Tracked:
         has_start = report is not None and report.process_start_wall_s is not None
         return has_start and self.is_fresh(now, settings)
 
-    def set_report(self, report: LoadReport, *, taken_at_s: float) -> None:
+    def set_report(self, report: LoadReport, *, asked_at_s: float, taken_at_s: float) -> None:
         """Replace the load report."""
+        self.room.reported(report, self._num_since, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
         self.report, self.reported_at_s, self.view = report, taken_at_s, None
         self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         self.decoding.record(report, taken_at_s=taken_at_s)
@@ -232,7 +237,7 @@ class Tracked:
         self.forget_memory()
         self.prompts.forget()
         self.others.restart()
-        self.fullness = Fullness()
+        self.fullness, self.room = Fullness(), Room()
 
     def is_owing(self, is_known: bool) -> bool:
         """Return whether its models are still to be listed: new or restarted, not just silent."""
@@ -277,12 +282,14 @@ class Tracked:
         """Count a pick here."""
         self.flights[flight.pick.id] = flight
         self.prompts.unfinished_bytes += flight.pick.request.rest_bytes(self.endpoint.address)
+        self.room.begin(flight.started_at_s)
         self._count(flight.adapter)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
         del self.flights[flight.pick.id]
         self.prompts.unfinished_bytes -= flight.pick.request.rest_bytes(self.endpoint.address)
+        self.room.end(flight.started_at_s, now=now)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
@@ -297,12 +304,14 @@ class Tracked:
         self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
         self.others.begin(flight)
         self.prompts.unfinished_bytes += flight.body_bytes
+        self.room.begin(picked_at_s)
         self._count(flight.adapter)
 
     def end_told(self, flight: ToldFlight[Tracked], *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
         self.others.end(flight)
         self.prompts.unfinished_bytes -= flight.body_bytes
+        self.room.end(flight.picked_at_s, now=now)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def queue(self, adapter: str | None, num_bytes: int, *, at_s: float, now: float) -> None:
@@ -323,6 +332,13 @@ class Tracked:
         """Return `name` if it is an adapter by the endpoint's own list."""
         card = self.card_of(name)
         return None if card is None or card.parent is None else card.id
+
+    def _num_since(self, at_s: float) -> int:
+        """Return how many of the picks that have not ended were made after `at_s`."""
+        ours, told = reversed(self.flights.values()), reversed(self.others.flights.values())
+        return len(list(takewhile(lambda each: each.started_at_s > at_s, ours))) + len(
+            list(takewhile(lambda each: each.picked_at_s > at_s, told))
+        )
 
     def _count(self, adapter: str | None) -> None:
         if adapter is not None:
@@ -423,6 +439,9 @@ class Tracked:
             is_gone=(self.is_unreachable and not self.answers) or outliers.is_in_doubt(address),
             has_old_report=is_known and self.belief.is_old,
             is_full=self.fullness.is_full(num_pending + num_foreign),
+            has_room=self.room.has_room(
+                num_pending + num_foreign, self.traits.max_in_flight, is_known=is_known
+            ),
             is_asleep=is_asleep,
             died_at_s=self.died_at_s,
             engine_version=version,

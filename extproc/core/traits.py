@@ -18,6 +18,7 @@ class Traits(Struct, frozen=True):
         max_cpu_loras: Adapters in the CPU cache; None for as many as slots, vLLM's default.
         max_lora_rank: Largest rank of an adapter; None for unknown.
         resolver: The server finds declared adapters by itself, on their first request.
+        max_in_flight: Requests that it has room for at a time; None for what is learned (`room`).
     """
 
     max_loras: int | None = None
@@ -25,6 +26,7 @@ class Traits(Struct, frozen=True):
     max_lora_rank: int | None = None
     costs: Costs = Costs()
     resolver: bool | None = None
+    max_in_flight: int | None = None
 
 
 class PoolSettings(Struct, frozen=True):
@@ -44,6 +46,7 @@ class PoolSettings(Struct, frozen=True):
     costs: Costs = Costs()
     max_lora_rank: int | None = None
     resolver: bool | None = None
+    max_in_flight: int | None = None
     groups: Mapping[str, Traits] = {}
     safe_loads_since: tuple[int, int, int] | None = None
 
@@ -54,4 +57,5 @@ class PoolSettings(Struct, frozen=True):
     def traits_of(self, group: str) -> Traits:
         """Return the traits of a group; of "", those of the endpoints without one."""
         sizes = self.max_loras, self.max_cpu_loras, self.max_lora_rank
-        return self.groups.get(group) or Traits(*sizes, self.costs, self.resolver)
+        others = self.costs, self.resolver, self.max_in_flight
+        return self.groups.get(group) or Traits(*sizes, *others)

@@ -151,6 +151,8 @@ class EndpointView(Struct, frozen=True, gc=False):
             and no call of ours has been answered since. Gets no requests that others can take, or
             that can wait.
         has_old_report: The last report shows requests that nobody has there (`belief`).
+        has_room: One more request would run soon, by what its engine says or as configured
+            (`room`). Where that is not known, it has.
     """
 
     address: str
@@ -183,6 +185,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     is_silent: bool = False
     is_gone: bool = False
     has_old_report: bool = False
+    has_room: bool = True
     is_full: bool = False  # has refused requests beside as many unfinished ones
     is_asleep: bool = False
     died_at_s: float | None = None

@@ -79,7 +79,7 @@ def held(seconds: float, reason: str) -> str:
 FOR_ADAPTER = "load"
 """The reason of those that wait until a pod has their adapter."""
 FOR_ROOM = "full"
-"""The reason of those that wait as every pod has said that it is full."""
+"""The reason of those that wait as every pod is full: it has said so, or its engine has."""
 FOR_POD = "pod"
 """The reason of those that wait as no pod is left that could take them."""
 _HELD_FOR = {

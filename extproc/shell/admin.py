@@ -259,6 +259,7 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
         "unreachable": view.is_unreachable,
         "ejected": view.is_ejected,
         "full": view.is_full,
+        "has_room": view.has_room,
         "asleep": view.is_asleep,
         "dead_age_s": None if view.died_at_s is None else now - view.died_at_s,
         "engine_version": view.engine_version,

@@ -16,11 +16,12 @@ The price estimates what the request costs there, itself and the requests that a
    is the adapter's own, so that routers that do not know of each other's picks open it in the same
    places and not in as many as there are routers.
 
-Only endpoints with room are considered: where the prompts ahead take no more than half of the
-objective, where one more request leaves those that run there their time per token, if that is an
-objective that any endpoint can meet, and where a slot is free or the adapter runs. The last free
-slots are for requests of priority 0 and above. Without any the request is held: in a queue it keeps
-its choice of what becomes free first, and its place in the queue's order.
+Only endpoints with room are considered: where the engine runs one more request soon, by its own
+reports (`room`), where the prompts ahead take no more than half of the objective, where one more
+request leaves those that run there their time per token, if that is an objective that any endpoint
+can meet, and where a slot is free or the adapter runs. The last free slots are for requests of
+priority 0 and above. Without any the request is held: in a queue it keeps its choice of what
+becomes free first, and its place in the queue's order.
 
 Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
 what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
@@ -38,7 +39,7 @@ from math import exp, inf, sqrt
 from extproc.core.placement import order
 from extproc.core.policies.ranking import lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.core.words import busiest_first, pending, short, whereabouts
+from extproc.core.words import FOR_ROOM, busiest_first, pending, short, whereabouts
 
 PROMPT_STALL_RATIO = 0.1
 LOAD_STALL_RATIO = 0.05
@@ -116,7 +117,7 @@ class LeastHarm:
         """
         adapter, most_ahead_s = request.adapter, ROOM_RATIO * self._objective_s(request)
         latest_s, tpot_s = now + most_ahead_s, request.claim.tpot_s
-        roomy = [view for view in views if view.prompts_done_s <= latest_s]
+        roomy = [view for view in views if view.has_room and view.prompts_done_s <= latest_s]
         if tpot_s is not None and any(view.costs.can_have(tpot_s) for view in views):
             tpot_s *= TPOT_RATIO
             roomy = [view for view in roomy if view.num_pending < view.costs.most_running(tpot_s)]
@@ -130,7 +131,7 @@ class LeastHarm:
         ):
             reason, roomy = "slot", []
         else:
-            reason = "room"
+            reason = "room" if any(view.has_room for view in views) else FOR_ROOM
         if roomy:
             return views if len(roomy) == len(views) else roomy
         behind_s = [view.prompts_done_s for view in views if view.prompts_done_s > latest_s]

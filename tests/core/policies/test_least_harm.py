@@ -23,6 +23,7 @@ from extproc.core.policies.least_harm import (
     homes,
 )
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.core.words import FOR_ROOM
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import ADAPTERS, snapshots
 
@@ -336,6 +337,17 @@ def test_an_endpoint_with_too_many_prompts_ahead_is_left_for_one_with_room() -> 
 
     assert isinstance(choice, Choice)
     assert [each.address for each in choice.endpoints] == [address(2)]
+
+
+def test_an_endpoint_whose_engine_has_no_room_is_left_for_one_that_has() -> None:
+    full = endpoint_view(1, has_room=False)
+    choice = result_of(full, endpoint_view(2, num_pending=50))
+
+    assert isinstance(choice, Choice)
+    assert [each.address for each in choice.endpoints] == [address(2)]
+    assert result_of(full) == Wait(inf, FOR_ROOM)
+    assert isinstance(wait := result_of(full, replace(BEHIND, address=address(2))), Wait)
+    assert wait.reason == "room"
 
 
 def test_a_request_may_name_its_own_objective() -> None:

@@ -1,0 +1,157 @@
+"""How many requests one endpoint should have at a time, by what its engine says.
+
+An engine admits as many requests as its limits allow (sequences, tokens of a step, KV blocks), and
+the others wait in it, first come first served. Whatever the limit was: if some wait, then as many
+as run are what it can run. More than those, and a few that keep it busy until the next report, had
+better wait where order, turns and patience are known.
+
+Rules:
+1. A report with requests that wait says that the engine runs as many as run in it; the highest of
+   the last `NUM_WAITING` such reports counts, as one may fall between the end of many and the
+   admission of the next. Who was picked since the report before explains waiting that says nothing:
+   the engine may not have looked at those yet. Nor does waiting for an adapter slot alone: it holds
+   up nobody whose adapter runs.
+2. It has room for that many, for `SPARE`, and for as many as end between two reports.
+3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
+   on. Nobody has waited for `FORGET_S`: nothing is known, as at first.
+4. The last report says what is there, and our picks and ends since: an access log may be late. A
+   page shows the end of a step, and a step begins with those who came before. So a report has a
+   pick for sure once its page has changed twice, or those that run have got two tokens each.
+   Without a report that is trusted, picks and ends alone count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from extproc.core.types import LoadReport
+
+NUM_WAITING = 2
+SPARE = 2
+"""Requests that may wait in an engine, beyond those that end until we hear of it."""
+FORGET_S = 10.0
+ENDS_KEPT = 7 / 8
+"""Of the mean number of ends between two reports, with each report."""
+NUM_STEPS = 2
+"""Between two pages, so that the last has all that came before the first."""
+_NEVER_S = float("-inf")
+
+
+class Room:
+    """What one endpoint's reports say of its room.
+
+    Attributes:
+        limit: Requests that its engine runs at a time; None for not known.
+    """
+
+    __slots__ = (
+        *("_asked_s", "_before_s", "_ends", "_moved_s", "_num_deferred", "_num_ended"),
+        *("_num_seen", "_num_young", "_report", "_step", "_taken_s", "_waited_s", "_waiting"),
+        "limit",
+    )
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+        self._waiting: deque[int] = deque(maxlen=NUM_WAITING)  # that ran while others waited
+        self._waited_s = _NEVER_S
+        self._step = 1
+        self._ends, self._num_ended = 0.0, 0  # mean between two reports, and since the last
+        self._asked_s = self._taken_s = _NEVER_S  # of the last report
+        self._report = LoadReport()
+        # The page did not change last, and the time before, until then.
+        self._moved_s = self._before_s = _NEVER_S
+        self._num_seen = self._num_deferred = 0  # by the last report
+        self._num_young = 0  # picks that it may not show
+
+    def begin(self, picked_at_s: float) -> None:
+        """Count a pick of any router that tells us."""
+        self._num_young += picked_at_s > self._before_s
+
+    def end(self, picked_at_s: float, *, now: float) -> None:
+        """Count the end, at `now`, of such a pick."""
+        self._num_ended += 1
+        if picked_at_s > self._before_s:
+            self._num_young -= 1
+        elif now > self._taken_s:
+            self._num_seen -= 1
+
+    def reported(
+        self,
+        report: LoadReport,
+        num_since: Callable[[float], int],
+        *,
+        asked_at_s: float,
+        taken_at_s: float,
+    ) -> None:
+        """Record a report; `num_since` counts the unfinished picks after some time."""
+        before, self._report = self._report, report
+        self._num_deferred = _num_deferred(report)
+        if _shown(before) != _shown(report):
+            self._before_s, self._moved_s = self._moved_s, self._asked_s
+            if _num_tokens_each(before, report) >= NUM_STEPS:
+                self._before_s = self._asked_s
+            num_waiting = report.num_waiting - self._num_deferred
+            if num_waiting > num_since(self._moved_s):
+                self._limit_to(report.num_running, taken_at_s)
+            elif num_waiting <= 0 and self.limit is not None:
+                self._grow(report.num_running, taken_at_s)
+        self._asked_s, self._taken_s = asked_at_s, taken_at_s
+        self._num_seen = report.num_running + report.num_waiting
+        self._num_young = num_since(self._before_s)
+        self._ends = ENDS_KEPT * self._ends + (1 - ENDS_KEPT) * self._num_ended
+        self._num_ended = 0
+
+    def has_room(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
+        """Return whether it has room for one more.
+
+        Args:
+            num_known: Unfinished requests there, as far as routers know.
+            max_in_flight: The limit that is configured, instead of a learned one; None for none.
+            is_known: The last report is trusted.
+        """
+        most = max_in_flight
+        if most is None:
+            if self.limit is None:
+                return True
+            most = self.limit + SPARE + min(self.limit, int(self._ends))
+        if is_known:
+            num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
+        return num_known < most
+
+    def _limit_to(self, num_running: int, now: float) -> None:
+        self._waiting.append(num_running)
+        self.limit, self._waited_s, self._step = max(self._waiting), now, 1
+
+    def _grow(self, num_running: int, now: float) -> None:
+        assert self.limit is not None
+        if now - self._waited_s >= FORGET_S:
+            self.limit = None
+            self._waiting.clear()
+        elif num_running > self.limit:
+            self.limit = num_running + self._step
+            self._step *= 2
+            self._waiting.clear()
+
+
+def _num_deferred(report: LoadReport) -> int:
+    """Return how many wait for an adapter slot; perhaps all, where the engine does not say and more
+    adapters have requests than there are slots."""
+    if report.num_deferred is not None:
+        return report.num_deferred
+    slots = report.max_loras
+    return report.num_waiting if slots and len(report.active_adapters) > slots else 0
+
+
+def _shown(report: LoadReport) -> tuple[object, ...]:
+    """Return what changes with the steps of an engine."""
+    counted = report.generated_tokens, report.work_tokens, report.num_deferred
+    return (report.num_running, report.num_waiting, report.kv_usage_ratio, *counted)
+
+
+def _num_tokens_each(before: LoadReport, report: LoadReport) -> float:
+    """Return how many tokens those that run have got between two reports; 0 where unknown."""
+    num, num_before = report.generated_tokens, before.generated_tokens
+    if num is None or num_before is None:
+        return 0.0
+    return (num - num_before) / max(1, report.num_running, before.num_running)

@@ -1,0 +1,315 @@
+"""The room of one endpoint: what its engine says of it, and what our own picks leave of that."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.pool import Pool, PoolSettings
+from extproc.core.room import FORGET_S, NUM_WAITING, SPARE, Room
+from extproc.core.told import ToldPick
+from extproc.core.traits import Traits
+from extproc.core.types import Endpoint
+from tests.builders import address, endpoint, pick, report, request
+
+REPORT_S = 0.05
+
+
+class Engine:
+    """The reports of an engine, and the picks that were sent there."""
+
+    def __init__(self) -> None:
+        self.room = Room()
+        self.now = 100.0
+        self.picks: list[float] = []
+
+    def pick(self, num: int = 1) -> None:
+        for _ in range(num):
+            self.picks.append(self.now)
+            self.room.begin(self.now)
+
+    def end(self, num: int = 1, *, late_s: float = 0.0) -> None:
+        """End the oldest ones: a moment after the last report, or some time ago."""
+        self.now += 0.001
+        for _ in range(num):
+            self.room.end(self.picks.pop(0), now=self.now - late_s)
+
+    def says(self, num_running: int, num_waiting: int = 0, **fields: Any) -> None:
+        """Have it report after a while."""
+        self.now += REPORT_S
+        found = report(num_running=num_running, num_waiting=num_waiting, **fields)
+        self.room.reported(found, self._num_since, asked_at_s=self.now - 0.002, taken_at_s=self.now)
+
+    def places(self, most: int | None = None, *, is_known: bool = True) -> int:
+        """How many it has room for until the next report."""
+        room = deepcopy(self.room)
+        for num in range(100):
+            if not room.has_room(len(self.picks) + num, most, is_known=is_known):
+                return num
+            room.begin(self.now)
+        return 100
+
+    def _num_since(self, at_s: float) -> int:
+        return sum(picked_s > at_s for picked_s in self.picks)
+
+
+def full_engine(num_running: int = 8, num_waiting: int = 4) -> Engine:
+    """One in which requests wait that have been there for a while."""
+    engine = Engine()
+    engine.pick(num_running + num_waiting)
+    engine.says(num_running)
+    engine.says(num_running, num_waiting)
+    return engine
+
+
+def test_nothing_is_known_of_an_engine_in_which_nobody_has_waited() -> None:
+    engine = Engine()
+    engine.pick(50)
+    engine.says(30)
+    engine.says(50)
+
+    assert engine.places() == 100
+
+
+def test_an_engine_with_waiting_requests_has_room_for_as_many_as_run_and_two() -> None:
+    engine = full_engine(num_running=8, num_waiting=1)
+    assert engine.room.limit == 8
+    assert engine.places() == SPARE - 1
+
+    assert full_engine(num_waiting=4).places() == 0
+
+
+def test_each_pick_takes_room_and_each_end_frees_it() -> None:
+    engine = full_engine()
+    engine.end(3)
+    assert engine.places() == 1
+
+
+def test_waiting_that_the_newest_picks_explain_says_nothing() -> None:
+    engine = Engine()
+    engine.pick(4)
+    engine.says(4)
+    engine.pick(3)
+    engine.says(4, 3)
+    assert engine.room.limit is None
+
+    engine.says(5, 2)
+    assert engine.room.limit == 5
+
+
+def test_many_ends_at_once_are_not_taken_for_the_limit() -> None:
+    engine = full_engine()
+    engine.says(8, 3)
+    engine.end(8)
+    engine.says(0, 4)
+    assert engine.room.limit == 8
+    assert engine.places() == 8 + SPARE + 1 - 4  # one more, for the ends
+
+
+def test_fewer_run_than_before_in_report_after_report() -> None:
+    engine = full_engine()
+    for num in range(NUM_WAITING):
+        assert engine.room.limit == 8
+        engine.says(5, 7 + num)
+
+    assert engine.room.limit == 5
+
+
+def test_an_engine_in_which_the_spare_ones_run_too_gets_more_and_more() -> None:
+    engine = full_engine(num_waiting=2)
+    limits = []
+    for num_running in (8, 10, 13, 17):
+        engine.says(num_running)
+        limits.append(engine.room.limit)
+    assert limits == [8, 11, 15, 21]
+
+    engine.says(18, 3)
+    assert engine.room.limit == 18
+
+
+def test_a_limit_is_forgotten_when_nobody_has_waited_for_long() -> None:
+    engine = full_engine()
+    engine.now += FORGET_S
+    engine.says(1)
+    assert engine.room.limit is None
+
+
+def test_as_many_may_wait_as_end_between_two_reports() -> None:
+    engine = Engine()
+    engine.pick(20)
+    engine.says(8, 10)
+    for each in range(60):
+        engine.end(3)
+        engine.pick(3)
+        engine.says(8, 10 + each % 2)
+    engine.end(10)
+
+    # Means never quite reach what they are of.
+    assert engine.places() == 8 + SPARE + 2 - 10
+
+
+def test_the_mean_of_ends_is_never_worth_more_than_one_batch() -> None:
+    engine = Engine()
+    engine.pick(1000)
+    engine.says(1, 900)
+    engine.says(1, 899)
+    engine.end(900)
+    engine.says(1, 99)
+
+    engine.end(100)
+    assert engine.places() == 1 + SPARE + 1
+
+
+def test_requests_that_wait_for_a_slot_alone_hold_nobody_up() -> None:
+    engine = full_engine()
+    engine.says(8, 4, num_deferred=3)
+    assert engine.places() == SPARE - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"num_deferred": 3}, None),
+        ({"num_deferred": 2}, 8),
+        ({"max_loras": 2, "active_adapters": frozenset("abc")}, None),  # perhaps for a slot
+        ({"max_loras": 2, "active_adapters": frozenset("ab")}, 8),
+    ],
+)
+def test_waiting_for_a_slot_says_nothing(fields: dict[str, Any], limit: int | None) -> None:
+    engine = Engine()
+    engine.says(8)
+    engine.says(8, 3, **fields)
+    assert engine.room.limit == limit
+
+
+def test_ends_that_are_told_late_do_not_count_as_there() -> None:
+    engine = full_engine()
+    engine.says(8, 0)
+    engine.says(4, 0)
+    assert engine.places() == 8 + SPARE - 4
+
+    engine.end(8, late_s=1.0)  # the report has left them out already
+    assert engine.places() == 8 + SPARE - 4
+
+
+def test_picks_that_a_report_may_not_show_yet_count() -> None:
+    engine = full_engine()
+    engine.end(12)
+    engine.says(8, 0)
+    engine.pick(5)
+    engine.says(5, 0)
+    engine.says(5, 0)  # the same page
+    assert engine.room.has_room(100, 11, is_known=True)
+    assert not engine.room.has_room(100, 10, is_known=True)
+
+    engine.says(5, 0, generated_tokens=10)
+    engine.says(5, 0, generated_tokens=15)
+    assert not engine.room.has_room(100, 5, is_known=True)
+    assert engine.room.has_room(100, 6, is_known=True)
+
+
+def test_two_tokens_for_each_that_runs_are_as_good_as_two_pages() -> None:
+    engine = Engine()
+    engine.says(1, generated_tokens=10)
+    engine.pick()
+    engine.says(1, generated_tokens=12)
+    engine.says(2, generated_tokens=16)
+    assert engine.room.has_room(100, 3, is_known=True)
+    assert not engine.room.has_room(100, 2, is_known=True)
+
+
+def test_without_a_report_that_is_trusted_picks_and_ends_count() -> None:
+    engine = full_engine()
+    assert engine.places(is_known=False) == 0
+    engine.end(5)
+    assert engine.room.has_room(9, None, is_known=False)
+    assert not engine.room.has_room(10, None, is_known=False)
+
+
+def test_a_limit_that_is_configured_holds_instead_of_a_learned_one() -> None:
+    assert full_engine().places(20) == 8
+    assert Engine().places(3) == 3
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 3), max_size=60))
+def test_no_more_wait_than_the_spare_and_those_that_end_between_two_reports(
+    limit: int, ends: list[int]
+) -> None:
+    """An engine of `limit` sequences with a long queue, which gets whatever it has room for."""
+    engine, steps = Engine(), count()
+
+    def step() -> None:
+        num = min(limit, len(engine.picks))
+        engine.says(num, len(engine.picks) - num, generated_tokens=2 * limit * next(steps))
+
+    engine.pick(limit + SPARE)
+    for _ in range(NUM_WAITING):
+        step()
+    for num_ends in ends:
+        engine.end(min(num_ends, limit, len(engine.picks)))
+        engine.pick(engine.places())
+        assert limit <= len(engine.picks) <= limit + SPARE + max(ends)
+        step()
+
+
+# --- of an endpoint --------------------------------------------------------------------------
+
+
+def pool(**fields: Any) -> Pool:
+    made = Pool(PoolSettings(**fields))
+    made.set_endpoints([endpoint(1), Endpoint(address(2), group="small")])
+    return made
+
+
+def test_an_endpoint_has_room_as_configured_for_its_group() -> None:
+    made = pool(max_in_flight=2, groups={"small": Traits(max_in_flight=1)})
+    made.flights.start(pick("p-1", 1, info=request(None)), now=1.0)
+    made.flights.start(pick("p-2", 2, info=request(None)), now=1.0)
+    assert [view.has_room for view in made.snapshot(now=1.0).endpoints] == [True, False]
+
+    made.flights.start(pick("p-3", 1, info=request(None)), now=1.0)
+    made.flights.finish("p-2", now=1.0)
+    assert [view.has_room for view in made.snapshot(now=1.0).endpoints] == [False, True]
+
+
+def test_picks_that_are_told_take_room_until_they_end() -> None:
+    made = pool(max_in_flight=1)
+    made.record_report(address(1), report(), taken_at_s=0.5)
+    made.told.begin("r", now=0.0)
+    made.told.start(ToldPick("r-1", address(1), None, 0, 0.0), now=1.0)
+    assert not made.snapshot(now=1.0).endpoints[0].has_room
+
+    made.told.finish("r-1", now=1.1)
+    assert made.snapshot(now=1.1).endpoints[0].has_room
+
+
+def test_a_report_that_frees_room_has_those_asked_for_that_are_held() -> None:
+    made = pool()
+    for num_running in (8, 9):
+        made.record_report(
+            address(1), report(num_running=num_running, num_waiting=9), taken_at_s=num_running
+        )
+    assert not made.snapshot(now=9.0).endpoints[0].has_room
+
+    freed: list[float] = []
+    made.on_room = freed.append
+    made.record_report(address(1), report(num_running=8), taken_at_s=10.0)
+    assert made.snapshot(now=10.0).endpoints[0].has_room
+    assert freed == [10.0]
+
+
+def test_a_process_that_restarts_has_room() -> None:
+    made = pool()
+    for taken_at_s in (1.0, 2.0):
+        full = report(num_running=1, num_waiting=9, process_start_wall_s=5.0)
+        made.record_report(address(1), full, taken_at_s=taken_at_s)
+    assert not made.snapshot(now=2.0).endpoints[0].has_room
+
+    new = report(process_start_wall_s=50.0)
+    made.record_report(address(1), new, taken_at_s=3.0)
+    assert made.snapshot(now=3.0).endpoints[0].has_room
