@@ -148,7 +148,7 @@ class Pool:
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
         self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
-        tracked.set_report(report, taken_at_s=taken_at_s)
+        tracked.set_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
         tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
