@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 
@@ -34,10 +35,11 @@ class Look:
 
 def overload(configured_tokens_per_s: float) -> list[Look]:
     """Prompts of 24 kB at twice what two pods compute, with a speed that is configured."""
-    requests = [
-        arrival(number / 8, None, prompt_tokens=6000, output_tokens=10)
-        for number in range(int(8 * UNTIL_S))
-    ]
+    rng, at_s, requests = Random(2), 0.0, []
+    while at_s < UNTIL_S:
+        at_s += rng.expovariate(8.0)
+        tokens = 6000 + rng.randrange(32)
+        requests.append(arrival(at_s, None, prompt_tokens=tokens, output_tokens=10))
     settings = FleetSettings(num_pods=2, profile=A100_8B, max_hold_s=60.0, drain_s=0.0)
     fleet = Fleet(settings, workload(*requests), LeastHarm, seed=1)
     (router,) = fleet.routers
