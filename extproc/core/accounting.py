@@ -191,10 +191,12 @@ class Accounting:
         address = completion.address or flight.pick.address
         ttft_s = _engine_ttft_s(completion, flight)
         if ttft_s is not None and flight.group == flight.tracked.group:
+            flight.tracked.had_first_token(flight, flight.started_at_s + ttft_s)
             if flight.place is not None:
                 pool.caches.of(flight.tracked).record_first_token(flight.place, ttft_s)
             if flight.probe is not None:
-                pool.speeds.record_first_token(flight.tracked, flight.probe, ttft_s)
+                sent_at_s = flight.started_at_s
+                pool.speeds.record_first_token(flight.tracked, flight.probe, sent_at_s, ttft_s)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)

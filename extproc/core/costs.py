@@ -83,7 +83,14 @@ class Load(Enum):
 
 
 class Probe(Struct, frozen=True):
-    """What a first token tells of: so many bytes of a prompt, and a load."""
+    """What a first token tells of: so many bytes of a prompt, and a load.
+
+    Attributes:
+        before_bytes: Of all prompts that were ever sent there before.
+        is_behind: Prompts were ahead of it, by estimate.
+    """
 
     prompt_bytes: int
     load: Load
+    before_bytes: int = 0
+    is_behind: bool = False

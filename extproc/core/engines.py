@@ -68,6 +68,7 @@ class EngineProfile(Struct, frozen=True):
     kv_usage: tuple[str, ...]  # gauge of KV cache use, 0 to 1
     generated_tokens: tuple[str, ...] = ()  # counter of output tokens
     prompt_tokens: tuple[str, ...] = ()  # counter of prompts' tokens
+    first_tokens: tuple[str, ...] = ()  # counter of requests that have had their first token
     counts_steps: bool = False
     lora_slots: tuple[str, ...] = ()  # gauge of adapter slots on the GPU
     deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
@@ -93,6 +94,7 @@ class EngineProfile(Struct, frozen=True):
             *self.kv_usage,
             *self.generated_tokens,
             *self.prompt_tokens,
+            *self.first_tokens,
             *self.lora_slots,
             *(part.family for part in optional if part is not None),
             self.process_start,
@@ -108,6 +110,7 @@ _VLLM = EngineProfile(
     kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     generated_tokens=("vllm:generation_tokens_total",),
     prompt_tokens=("vllm:prompt_tokens_total",),
+    first_tokens=("vllm:time_to_first_token_seconds_count",),
     counts_steps=True,
     # Proposed together with `lora_adapter_loaded` (vllm-project/vllm pull request 54830).
     lora_slots=("vllm:max_gpu_lora_adapters",),
@@ -144,6 +147,7 @@ _SGLANG = EngineProfile(
     waiting=("sglang:num_queue_reqs",),
     kv_usage=("sglang:token_usage",),
     generated_tokens=("sglang:generation_tokens_total",),
+    first_tokens=("sglang:time_to_first_token_seconds_count",),
     lora_slots=("sglang:lora_pool_slots_total",),
     cpu_cache_flag="--max-loaded-loras",
     load_path="/load_lora_adapter",

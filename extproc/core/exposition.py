@@ -76,6 +76,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     kv_usages = _values_by_engine(lines, profile.kv_usage, profile)
     tokens = _values_by_engine(lines, profile.generated_tokens, profile)
     prompts = _values_by_engine(lines, profile.prompt_tokens, profile)
+    first = _values_by_engine(lines, profile.first_tokens, profile)
     work = tokens + prompts if tokens and prompts is not None and profile.counts_steps else ()
     starts_s = _values_by_engine(lines, (profile.process_start,), profile)
     part = profile.deferred
@@ -99,6 +100,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         kv_cache_tokens=_read_kv_cache_tokens(lines, profile.cache_info),
         generated_tokens=whole(sum(tokens), MAX_TOTAL_TOKENS) if tokens else None,
         work_tokens=whole(sum(work), MAX_TOTAL_TOKENS) if work else None,
+        num_first_tokens=whole(sum(first), MAX_TOTAL_TOKENS) if first else None,
         unreadable=lines.unreadable,
         # A request may go to any engine behind the server.
         is_asleep=min(awake or (), default=1.0) == 0.0,

@@ -219,9 +219,9 @@ class Flights:
         """Count a flight, as a trial if its endpoint is on one."""
         pick, tracked, address = flight.pick, flight.tracked, flight.tracked.endpoint.address
         # Routers that do not tell us theirs are assumed to send as much as this one.
-        tracked.prompts.num_alike = max(1, self.num_routers - self._told.num_routers)
-        num_bytes = pick.request.rest_bytes(address) * tracked.prompts.num_alike
-        tracked.queue(flight.adapter, num_bytes, at_s=flight.started_at_s, now=now)
+        num_alike = max(1, self.num_routers - self._told.num_routers)
+        num_bytes, at_s = pick.request.rest_bytes(address), flight.started_at_s
+        tracked.queue(pick.id, flight.adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
         self._beginnings.add(pick.request, tracked.kv_cache)
         trial = self._outliers.begin(address, now=now)
         flight = replace(flight, trial=trial, num_beside=tracked.num_unfinished)

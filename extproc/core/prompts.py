@@ -1,16 +1,50 @@
-"""The prompts that one endpoint has still to compute, by estimate."""
+"""The prompts that one endpoint has still to compute: what was sent there, less what is known to
+have had its first token.
+
+An engine computes prompts in the order of their arrival, so all that were sent before one with a
+first token are computed as well. How long the rest takes is an estimate, a clock that runs on from
+one request to the next. What is known corrects it:
+
+1. A first token, by the access log, and the number of first tokens that a report counts: what had
+   one is ahead of nobody.
+2. A report of so many requests that wait: they are ahead, whatever the clock says, but for those
+   that wait for an adapter's slot. And of what it can show no more is ahead than waits, and one
+   that runs: an engine computes prompts one after the other, so of those in its batch only the
+   last may be unfinished.
+3. The end of a request, which is ahead no longer.
+"""
 
 from __future__ import annotations
 
+from itertools import takewhile
 from math import inf
 
+from msgspec import Struct
+
 from extproc.core.costs import Costs
+from extproc.core.types import LoadReport
 
 MAX_QUEUE_S = 60.0
 """Of prompts to be computed: what other routers tell of may be false, and passes by then."""
 MAX_AGE_S = 1.0
 """Of a request that is new here. Routers tell within milliseconds; what they tell later they mostly
 tell again, over a new link, and have told before."""
+UNSEEN_S = 1.0
+"""Age from which a report shows a request: not before the step that runs when it arrives has ended,
+and the longest computes 8,192 tokens."""
+
+
+class _Prompt(Struct):
+    """One request's, or those of as many routers as are assumed to send alike.
+
+    Attributes:
+        num_bytes: Of each, but for a beginning that is cached.
+    """
+
+    sent_at_s: float
+    num_bytes: int
+    load_s: float
+    num: int
 
 
 class Prompts:
@@ -19,33 +53,109 @@ class Prompts:
     Attributes:
         costs: The endpoint's.
         done_s: When all are computed; -inf for long ago.
-        unfinished_bytes: Bodies of the requests that have not ended, told ones included, but for
-            the beginnings that are cached.
-        num_alike: Routers assumed to send what this one sends, itself included.
-        num_behind: Of our picks, the last ones in a row that had prompts ahead, by estimate.
+        sent_bytes: Of all that were ever sent.
     """
 
-    __slots__ = ("costs", "done_s", "num_alike", "num_behind", "unfinished_bytes")
+    __slots__ = (
+        *("_ahead", "_first_tokens", "_num_counted"),
+        *("costs", "done_s", "sent_bytes"),
+    )
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.done_s = -inf
-        self.unfinished_bytes = 0
-        self.num_alike = 1
-        self.num_behind = 0
+        self.sent_bytes = 0
+        self._ahead: dict[str, _Prompt] = {}  # by the pick's id, in the order of their arrival
+        self._first_tokens: int | None = None  # by the last report
+        self._num_counted = 0  # of those since, that are known already
 
-    def add(self, work_s: float, *, at_s: float, now: float) -> None:
-        """Add a request that was sent at `at_s`, of so many seconds' work, unless it is old."""
+    def add(
+        self,
+        pick_id: str,
+        num_bytes: int,
+        load_s: float = 0.0,
+        *,
+        num: int = 1,
+        at_s: float,
+        now: float,
+    ) -> None:
+        """Add the prompts of `num` requests that were sent at `at_s`, unless they are old, and one
+        load."""
         if now - at_s <= MAX_AGE_S:
-            self.done_s = min(max(at_s, self.done_s) + work_s, now + MAX_QUEUE_S)
+            prompt = self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
+            self.sent_bytes += num * num_bytes
+            self.done_s = min(max(at_s, self.done_s) + self._work_s(prompt), now + MAX_QUEUE_S)
+
+    def computed(self, sent_at_s: float, *, now: float) -> None:
+        """Record that a request that was sent then had its first token at `now`, and so those that
+        were sent before."""
+        num = sum(
+            prompt.num
+            for prompt in takewhile(lambda p: p.sent_at_s < sent_at_s, self._ahead.values())
+        )
+        self._num_counted += num
+        self._take(num)
+        self.bound(now)
+
+    def end(self, pick_id: str, *, has_run: bool) -> None:
+        """Forget a request that has ended, with a first token if it has run, or is elsewhere."""
+        prompt = self._ahead.pop(pick_id, None)
+        if prompt is not None and has_run:
+            self._num_counted += prompt.num
 
     def bound(self, now: float) -> None:
-        """Take all prompts but those of unfinished requests for computed, once a request has ended:
-        an error in the cost of a prompt adds up no further."""
-        num_bytes = self.unfinished_bytes * self.num_alike
-        most_s = num_bytes * self.costs.prompt_s_per_byte + self.costs.cold_load_s
-        self.done_s = min(self.done_s, now + most_s)
+        """Take all prompts but those that are known to be ahead for computed by now."""
+        if self.done_s > now:
+            self.done_s = min(self.done_s, self._run(now))
+
+    def reported(self, report: LoadReport, *, asked_at_s: float, now: float) -> None:
+        """Correct what is ahead by a report, true at some moment from `asked_at_s` to `now`."""
+        first_tokens, before = report.num_first_tokens, self._first_tokens
+        if first_tokens is not None and before is not None:
+            self._take(first_tokens - before - self._num_counted)
+        self._first_tokens, self._num_counted = first_tokens, 0
+        most = report.num_waiting + min(1, report.num_running)
+        seen_by_s = asked_at_s - UNSEEN_S
+        num_seen = sum(each.num for each in self._ahead.values() if each.sent_at_s <= seen_by_s)
+        self._take(num_seen - most)
+        self.bound(now)
+        num_waiting = report.num_waiting - (report.num_deferred or 0)
+        if num_waiting > 0:
+            waits_s = asked_at_s + self._newest_s(num_waiting, asked_at_s)
+            self.done_s = max(self.done_s, min(waits_s, now + MAX_QUEUE_S))
 
     def forget(self) -> None:
         """Take all prompts for gone: the process restarted."""
         self.done_s = -inf
+        self._ahead.clear()
+        self._first_tokens, self._num_counted = None, 0
+
+    def _work_s(self, prompt: _Prompt) -> float:
+        return prompt.num * prompt.num_bytes * self.costs.prompt_s_per_byte + prompt.load_s
+
+    def _run(self, now: float) -> float:
+        """Return when all that may be ahead is computed, if none of it has been begun by now."""
+        done_s = now
+        for prompt in self._ahead.values():
+            done_s = max(done_s, prompt.sent_at_s) + self._work_s(prompt)
+        return done_s
+
+    def _newest_s(self, num_waiting: int, asked_at_s: float) -> float:
+        """Return the work of the newest that wait by a report, and of what was sent since."""
+        work_s = 0.0
+        for prompt in reversed(self._ahead.values()):
+            if prompt.sent_at_s <= asked_at_s:
+                if num_waiting <= 0:
+                    break
+                num_waiting -= prompt.num
+            work_s += self._work_s(prompt)
+        return work_s
+
+    def _take(self, num: int) -> None:
+        """Take so many of the oldest for computed."""
+        while num > 0 and self._ahead:
+            pick_id, oldest = next(iter(self._ahead.items()))
+            taken = min(num, oldest.num)
+            num, oldest.num = num - taken, oldest.num - taken
+            if not oldest.num:
+                del self._ahead[pick_id]

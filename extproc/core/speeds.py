@@ -26,8 +26,8 @@ Rules:
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
-from math import sqrt
+from collections.abc import Collection, Iterable
+from math import inf, sqrt
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -40,8 +40,10 @@ MAX_RATIO = 8.0
 MIN_LOAD_S, MAX_LOAD_S = 0.001, 30.0
 NUM_OF_ENDPOINT, NUM_OF_GROUP, NUM_LOADS = 48, 256, 64
 """The latest first tokens that count, and loads of either kind."""
-MAX_BEHIND = 16
-"""Picks in a row that an endpoint may get while prompts are ahead, before those tell as well."""
+NUM_SENT = 16
+"""First tokens of an endpoint that later ones are compared with."""
+STEP_S = 0.05
+"""Of a time between two first tokens, what may be a step's own and no prompt's."""
 NUM_PRESUMED_LOADS = 8
 """Loads that took as long as configured, before any is seen."""
 
@@ -55,22 +57,41 @@ _ERROR = 2 * 1.4826 * 1.2533 * sqrt(2)
 """Of the difference of two medians of n, over their spread / sqrt(n): a normal distribution's
 standard deviation is 1.4826 median deviations, a median's error 1.2533 times a mean's. Twice that,
 as what comes at the same time is late together."""
+_RATE_ERROR = _ERROR / sqrt(2)
+"""The same of one median."""
 
 
-class Line(NamedTuple):
-    """Seconds over bytes: the time of no bytes, the slope, and its standard error."""
+_Point = tuple[int, float]  # bytes, seconds
 
-    base_s: float
+
+class Slope(NamedTuple):
+    """Seconds per byte, and its standard error."""
+
     s_per_byte: float
     error_s_per_byte: float
 
-    def drawn_to(self, s_per_byte: float, variance: float) -> float:
-        """Return the slope that is likeliest if such slopes are `s_per_byte`, with a variance."""
-        weight = variance / (variance + self.error_s_per_byte**2) if variance else 0.0
-        return s_per_byte + weight * (self.s_per_byte - s_per_byte)
+
+class Line(NamedTuple):
+    """Seconds over bytes: the time of no bytes, and the slope."""
+
+    base_s: float
+    slope: Slope
 
 
-def fit(points: Iterable[tuple[int, float]]) -> Line | None:
+def drawn(s_per_byte: float, variance: float, *found: Slope | None) -> float:
+    """Return the slope that is likeliest by some that were found, if such slopes are `s_per_byte`,
+    with a variance."""
+    if not variance:
+        return s_per_byte
+    weight, total = 1 / variance, s_per_byte / variance
+    for each in found:
+        if each is not None:
+            precision = 1 / max(each.error_s_per_byte**2, 1e-6 * variance)
+            weight, total = weight + precision, total + precision * each.s_per_byte
+    return total / weight
+
+
+def fit(points: Iterable[_Point]) -> Line | None:
     """Return the resistant line through (bytes, seconds); None if they are few, or all alike."""
     ordered = sorted(points)
     third = len(ordered) // 3
@@ -84,10 +105,32 @@ def fit(points: Iterable[tuple[int, float]]) -> Line | None:
     rests = [seconds - slope * num_bytes for num_bytes, seconds in ordered]
     base_s = median(rests)
     spread_s = median([abs(rest - base_s) for rest in rests])
-    return Line(base_s, slope, _ERROR * spread_s / sqrt(third) / width)
+    return Line(base_s, Slope(slope, _ERROR * spread_s / sqrt(third) / width))
 
 
-def _middle(points: list[tuple[int, float]]) -> tuple[float, float]:
+def rate(points: Collection[_Point]) -> Slope | None:
+    """Return the seconds per byte of (bytes, seconds) that were computed one after the other; None
+    if they are few."""
+    if len(points) < 2 * _MIN_THIRD:
+        return None
+    ratios = [seconds / num_bytes for num_bytes, seconds in points]
+    middle = median(ratios)
+    spread = median([abs(ratio - middle) for ratio in ratios])
+    step = STEP_S / median([num_bytes for num_bytes, _ in points])
+    return Slope(middle, _RATE_ERROR * spread / sqrt(len(points)) + step)
+
+
+def most(points: Collection[_Point]) -> float:
+    """Return what a byte can cost at most by (bytes, seconds): whatever was ahead of a prompt and
+    is unknown, it was computed in that time. Infinite if they are few."""
+    third = len(points) // 3
+    if third < _MIN_THIRD:
+        return inf
+    num_bytes, seconds = _middle(sorted(points)[-third:])
+    return seconds / num_bytes if num_bytes else inf
+
+
+def _middle(points: list[_Point]) -> tuple[float, float]:
     return median([each for each, _ in points]), median([each for _, each in points])
 
 
@@ -98,12 +141,7 @@ def probe_of(
     nothing."""
     if request.context_bytes is not None:  # it is no text
         return None
-    prompts = tracked.prompts
-    ahead_s = max(0.0, prompts.done_s - now)
-    prompts.num_behind = prompts.num_behind + 1 if ahead_s else 0
-    if 0 < prompts.num_behind <= MAX_BEHIND:
-        return None
-    load = Load.NONE
+    prompts, load = tracked.prompts, Load.NONE
     if adapter is not None:
         active = tracked.adapters.keys() | tracked.others.adapters.keys()
         slots = tracked.residency.num_slots
@@ -111,31 +149,80 @@ def probe_of(
             return None
         if adapter not in active and adapter not in tracked.gpu_adapters:
             load = Load.CACHED if adapter in tracked.cpu_adapters else Load.COLD
-    ahead_bytes = ahead_s / prompts.costs.prompt_s_per_byte
-    return Probe(request.rest_bytes(tracked.endpoint.address) + int(ahead_bytes), load)
+    num_bytes = request.rest_bytes(tracked.endpoint.address)
+    return Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)
 
 
 class _Tokens:
-    """The latest first tokens, and the line through them as of the last look."""
+    """The latest first tokens, and what they show as of the last look.
+
+    Attributes:
+        line: Through those that had nothing ahead.
+        rate: Of those that had.
+        most_s_per_byte: That a prompt can cost by all of them.
+    """
 
     def __init__(self, num: int, per_look: int) -> None:
-        self._points: deque[tuple[int, float]] = deque(maxlen=num)
+        self._points: deque[_Point] = deque(maxlen=num)
+        self._behind: deque[_Point] = deque(maxlen=num)
+        self._all: deque[_Point] = deque(maxlen=num)
         self.per_look = per_look
         self._num_unseen = 0
         self.line: Line | None = None
+        self.rate: Slope | None = None
+        self.most_s_per_byte = inf
 
-    def record(self, num_bytes: int, seconds: float) -> bool:
-        """Record a first token; return whether it was looked at."""
-        self._points.append((num_bytes, seconds))
+    def record(self, prompt: _Point, alone: _Point | None, behind: _Point | None) -> bool:
+        """Record a first token; return whether it was looked at.
+
+        Args:
+            prompt: Its bytes, and the seconds since it was sent.
+            alone: The same, if nothing was ahead of it.
+            behind: The bytes that were computed one after the other up to it, and the seconds.
+        """
+        for points, point in ((self._all, prompt), (self._points, alone), (self._behind, behind)):
+            if point is not None:
+                points.append(point)
         self._num_unseen += 1
         if self._num_unseen < self.per_look:
             return False
-        self._num_unseen, self.line = 0, fit(self._points)
+        self._num_unseen, self.line, self.rate = 0, fit(self._points), rate(self._behind)
+        self.most_s_per_byte = most(self._all)
         return True
 
     def s_per_byte(self, presumed: float, variance: float) -> float:
         """Return the cost of prompts where such costs are `presumed`, with a variance."""
-        return presumed if self.line is None else self.line.drawn_to(presumed, variance)
+        found = drawn(presumed, variance, self.line and self.line.slope, self.rate)
+        return min(found, self.most_s_per_byte)
+
+
+class _Sent(NamedTuple):
+    """A first token, and all bytes that were sent up to its prompt."""
+
+    first_s: float
+    until_bytes: int
+
+
+class _Own(_Tokens):
+    """Those of one endpoint."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
+        self._sent: deque[_Sent] = deque(maxlen=NUM_SENT)
+
+    def since(self, sent_at_s: float, own: _Sent) -> _Point | None:
+        """Return the bytes that were computed up to a first token since the first one that came
+        while its request waited, and the seconds of that; None where none did."""
+        found = [
+            each
+            for each in self._sent
+            if sent_at_s <= each.first_s < own.first_s and each.until_bytes < own.until_bytes
+        ]
+        self._sent.append(own)
+        if not found:
+            return None
+        first = min(found)
+        return own.until_bytes - first.until_bytes, own.first_s - first.first_s
 
 
 class _Group:
@@ -143,7 +230,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
-        self.endpoints: dict[Tracked, _Tokens] = {}
+        self.endpoints: dict[Tracked, _Own] = {}
         self._variance = 0.0
         self._loads: dict[Load, deque[float]] = {
             load: deque(maxlen=NUM_LOADS) for load in (Load.CACHED, Load.COLD)
@@ -153,15 +240,17 @@ class _Group:
         """Replace the endpoints; new ones are taken for what the group is."""
         before, self.endpoints = self.endpoints, {}
         for tracked in endpoints:
-            own = before.get(tracked) or _Tokens(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
+            own = before.get(tracked) or _Own()
             self.endpoints[tracked] = own
             self.apply(tracked)
         self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))
 
-    def record(self, tracked: Tracked, num_bytes: int, seconds: float) -> None:
-        """Record a first token without a load."""
-        is_seen = self.endpoints[tracked].record(num_bytes, seconds)
-        if self.tokens.record(num_bytes, seconds):
+    def record(
+        self, tracked: Tracked, prompt: _Point, alone: _Point | None, behind: _Point | None
+    ) -> None:
+        """Record a first token without a load, as `_Tokens.record` has it."""
+        is_seen = self.endpoints[tracked].record(prompt, alone, behind)
+        if self.tokens.record(prompt, alone, behind):
             self._variance = self._look()
             for each in self.endpoints:
                 self.apply(each)
@@ -170,12 +259,13 @@ class _Group:
 
     def _look(self) -> float:
         """Return the variance of the endpoints' slopes beyond that of their errors."""
-        lines = [own.line for own in self.endpoints.values() if own.line is not None]
-        if self.tokens.line is None or not lines:
-            return 0.0
-        middle = self.tokens.line.s_per_byte
-        beyond = [(each.s_per_byte - middle) ** 2 - each.error_s_per_byte**2 for each in lines]
-        return max(0.0, fmean(beyond))
+        return max(
+            _beyond(
+                [own.line and own.line.slope for own in self.endpoints.values()],
+                self.tokens.line and self.tokens.line.slope,
+            ),
+            _beyond([own.rate for own in self.endpoints.values()], self.tokens.rate),
+        )
 
     def record_load(self, load: Load, seconds: float) -> None:
         self._loads[load].append(seconds)
@@ -196,6 +286,16 @@ class _Group:
         cold_s = self.load_s(Load.COLD, given.cold_load_s)
         cached_s = self.load_s(Load.CACHED, given.cached_load_s)
         tracked.set_costs(Costs(learned, cold_s, cached_s, tracked.decoding.learned))
+
+
+def _beyond(own: Iterable[Slope | None], common: Slope | None) -> float:
+    """Return what endpoints' slopes vary by beyond their errors, 0 where nothing is known."""
+    slopes = [each for each in own if each is not None]
+    if common is None or not slopes:
+        return 0.0
+    middle = common.s_per_byte
+    beyond = [(each.s_per_byte - middle) ** 2 - each.error_s_per_byte**2 for each in slopes]
+    return max(0.0, fmean(beyond))
 
 
 def _near(s_per_byte: float, given: Costs) -> float:
@@ -223,15 +323,21 @@ class Speeds:
             group = self._groups[name] = before.get(name) or _Group()
             group.set_endpoints(group_endpoints)
 
-    def record_first_token(self, tracked: Tracked, probe: Probe, ttft_s: float) -> None:
+    def record_first_token(
+        self, tracked: Tracked, probe: Probe, sent_at_s: float, ttft_s: float
+    ) -> None:
         """Record how long an endpoint took for the first token of a pick; it may have left."""
         group = self._groups.get(tracked.group)
         if group is None or tracked not in group.endpoints:
             return
         num_bytes = probe.prompt_bytes
+        own = _Sent(sent_at_s + ttft_s, probe.before_bytes + num_bytes)
+        since = group.endpoints[tracked].since(sent_at_s, own)
+        is_alone = since is None and not probe.is_behind
         if probe.load is Load.NONE:
-            group.record(tracked, num_bytes, ttft_s)
-        elif group.tokens.line is not None:
+            prompt = num_bytes, ttft_s
+            group.record(tracked, prompt, prompt if is_alone else None, since)
+        elif is_alone and group.tokens.line is not None:
             base_s = max(0.0, group.tokens.line.base_s)
             rest_s = ttft_s - base_s - num_bytes * tracked.prompts.costs.prompt_s_per_byte
             group.record_load(probe.load, rest_s)

@@ -211,7 +211,7 @@ class Tracked:
         return has_start and self.is_fresh(now, settings)
 
     def set_report(self, report: LoadReport, *, asked_at_s: float, taken_at_s: float) -> None:
-        """Replace the load report."""
+        """Replace the load report, true at some moment between the two times."""
         self.room.reported(report, self._num_since, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
         self.report, self.reported_at_s, self.view = report, taken_at_s, None
         self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
@@ -219,6 +219,7 @@ class Tracked:
         decode = self.decoding.learned
         if decode is not self.prompts.costs.decode:
             self.prompts.costs = replace(self.prompts.costs, decode=decode)
+        self.prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
         if report.kv_cache_tokens is not None:
             self.kv_cache.resize(report.kv_cache_tokens)
 
@@ -281,16 +282,20 @@ class Tracked:
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
         self.flights[flight.pick.id] = flight
-        self.prompts.unfinished_bytes += flight.pick.request.rest_bytes(self.endpoint.address)
         self.room.begin(flight.started_at_s)
         self._count(flight.adapter)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
         del self.flights[flight.pick.id]
-        self.prompts.unfinished_bytes -= flight.pick.request.rest_bytes(self.endpoint.address)
+        self.prompts.end(flight.pick.id, has_run=has_run)
         self.room.end(flight.started_at_s, now=now)
         self._discount(flight.adapter, now=now, has_run=has_run)
+
+    def had_first_token(self, flight: InFlight, at_s: float) -> None:
+        """Record when one of our picks had its first token: what was sent before it is computed."""
+        self.prompts.computed(flight.started_at_s, now=at_s)
+        self.view = None
 
     def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
@@ -301,32 +306,40 @@ class Tracked:
         """Count another router's pick here."""
         flight.adapter = self.listed_adapter(flight.name)
         picked_at_s, now = flight.picked_at_s, flight.told_at_s
-        self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
+        self.queue(flight.id, flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
         self.others.begin(flight)
-        self.prompts.unfinished_bytes += flight.body_bytes
         self.room.begin(picked_at_s)
         self._count(flight.adapter)
 
     def end_told(self, flight: ToldFlight[Tracked], *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
         self.others.end(flight)
-        self.prompts.unfinished_bytes -= flight.body_bytes
+        self.prompts.end(flight.id, has_run=has_run)
         self.room.end(flight.picked_at_s, now=now)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
-    def queue(self, adapter: str | None, num_bytes: int, *, at_s: float, now: float) -> None:
-        """Add a prompt and its adapter's load, sent at `at_s`, to what is to be computed here.
+    def queue(
+        self,
+        pick_id: str,
+        adapter: str | None,
+        num_bytes: int,
+        *,
+        num: int = 1,
+        at_s: float,
+        now: float,
+    ) -> None:
+        """Add `num` prompts and an adapter's load, sent at `at_s`, to what is to be computed here.
 
         What is resident is as of the last view: to know it as of now would sort all adapters for
         each pick that is told.
         """
         costs = self.prompts.costs
         if now - at_s <= MAX_AGE_S:  # an older one has been told before, over another link
-            self.kv_cache.computed_bytes += num_bytes
-        work_s = num_bytes * costs.prompt_s_per_byte
+            self.kv_cache.computed_bytes += num * num_bytes
+        load_s = 0.0
         if adapter is not None and adapter not in self.adapters:
-            work_s += costs.load_s(adapter, self.gpu_adapters, self.cpu_adapters)
-        self.prompts.add(work_s, at_s=at_s, now=now)
+            load_s = costs.load_s(adapter, self.gpu_adapters, self.cpu_adapters)
+        self.prompts.add(pick_id, num_bytes, load_s, num=num, at_s=at_s, now=now)
 
     def listed_adapter(self, name: str | None) -> str | None:
         """Return `name` if it is an adapter by the endpoint's own list."""

@@ -83,6 +83,8 @@ class LoadReport(Struct, frozen=True, gc=False):
         has_counts: Its numbers of running and of waiting requests could be read.
         work_tokens: Counted step by step since the process started, so that they move as long as a
             request runs; None where unknown, or where the engine counts at requests' ends.
+        num_first_tokens: Requests that have had one since the process started: their prompts are
+            computed.
         unreadable: Why a line that matters could not be read, for people; "" if all were.
     """
 
@@ -100,6 +102,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     generated_tokens: int | None = None  # since the process started; None where unknown
     has_counts: bool = True
     work_tokens: int | None = None
+    num_first_tokens: int | None = None  # None where unknown
     unreadable: str = ""
     is_asleep: bool = False  # an engine behind the server sleeps
 

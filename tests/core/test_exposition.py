@@ -71,6 +71,7 @@ def test_the_real_page_is_read_as_its_lines_say() -> None:
         kv_cache_tokens=524_288,
         generated_tokens=1_493,
         work_tokens=1_541,
+        num_first_tokens=24,
     )
 
 
@@ -407,6 +408,10 @@ vllm:generation_tokens_total{model_name="b#}",engine="0"} 345 # {trace_id="abc"}
 vllm:generation_tokens_created{model_name="b#}",engine="0"} 1795258552.5
 # TYPE vllm:prompt_tokens counter
 vllm:prompt_tokens_total 55 # {} 1
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{le="+Inf"} 8 # {} 0.5
+vllm:time_to_first_token_seconds_count 9
+vllm:time_to_first_token_seconds_sum 2.5
 # TYPE vllm:lora_requests_info gauge
 vllm:lora_requests_info{running_lora_adapters="sql",waiting_lora_adapters="chat",max_lora="4"} 9.25
 # UNIT process_start_time_seconds seconds
@@ -425,6 +430,7 @@ def test_openmetrics_is_read_with_exemplars_timestamps_and_any_end(end: str) -> 
         process_start_wall_s=7.0,
         generated_tokens=345,
         work_tokens=400,
+        num_first_tokens=9,
     )
 
 
@@ -497,6 +503,7 @@ FACTS: tuple[tuple[str, frozenset[str]], ...] = (
         frozenset({"generated_tokens", "work_tokens"}),
     ),
     ("vllm:prompt_tokens_total 55\n", frozenset({"work_tokens"})),
+    ("vllm:time_to_first_token_seconds_count 7\n", frozenset({"num_first_tokens"})),
     (
         'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 1\n',
         frozenset({"num_deferred"}),
@@ -627,6 +634,7 @@ def oracle_report(page: str) -> LoadReport:
     starts = per_engine(samples, "process_start_time_seconds")
     tokens = per_engine(samples, "vllm:generation_tokens_total")
     prompts = per_engine(samples, "vllm:prompt_tokens_total")
+    first = per_engine(samples, "vllm:time_to_first_token_seconds_count")
     caches = [
         int(labels["num_gpu_blocks"]) * int(labels["block_size"])
         for family, labels, _ in samples
@@ -646,6 +654,7 @@ def oracle_report(page: str) -> LoadReport:
         kv_cache_tokens=sum(caches) or None,
         generated_tokens=int(sum(tokens)) if tokens else None,
         work_tokens=int(sum(tokens + prompts)) if tokens and prompts is not None else None,
+        num_first_tokens=int(sum(first)) if first else None,
     )
 
 
@@ -669,6 +678,7 @@ gauges = st.tuples(
             "vllm:kv_cache_usage_perc",
             "vllm:generation_tokens_total",
             "vllm:prompt_tokens_total",
+            "vllm:time_to_first_token_seconds_count",
             "vllm:num_requests_running_total",
             "other:metric",
         ]

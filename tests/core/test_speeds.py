@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+from math import inf
 from random import Random
 
 import pytest
@@ -12,14 +14,18 @@ from msgspec.structs import replace
 from extproc.core.costs import Costs, Load, Probe
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.speeds import (
-    MAX_BEHIND,
     MAX_LOAD_S,
     MAX_RATIO,
     MIN_LOAD_S,
     NUM_OF_GROUP,
     NUM_PRESUMED_LOADS,
-    Line,
+    NUM_SENT,
+    STEP_S,
+    Slope,
+    drawn,
     fit,
+    most,
+    rate,
 )
 from extproc.core.told import ToldPick
 from extproc.core.traits import Traits
@@ -28,6 +34,7 @@ from tests.builders import address, cards, endpoint, pick, report, request
 GIVEN = Costs(prompt_s_per_byte=1e-5, cold_load_s=0.1, cached_load_s=0.01)
 SETTINGS = PoolSettings(costs=GIVEN, max_loras=2, groups={"l4": Traits(costs=GIVEN)})
 BASE_S = 0.02
+LATER_S = count(0.0, 1e7)
 
 
 def pool(num: int = 2, settings: PoolSettings = SETTINGS) -> Pool:
@@ -43,10 +50,24 @@ def costs(made: Pool, number: int = 1) -> Costs:
     return made.snapshot(now=0.0).endpoints[number - 1].costs
 
 
-def hear(made: Pool, number: int, num_bytes: int, ttft_s: float, load: Load = Load.NONE) -> None:
+def hear(
+    made: Pool,
+    number: int,
+    num_bytes: int,
+    ttft_s: float,
+    load: Load = Load.NONE,
+    *,
+    before_bytes: int = 0,
+    is_behind: bool = False,
+    sent_at_s: float | None = None,
+) -> None:
+    """Have an endpoint's first token; without a time long after all others."""
     tracked = made._find(address(number))
     assert tracked is not None
-    made.speeds.record_first_token(tracked, Probe(num_bytes, load), ttft_s)
+    told = Probe(num_bytes, load, before_bytes, is_behind)
+    made.speeds.record_first_token(
+        tracked, told, next(LATER_S) if sent_at_s is None else sent_at_s, ttft_s
+    )
 
 
 def compute(
@@ -72,7 +93,7 @@ def test_a_line_is_found_whatever_its_points(
     line = fit([(num_bytes, base_s + slope * num_bytes) for num_bytes in places])
 
     assert line is not None
-    assert line.s_per_byte == pytest.approx(slope, rel=1e-3, abs=1e-12)
+    assert line.slope.s_per_byte == pytest.approx(slope, rel=1e-3, abs=1e-12)
     assert line.base_s == pytest.approx(base_s, abs=1e-6)
 
 
@@ -90,7 +111,7 @@ def test_a_sixth_of_the_points_may_be_anywhere() -> None:
     line = fit(points)
 
     assert line is not None
-    assert line.s_per_byte == pytest.approx(1e-3, rel=0.02)
+    assert line.slope.s_per_byte == pytest.approx(1e-3, rel=0.02)
 
 
 def test_the_error_is_about_that_of_repeated_trials() -> None:
@@ -100,7 +121,7 @@ def test_the_error_is_about_that_of_repeated_trials() -> None:
         points = [(rng.randrange(1000), 0.0) for _ in range(48)]
         found = fit([(n, n * 1e-3 + rng.gauss(0, 0.2)) for n, _ in points])
         assert found is not None
-        lines.append(found)
+        lines.append(found.slope)
     errors = sorted(line.error_s_per_byte for line in lines)
     misses = sorted(abs(line.s_per_byte - 1e-3) for line in lines)
 
@@ -108,10 +129,26 @@ def test_the_error_is_about_that_of_repeated_trials() -> None:
 
 
 def test_a_slope_counts_as_far_as_it_is_sure() -> None:
-    slopes = [Line(0.0, 3.0, error).drawn_to(1.0, 1.0) for error in (0.0, 1.0, 1e9)]
+    slopes = [drawn(1.0, 1.0, Slope(3.0, error)) for error in (0.0, 1.0, 1e9)]
 
-    assert slopes == pytest.approx([3.0, 2.0, 1.0])
-    assert Line(0.0, 3.0, 0.0).drawn_to(1.0, 0.0) == 1.0
+    assert slopes == pytest.approx([3.0, 2.0, 1.0], rel=1e-5)
+    assert drawn(1.0, 1.0, None, Slope(3.0, 1.0), Slope(5.0, 1.0)) == pytest.approx(3.0)
+    assert drawn(1.0, 0.0, Slope(3.0, 0.0)) == 1.0
+
+
+def test_the_rate_of_prompts_computed_one_after_the_other_is_as_sure_as_they_are_long() -> None:
+    short, long = (rate([(size, size * 1e-3)] * 16) for size in (50, 50_000))
+
+    assert short == pytest.approx(Slope(1e-3, STEP_S / 50))
+    assert long == pytest.approx(Slope(1e-3, STEP_S / 50_000))
+    assert rate([(1000, 1.0)] * 7) is None
+
+
+def test_a_byte_costs_no_more_than_the_first_tokens_of_long_prompts_took() -> None:
+    points = [(100, 0.05)] * 8 + [(10_000, 1.0)] * 4
+
+    assert most(points) == pytest.approx(1e-4)
+    assert most(points[:11]) == most([(0, 1.0)] * 99) == inf
 
 
 # --- prompts ----------------------------------------------------------------------------------
@@ -219,12 +256,66 @@ def test_what_is_heard_of_an_endpoint_that_left_teaches_nothing() -> None:
     assert gone is not None
     made.set_endpoints([endpoint(1)])
     for n in range(100):
-        made.speeds.record_first_token(gone, Probe(n, Load.NONE), 1.0 * n)
+        made.speeds.record_first_token(gone, Probe(n, Load.NONE), 0.0, 1.0 * n)
     assert costs(made) == GIVEN
     made.set_endpoints([])
-    made.speeds.record_first_token(gone, Probe(1, Load.NONE), 1.0)
+    made.speeds.record_first_token(gone, Probe(1, Load.NONE), 0.0, 1.0)
 
     assert not made.snapshot(now=0.0).endpoints
+
+
+def serve(made: Pool, s_per_byte: float, *, num: int = 64, size: int = 20_000) -> None:
+    """Let an endpoint compute prompts that are all alike, with always one more waiting there."""
+    work_s = size * s_per_byte
+    for number in range(num):
+        sent_at_s = max(0.0, number - 1.5) * work_s
+        ttft_s = BASE_S + (number + 1) * work_s - sent_at_s
+        hear(made, 1, size, ttft_s, before_bytes=number * size, sent_at_s=sent_at_s)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 1.0, 2.0, 4.0])
+def test_prompts_that_are_all_alike_tell_what_they_cost_where_one_waits_for_the_other(
+    ratio: float,
+) -> None:
+    made = pool()
+    serve(made, ratio * 1e-5)
+
+    assert costs(made).prompt_s_per_byte == pytest.approx(ratio * 1e-5, rel=0.5)
+
+
+def test_it_takes_few_that_wait_to_show_it() -> None:
+    made = pool()
+    serve(made, 2e-5, num=20)
+
+    assert costs(made).prompt_s_per_byte == pytest.approx(2e-5, rel=0.2)
+
+
+def test_what_was_ahead_and_is_unknown_makes_no_prompt_dearer() -> None:
+    """First tokens of one response a minute, behind prompts whose first tokens are not known."""
+    made = pool()
+    for num_bytes in range(0, 200_000, 2_000):
+        hear(made, 1, num_bytes, BASE_S + 1.0 + num_bytes * 5e-5, is_behind=True)
+
+    assert costs(made) == GIVEN
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_no_prompt_is_taken_to_cost_more_than_its_first_token_took(is_behind: bool) -> None:
+    made = pool()
+    for _ in range(16):
+        hear(made, 1, 100_000, 0.25, is_behind=is_behind)
+
+    assert costs(made).prompt_s_per_byte == pytest.approx(2.5e-6)
+
+
+def test_the_latest_first_tokens_are_compared_and_older_ones_forgotten() -> None:
+    made = pool()
+    tracked = made._find(address(1))
+    for number in range(NUM_SENT + 8):
+        hear(made, 1, 1000, 10.0 + number, before_bytes=1000 * number, sent_at_s=0.0)
+
+    assert tracked is not None
+    assert len(made.speeds._groups[""].endpoints[tracked]._sent) == NUM_SENT
 
 
 # --- loads ------------------------------------------------------------------------------------
@@ -295,9 +386,9 @@ def test_a_load_is_where_residency_has_the_adapter() -> None:
     made.snapshot(now=0.0)  # b and c were loaded last
 
     assert probe(made, None) == Probe(100, Load.NONE)
-    assert probe(made, "c", now=2.0) == Probe(100, Load.NONE)
-    assert probe(made, "b", now=3.0) == Probe(100, Load.CACHED)
-    assert probe(made, "a", now=4.0) == Probe(100, Load.COLD)
+    assert probe(made, "c", now=2.0) == Probe(100, Load.NONE, 100)
+    assert probe(made, "b", now=3.0) == Probe(100, Load.CACHED, 200)
+    assert probe(made, "a", now=4.0) == Probe(100, Load.COLD, 300)
 
 
 def test_what_was_cached_of_a_prompt_does_not_count() -> None:
@@ -316,26 +407,12 @@ def test_a_body_that_is_longer_than_the_context_tells_nothing_of_text() -> None:
     assert [flight.probe for flight in made.flights] == [None]
 
 
-def test_nothing_tells_while_prompts_are_ahead() -> None:
+def test_a_probe_tells_what_was_sent_before_and_whether_that_is_ahead() -> None:
     made = pool()
     made.flights.start(pick("r-1", 1, info=request(None, body_bytes=200_000)), now=1.0)
 
-    assert probe(made, None, now=2.9) is None
-    assert probe(made, None, now=3.1) == Probe(100, Load.NONE)
-
-
-def test_where_prompts_are_always_ahead_they_count_after_a_while() -> None:
-    """Otherwise, nothing would ever show that they are taken to cost too much."""
-    made = pool()
-    made.flights.start(pick("r-1", 1, info=request(None, body_bytes=200_000)), now=1.0)
-    probes = []
-    for number in range(MAX_BEHIND + 2):
-        made.flights.start(pick(f"r-n{number}", 1, info=request(None)), now=1.5)
-        probes.append(list(made.flights)[-1].probe)
-
-    assert probes == [None] * MAX_BEHIND + [Probe(150_000, Load.NONE)] * 2
-    assert probe(made, None, now=9.0) == Probe(100, Load.NONE)
-    assert probe(made, None, now=9.0) is None  # behind the one before, as the first in a row
+    assert probe(made, None, now=2.9) == Probe(100, Load.NONE, 200_000, is_behind=True)
+    assert probe(made, None, now=3.1) == Probe(100, Load.NONE, 200_100)
 
 
 @pytest.mark.parametrize(
@@ -358,4 +435,4 @@ def test_adapters_tell_nothing_where_slots_are_unknown() -> None:
     made.set_endpoints([endpoint(1)])
 
     assert probe(made, "a") is None
-    assert probe(made, None, now=9.0) == Probe(100, Load.NONE)
+    assert probe(made, None, now=9.0) == Probe(100, Load.NONE, 100)

@@ -322,12 +322,11 @@ def ahead_after_all_end(made: Pool, ended: Callable[[], object], *, now: float) 
 
 
 def test_no_prompts_are_ahead_of_what_ends_untold() -> None:
-    most_s = pytest.approx(Costs().cold_load_s)
     made = pool()
-    assert ahead_after_all_end(made, lambda: made.told.forget("x", now=5.0), now=5.0) == most_s
+    assert ahead_after_all_end(made, lambda: made.told.forget("x", now=5.0), now=5.0) <= 0
 
     made = pool()
-    assert ahead_after_all_end(made, lambda: made.told.begin("x", now=5.0), now=5.0) == most_s
+    assert ahead_after_all_end(made, lambda: made.told.begin("x", now=5.0), now=5.0) <= 0
 
     made = pool()
     old_s = 5.0 + MAX_AGE_S + 1.0
@@ -340,7 +339,7 @@ def test_no_prompts_are_ahead_of_what_ends_untold() -> None:
     def reconcile() -> None:
         made.flights.reconcile(address(1), now=5.0, grace_s=0.0)
 
-    assert ahead_after_all_end(made, reconcile, now=5.0) == most_s
+    assert ahead_after_all_end(made, reconcile, now=5.0) <= 0
 
 
 def test_a_link_that_is_cut_and_comes_back_adds_no_prompts_a_second_time() -> None:
@@ -368,7 +367,7 @@ def test_a_late_report_of_an_end_leaves_the_prompts_that_are_ahead_at_that_time(
         made.told.start(told(f"x-{number}", adapter=None, body_bytes=96_000), now=10.0)
     made.told.finish("x-0", now=2.0, reported_at_s=10.0)
 
-    assert view(made).prompts_done_s == pytest.approx(10.0 + 9.0 + Costs().cold_load_s)
+    assert view(made).prompts_done_s == pytest.approx(10.0 + 9.0)
 
 
 def test_the_prompts_that_have_ended_are_no_part_of_the_bound() -> None:
@@ -378,7 +377,7 @@ def test_the_prompts_that_have_ended_are_no_part_of_the_bound() -> None:
     for number in range(2):
         made.told.finish(f"x-{number}", now=10.0)
 
-    assert view(made).prompts_done_s == pytest.approx(10.0 + 1.0 + Costs().cold_load_s)
+    assert view(made).prompts_done_s == pytest.approx(10.0 + 1.0)
 
 
 def test_a_told_pick_of_an_adapter_that_is_to_be_loaded_is_work_too() -> None:

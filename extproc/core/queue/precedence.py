@@ -88,6 +88,16 @@ class Reach:
         self._endpoints = endpoints
         self._holders = holders
         self._known: dict[tuple[str, frozenset[str] | None], int] = {}
+        self._idle: int | None = None  # the bits of those without a request, once they are known
+
+    def has_idle(self, request: RequestInfo) -> bool:
+        """Return whether an endpoint that may serve a request has none."""
+        if self._idle is None:
+            views = enumerate(self._endpoints)
+            self._idle = sum(
+                1 << place for place, view in views if not view.num_pending + view.num_foreign
+            )
+        return bool(self._idle) and bool(self._idle & self.of(request))
 
     def of(self, request: RequestInfo) -> int:
         """Return the endpoints that may serve a request; all bits where none is known to.

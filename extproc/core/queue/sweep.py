@@ -96,9 +96,8 @@ class Sweep:
         for ticket in self._in_rounds(tickets, passed_over):
             if ticket.result is not None:
                 continue
-            # Room in a full endpoint is for anybody: without newcomers it would stay empty.
-            is_for_it = is_freed and ticket.reason == FOR_ROOM
-            if ticket in self._late and now < ticket.look_s and not is_for_it:
+            is_late = ticket in self._late and now < ticket.look_s
+            if is_late and not (is_freed and self._is_for_anybody(ticket)):
                 self.note(ticket)
                 continue
             kind, is_again = _kind(ticket), len(vain) < num_again
@@ -149,6 +148,11 @@ class Sweep:
     def let_all_go(self) -> None:
         """Have nobody let others go first until the next offer."""
         self._precedence.begin()
+
+    def _is_for_anybody(self, ticket: Ticket) -> bool:
+        """Return whether room that was freed is for late ones, too: without newcomers, that of a
+        full endpoint would stay empty, and so would an idle one."""
+        return ticket.reason == FOR_ROOM or self._reach.has_idle(ticket.request)
 
     def _in_rounds(self, tickets: Iterable[Ticket], passed_over: list[Ticket]) -> Iterator[Ticket]:
         """Yield the tickets, and those that were passed over again, until there are none."""

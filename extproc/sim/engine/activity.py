@@ -17,6 +17,7 @@ class _Page(Struct, frozen=True, gc=False):
     shown_s: float = NEVER_S
     stats: EngineStats = _NO_STATS
     num_generated: int = 0
+    num_first_tokens: int = 0
     active: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()  # the active ones, sorted
 
@@ -25,6 +26,7 @@ class Activity:
     """The last two states of a page."""
 
     def __init__(self) -> None:
+        self._num_first_tokens = 0
         self._num_active: dict[str, int] = {}
         # Adapters that are no longer active, by the time when they last were; oldest first.
         self._ended: dict[str, float] = {}
@@ -32,6 +34,7 @@ class Activity:
 
     def add(self, request: EngineRequest) -> None:
         """Record that `request` has its first token: its adapter is active."""
+        self._num_first_tokens += 1
         if request.adapter is not None:
             self._num_active[request.adapter] = self._num_active.get(request.adapter, 0) + 1
 
@@ -50,13 +53,14 @@ class Activity:
 
     def show(self, stats: EngineStats, num_generated: int, *, at_s: float) -> None:
         """Record the end of a step at `at_s`, and how many tokens were generated up to then."""
-        before = self._previous = self._page
+        before, num_first = self._page, self._num_first_tokens
+        self._previous = before
         if before.active == self._num_active.keys():
-            self._page = _Page(at_s, stats, num_generated, before.active, before.names)
+            self._page = _Page(at_s, stats, num_generated, num_first, before.active, before.names)
         else:
             names = self._num_active
             active = frozenset(names)
-            self._page = _Page(at_s, stats, num_generated, active, tuple(sorted(names)))
+            self._page = _Page(at_s, stats, num_generated, num_first, active, tuple(sorted(names)))
 
     def show_idle(self, *, now: float) -> None:
         """Record an idle engine: vLLM takes an empty step after its last request was aborted."""
@@ -86,4 +90,6 @@ class Activity:
                 break
             if adapter not in active and ended_s <= shown_s:
                 log.append((adapter, ended_s))
-        return EngineReport(shown_s, stats, num_generated, active, tuple(log))
+        return EngineReport(
+            shown_s, stats, num_generated, page.num_first_tokens, active, tuple(log)
+        )

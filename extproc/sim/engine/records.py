@@ -159,6 +159,7 @@ class EngineReport(Struct, frozen=True, gc=False):
         shown_s: The end of that step; minus infinity before the first.
         stats: The gauges.
         num_generated_tokens: Since the engine was made, as `EngineCounters` has them.
+        num_first_tokens: Requests that have had one since then.
         active_adapters: Adapters with a request between its first and its last token.
         adapter_log: (adapter, seconds when it was last reported active), latest first; those of
             one moment in no order to rely on.
@@ -167,6 +168,7 @@ class EngineReport(Struct, frozen=True, gc=False):
     shown_s: float
     stats: EngineStats = EngineStats()
     num_generated_tokens: int = 0
+    num_first_tokens: int = 0
     active_adapters: frozenset[str] = frozenset()
     adapter_log: tuple[tuple[str, float], ...] = ()
 

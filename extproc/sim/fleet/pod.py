@@ -173,6 +173,7 @@ class FleetPod:
             process_start_wall_s=self._started_wall_s,
             kv_cache_tokens=self.engine.kv_blocks * self._profile.block_tokens,
             generated_tokens=page.num_generated_tokens,
+            num_first_tokens=page.num_first_tokens,
         )
         return report, page.shown_s
 

@@ -579,3 +579,14 @@ def test_what_is_freed_of_full_pods_goes_to_late_ones_too(reason: str, expected:
     scene.now = 1.0
 
     assert scene.free(1, after_s=LATE_LOOK_S / 10) == expected
+
+
+@pytest.mark.parametrize(("num_pending", "expected"), [(0, ["old"]), (1, [])])
+def test_an_endpoint_without_a_request_is_for_late_ones_too(
+    num_pending: int, expected: list[str]
+) -> None:
+    scene = Scene(endpoints=[endpoint_view(1, num_pending=num_pending)])
+    scene.hold("old", goal_s=0.1)
+    scene.now = 1.0
+
+    assert scene.free(1, after_s=LATE_LOOK_S / 10) == expected
