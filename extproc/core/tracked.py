@@ -289,7 +289,7 @@ class Tracked:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
         del self.flights[flight.pick.id]
         self.prompts.unfinished_bytes -= flight.pick.request.rest_bytes(self.endpoint.address)
-        self.room.end(flight.started_at_s, now=now)
+        self.room.end(flight.started_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
@@ -311,7 +311,7 @@ class Tracked:
         """Stop counting another router's pick; see `end`."""
         self.others.end(flight)
         self.prompts.unfinished_bytes -= flight.body_bytes
-        self.room.end(flight.picked_at_s, now=now)
+        self.room.end(flight.picked_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def queue(self, adapter: str | None, num_bytes: int, *, at_s: float, now: float) -> None:
