@@ -125,7 +125,7 @@ class Service:
             self.observers, routes.claim_of, lambda: self.now, lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.dispatcher = Dispatcher(
-            Router(self.pool, picker, routes=routes),
+            Router(self.pool, picker, routes=routes, max_hold_s=0),  # every request is decided
             accounting,
             recorder,
             lambda: self.now,

@@ -11,13 +11,13 @@ Rules:
    admission of the next. Who was picked since the report before explains waiting that says nothing:
    the engine may not have looked at those yet. Nor does waiting for an adapter slot alone: it holds
    up nobody whose adapter runs.
-2. It has room for that many, for `SPARE`, and for as many as end between two reports.
+2. It has room for that many, for `SPARE`, and for as many as end between two reports on average.
 3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
    on. Nobody has waited for `FORGET_S`: nothing is known, as at first.
-4. The last report says what is there, and our picks and ends since: an access log may be late. A
-   page shows the end of a step, and a step begins with those who came before. So a report has a
-   pick for sure once its page has changed twice, or those that run have got two tokens each.
-   Without a report that is trusted, picks and ends alone count.
+4. What is there is what routers know to be there, and no more than the last report has and picks
+   that it may not show: we may hear of ends late. A page shows the end of a step, and a step begins
+   with those who came before; so a report has a pick for sure once its page has changed twice, or
+   those that run have got two tokens each. A report that is not trusted says nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Callable
 from extproc.core.types import LoadReport
 
 NUM_WAITING = 2
-SPARE = 2
+SPARE = 1
 """Requests that may wait in an engine, beyond those that end until we hear of it."""
 FORGET_S = 10.0
 ENDS_KEPT = 7 / 8
@@ -47,7 +47,7 @@ class Room:
 
     __slots__ = (
         *("_asked_s", "_before_s", "_ends", "_moved_s", "_num_deferred", "_num_ended"),
-        *("_num_seen", "_num_young", "_report", "_step", "_taken_s", "_waited_s", "_waiting"),
+        *("_num_seen", "_num_young", "_report", "_step", "_waited_s", "_waiting"),
         "limit",
     )
 
@@ -57,7 +57,7 @@ class Room:
         self._waited_s = _NEVER_S
         self._step = 1
         self._ends, self._num_ended = 0.0, 0  # mean between two reports, and since the last
-        self._asked_s = self._taken_s = _NEVER_S  # of the last report
+        self._asked_s = _NEVER_S  # for the last report
         self._report = LoadReport()
         # The page did not change last, and the time before, until then.
         self._moved_s = self._before_s = _NEVER_S
@@ -68,13 +68,10 @@ class Room:
         """Count a pick of any router that tells us."""
         self._num_young += picked_at_s > self._before_s
 
-    def end(self, picked_at_s: float, *, now: float) -> None:
-        """Count the end, at `now`, of such a pick."""
+    def end(self, picked_at_s: float) -> None:
+        """Count the end of such a pick."""
         self._num_ended += 1
-        if picked_at_s > self._before_s:
-            self._num_young -= 1
-        elif now > self._taken_s:
-            self._num_seen -= 1
+        self._num_young -= picked_at_s > self._before_s
 
     def reported(
         self,
@@ -96,7 +93,7 @@ class Room:
                 self._limit_to(report.num_running, taken_at_s)
             elif num_waiting <= 0 and self.limit is not None:
                 self._grow(report.num_running, taken_at_s)
-        self._asked_s, self._taken_s = asked_at_s, taken_at_s
+        self._asked_s = asked_at_s
         self._num_seen = report.num_running + report.num_waiting
         self._num_young = num_since(self._before_s)
         self._ends = ENDS_KEPT * self._ends + (1 - ENDS_KEPT) * self._num_ended
@@ -114,7 +111,7 @@ class Room:
         if most is None:
             if self.limit is None:
                 return True
-            most = self.limit + SPARE + min(self.limit, int(self._ends))
+            most = self.limit + SPARE + min(self.limit, round(self._ends))
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
         return num_known < most

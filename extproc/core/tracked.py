@@ -289,7 +289,7 @@ class Tracked:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
         del self.flights[flight.pick.id]
         self.prompts.end(flight.pick.id, has_run=has_run)
-        self.room.end(flight.started_at_s, now=now)
+        self.room.end(flight.started_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def had_first_token(self, flight: InFlight, at_s: float) -> None:
@@ -315,7 +315,7 @@ class Tracked:
         """Stop counting another router's pick; see `end`."""
         self.others.end(flight)
         self.prompts.end(flight.id, has_run=has_run)
-        self.room.end(flight.picked_at_s, now=now)
+        self.room.end(flight.picked_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def queue(

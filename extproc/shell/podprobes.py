@@ -332,6 +332,7 @@ OPTIONAL: Mapping[str, Probe] = {
     "The metrics say how many tokens were generated.": _has(
         lambda profile: profile.generated_tokens
     ),
+    "The metrics count first tokens.": _has(lambda profile: profile.first_tokens),
     "The metrics say when the server's process started.": _has(
         lambda profile: (profile.process_start,)
     ),

@@ -33,11 +33,10 @@ class Engine:
             self.picks.append(self.now)
             self.room.begin(self.now)
 
-    def end(self, num: int = 1, *, late_s: float = 0.0) -> None:
-        """End the oldest ones: a moment after the last report, or some time ago."""
-        self.now += 0.001
+    def end(self, num: int = 1) -> None:
+        """End the oldest ones."""
         for _ in range(num):
-            self.room.end(self.picks.pop(0), now=self.now - late_s)
+            self.room.end(self.picks.pop(0))
 
     def says(self, num_running: int, num_waiting: int = 0, **fields: Any) -> None:
         """Have it report after a while."""
@@ -76,17 +75,22 @@ def test_nothing_is_known_of_an_engine_in_which_nobody_has_waited() -> None:
     assert engine.places() == 100
 
 
-def test_an_engine_with_waiting_requests_has_room_for_as_many_as_run_and_two() -> None:
+def test_an_engine_with_waiting_requests_has_room_for_as_many_as_run_and_one_more() -> None:
     engine = full_engine(num_running=8, num_waiting=1)
     assert engine.room.limit == 8
     assert engine.places() == SPARE - 1
+
+    engine.end()
+    assert engine.places() == 1
 
     assert full_engine(num_waiting=4).places() == 0
 
 
 def test_each_pick_takes_room_and_each_end_frees_it() -> None:
     engine = full_engine()
-    engine.end(3)
+    engine.end(5)
+    assert engine.places() == 2
+    engine.pick()
     assert engine.places() == 1
 
 
@@ -149,8 +153,7 @@ def test_as_many_may_wait_as_end_between_two_reports() -> None:
         engine.says(8, 10 + each % 2)
     engine.end(10)
 
-    # Means never quite reach what they are of.
-    assert engine.places() == 8 + SPARE + 2 - 10
+    assert engine.places() == 8 + SPARE + 3 - 10
 
 
 def test_the_mean_of_ends_is_never_worth_more_than_one_batch() -> None:
@@ -193,7 +196,7 @@ def test_ends_that_are_told_late_do_not_count_as_there() -> None:
     engine.says(4, 0)
     assert engine.places() == 8 + SPARE - 4
 
-    engine.end(8, late_s=1.0)  # the report has left them out already
+    engine.end(8)  # the report has left them out already
     assert engine.places() == 8 + SPARE - 4
 
 
@@ -227,8 +230,8 @@ def test_without_a_report_that_is_trusted_picks_and_ends_count() -> None:
     engine = full_engine()
     assert engine.places(is_known=False) == 0
     engine.end(5)
-    assert engine.room.has_room(9, None, is_known=False)
-    assert not engine.room.has_room(10, None, is_known=False)
+    assert engine.room.has_room(8, None, is_known=False)
+    assert not engine.room.has_room(9, None, is_known=False)
 
 
 def test_a_limit_that_is_configured_holds_instead_of_a_learned_one() -> None:

@@ -155,8 +155,10 @@ async def test_a_killed_pod_is_a_clear_503(tmp_path: Path) -> None:
         answer = await gateway.client.chat("only-0")
         other = await gateway.client.chat("only-1")
 
-    assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
-    assert answer.headers["retry-after"] == "1"
+    # Envoy's words, or the router's where it knows already.
+    assert answer.status == 503
+    assert answer.error_code in ("endpoint_unavailable", "adapter_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
     assert (other.status, other.served_by) == (200, "pod-1")
 
 

@@ -170,6 +170,7 @@ async def test_the_snapshot_is_json() -> None:
                 "unreachable": False,
                 "ejected": False,
                 "full": False,
+                "has_room": True,
                 "asleep": False,
                 "dead_age_s": None,
                 "engine_version": "",

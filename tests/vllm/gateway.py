@@ -142,11 +142,13 @@ async def _num_served(client: VllmClient) -> int:
 
 
 @asynccontextmanager
-async def running_gateway(servers: Sequence[VllmServer]) -> AsyncIterator[Gateway]:
-    """The founding preset over these servers, once the router knows their models."""
+async def running_gateway(
+    servers: Sequence[VllmServer], *, policy: str = ""
+) -> AsyncIterator[Gateway]:
+    """A policy, or the founding preset, over these servers, once the router knows their models."""
     pods = [{"address": s.address, "name": f"vllm-{n}"} for n, s in enumerate(servers)]
     config = {
-        "preset": "founding",
+        **({"policy": {"name": policy}} if policy else {"preset": "founding"}),
         "discovery": {"static": pods},
         "pods": {"max_loras": MAX_LORAS, "max_cpu_loras": MAX_CPU_LORAS},
         # A server that starves for a moment on a busy machine is not one that is gone.

@@ -105,8 +105,8 @@ def test_few_wait_in_an_engine_whatever_it_is_short_of(
     held = Watched(work, profile)
     ends_per_s = len(work.arrivals) / held.last_end_s / NUM_PODS
     num_late = max(1.0, ends_per_s * LATE["scrape_interval_s"])
-    assert max(held.waiting) <= SPARE + 2 * num_late  # a report is as late as it is old
-    assert sum(held.waiting) / len(held.waiting) <= SPARE + num_late
+    assert max(held.waiting) <= SPARE + 3 * num_late  # an end is heard of up to two reports late
+    assert sum(held.waiting) / len(held.waiting) <= SPARE + 1.5 * num_late
     assert max(held.deferred) <= 1
 
     monkeypatch.setattr(Room, "has_room", lambda *_args, **_more: True)
