@@ -17,13 +17,14 @@ from extproc.shell.podprobes import OPTIONAL, REQUIRED
 
 ROOT = Path(__file__).parents[2]
 HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, EFFECT, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
-FILTER, TOKENS, START, AWAKE, DEFERRED, LOADED, RUNTIME, SAFE = OPTIONAL
+FILTER, TOKENS, FIRST_TOKENS, START, AWAKE, DEFERRED, LOADED, RUNTIME, SAFE = OPTIONAL
 
 GAUGES = {
     "vllm:num_requests_running": 0.0,
     "vllm:num_requests_waiting": 0.0,
     "vllm:kv_cache_usage_perc": 0.0,
     "vllm:generation_tokens_total": 0.0,
+    "vllm:time_to_first_token_seconds_count": 0.0,
     'vllm:engine_sleep_state{sleep_state="awake"}': 1.0,
     'vllm:num_requests_waiting_by_reason{reason="deferred"}': 0.0,
     'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}': 1.0,
