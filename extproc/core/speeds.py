@@ -2,9 +2,9 @@
 
 The configured costs are where this begins. A pick's time to its first token tells of them if
 nothing was ahead of it: it is a step's time, its prompt, but for what was cached, and its adapter's
-load. Other picks do not count, nor do those whose adapter may have waited for a slot. Only where
-prompts are taken to be ahead of all picks for a while, these count as well, their prompts and what
-is ahead taken together: or else, nothing would show that prompts cost less than they are taken to.
+load. If another's first token came while it waited, it tells of the prompts in between. If prompts
+were ahead of it by estimate alone, it tells no more than what a byte can cost at most. Picks whose
+adapter may have waited for a slot do not count.
 
 Rules:
 1. **Prompts**: the slope of first tokens over bytes, where nothing was loaded. What all of them
@@ -12,6 +12,9 @@ Rules:
    do not look slow. The line is Tukey's resistant one, through the medians of the outer thirds
    (Exploratory Data Analysis, 1977, chapter 5): a sixth of the first tokens may be late for other
    reasons.
+   Prompts that are computed one after the other, each with others ahead, have a rate: their bytes
+   over the time between two first tokens. Whatever was ahead and is unknown, no prompt costs more
+   than the whole of its time to the first token.
 2. A slope counts as far as it is sure. An endpoint's is drawn to the one of its group, and that one
    to the configured one, by the squares of their errors (a normal prior): prompts that are all
    alike teach nothing. How much a group's endpoints differ is learned as well, as what their slopes
@@ -26,12 +29,13 @@ Rules:
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
-from math import inf, sqrt
-from statistics import fmean, median
+from collections.abc import Iterable
+from math import inf
+from statistics import median
 from typing import NamedTuple
 
 from extproc.core.costs import Costs, Load, Probe
+from extproc.core.slopes import Line, Point, Slope, beyond, drawn, fit, most, rate
 from extproc.core.tracked import Tracked
 from extproc.core.types import RequestInfo
 
@@ -42,96 +46,14 @@ NUM_OF_ENDPOINT, NUM_OF_GROUP, NUM_LOADS = 48, 256, 64
 """The latest first tokens that count, and loads of either kind."""
 NUM_SENT = 16
 """First tokens of an endpoint that later ones are compared with."""
-STEP_S = 0.05
-"""Of a time between two first tokens, what may be a step's own and no prompt's."""
 NUM_PRESUMED_LOADS = 8
 """Loads that took as long as configured, before any is seen."""
 
-_MIN_THIRD = 4
 _PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
 """First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
 it has endpoints, if those are more: each of them gets its costs anew."""
 _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
-_ERROR = 2 * 1.4826 * 1.2533 * sqrt(2)
-"""Of the difference of two medians of n, over their spread / sqrt(n): a normal distribution's
-standard deviation is 1.4826 median deviations, a median's error 1.2533 times a mean's. Twice that,
-as what comes at the same time is late together."""
-_RATE_ERROR = _ERROR / sqrt(2)
-"""The same of one median."""
-
-
-_Point = tuple[int, float]  # bytes, seconds
-
-
-class Slope(NamedTuple):
-    """Seconds per byte, and its standard error."""
-
-    s_per_byte: float
-    error_s_per_byte: float
-
-
-class Line(NamedTuple):
-    """Seconds over bytes: the time of no bytes, and the slope."""
-
-    base_s: float
-    slope: Slope
-
-
-def drawn(s_per_byte: float, variance: float, *found: Slope | None) -> float:
-    """Return the slope that is likeliest by some that were found, if such slopes are `s_per_byte`,
-    with a variance."""
-    if not variance:
-        return s_per_byte
-    weight, total = 1 / variance, s_per_byte / variance
-    for each in found:
-        if each is not None:
-            precision = 1 / max(each.error_s_per_byte**2, 1e-6 * variance)
-            weight, total = weight + precision, total + precision * each.s_per_byte
-    return total / weight
-
-
-def fit(points: Iterable[_Point]) -> Line | None:
-    """Return the resistant line through (bytes, seconds); None if they are few, or all alike."""
-    ordered = sorted(points)
-    third = len(ordered) // 3
-    if third < _MIN_THIRD:
-        return None
-    (low_bytes, low_s), (high_bytes, high_s) = map(_middle, (ordered[:third], ordered[-third:]))
-    width = high_bytes - low_bytes
-    if not width:
-        return None
-    slope = (high_s - low_s) / width
-    rests = [seconds - slope * num_bytes for num_bytes, seconds in ordered]
-    base_s = median(rests)
-    spread_s = median([abs(rest - base_s) for rest in rests])
-    return Line(base_s, Slope(slope, _ERROR * spread_s / sqrt(third) / width))
-
-
-def rate(points: Collection[_Point]) -> Slope | None:
-    """Return the seconds per byte of (bytes, seconds) that were computed one after the other; None
-    if they are few."""
-    if len(points) < 2 * _MIN_THIRD:
-        return None
-    ratios = [seconds / num_bytes for num_bytes, seconds in points]
-    middle = median(ratios)
-    spread = median([abs(ratio - middle) for ratio in ratios])
-    step = STEP_S / median([num_bytes for num_bytes, _ in points])
-    return Slope(middle, _RATE_ERROR * spread / sqrt(len(points)) + step)
-
-
-def most(points: Collection[_Point]) -> float:
-    """Return what a byte can cost at most by (bytes, seconds): whatever was ahead of a prompt and
-    is unknown, it was computed in that time. Infinite if they are few."""
-    third = len(points) // 3
-    if third < _MIN_THIRD:
-        return inf
-    num_bytes, seconds = _middle(sorted(points)[-third:])
-    return seconds / num_bytes if num_bytes else inf
-
-
-def _middle(points: list[_Point]) -> tuple[float, float]:
-    return median([each for each, _ in points]), median([each for _, each in points])
 
 
 def probe_of(
@@ -163,16 +85,16 @@ class _Tokens:
     """
 
     def __init__(self, num: int, per_look: int) -> None:
-        self._points: deque[_Point] = deque(maxlen=num)
-        self._behind: deque[_Point] = deque(maxlen=num)
-        self._all: deque[_Point] = deque(maxlen=num)
+        self._points: deque[Point] = deque(maxlen=num)
+        self._behind: deque[Point] = deque(maxlen=num)
+        self._all: deque[Point] = deque(maxlen=num)
         self.per_look = per_look
         self._num_unseen = 0
         self.line: Line | None = None
         self.rate: Slope | None = None
         self.most_s_per_byte = inf
 
-    def record(self, prompt: _Point, alone: _Point | None, behind: _Point | None) -> bool:
+    def record(self, prompt: Point, alone: Point | None, behind: Point | None) -> bool:
         """Record a first token; return whether it was looked at.
 
         Args:
@@ -210,7 +132,7 @@ class _Own(_Tokens):
         super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
         self._sent: deque[_Sent] = deque(maxlen=NUM_SENT)
 
-    def since(self, sent_at_s: float, own: _Sent) -> _Point | None:
+    def since(self, sent_at_s: float, own: _Sent) -> Point | None:
         """Return the bytes that were computed up to a first token since the first one that came
         while its request waited, and the seconds of that; None where none did."""
         found = [
@@ -246,7 +168,7 @@ class _Group:
         self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))
 
     def record(
-        self, tracked: Tracked, prompt: _Point, alone: _Point | None, behind: _Point | None
+        self, tracked: Tracked, prompt: Point, alone: Point | None, behind: Point | None
     ) -> None:
         """Record a first token without a load, as `_Tokens.record` has it."""
         is_seen = self.endpoints[tracked].record(prompt, alone, behind)
@@ -260,11 +182,11 @@ class _Group:
     def _look(self) -> float:
         """Return the variance of the endpoints' slopes beyond that of their errors."""
         return max(
-            _beyond(
+            beyond(
                 [own.line and own.line.slope for own in self.endpoints.values()],
                 self.tokens.line and self.tokens.line.slope,
             ),
-            _beyond([own.rate for own in self.endpoints.values()], self.tokens.rate),
+            beyond([own.rate for own in self.endpoints.values()], self.tokens.rate),
         )
 
     def record_load(self, load: Load, seconds: float) -> None:
@@ -286,16 +208,6 @@ class _Group:
         cold_s = self.load_s(Load.COLD, given.cold_load_s)
         cached_s = self.load_s(Load.CACHED, given.cached_load_s)
         tracked.set_costs(Costs(learned, cold_s, cached_s, tracked.decoding.learned))
-
-
-def _beyond(own: Iterable[Slope | None], common: Slope | None) -> float:
-    """Return what endpoints' slopes vary by beyond their errors, 0 where nothing is known."""
-    slopes = [each for each in own if each is not None]
-    if common is None or not slopes:
-        return 0.0
-    middle = common.s_per_byte
-    beyond = [(each.s_per_byte - middle) ** 2 - each.error_s_per_byte**2 for each in slopes]
-    return max(0.0, fmean(beyond))
 
 
 def _near(s_per_byte: float, given: Costs) -> float:

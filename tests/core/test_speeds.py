@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from extproc.core.costs import Costs, Load, Probe
 from extproc.core.pool import Pool, PoolSettings
+from extproc.core.slopes import STEP_S, Slope, drawn, fit, most, rate
 from extproc.core.speeds import (
     MAX_LOAD_S,
     MAX_RATIO,
@@ -20,12 +21,6 @@ from extproc.core.speeds import (
     NUM_OF_GROUP,
     NUM_PRESUMED_LOADS,
     NUM_SENT,
-    STEP_S,
-    Slope,
-    drawn,
-    fit,
-    most,
-    rate,
 )
 from extproc.core.told import ToldPick
 from extproc.core.traits import Traits

@@ -108,7 +108,6 @@ class Traffic:
                 model = self.models[place % len(self.models)]
                 self.answers.append((model, await self.scene.ask(model)))
                 place += num_clients
-                await asyncio.sleep(0.05)  # leaves cores to a server that starts
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(num_clients):

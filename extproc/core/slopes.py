@@ -1,0 +1,101 @@
+"""What points of (bytes, seconds) show: a line, a rate, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import inf, sqrt
+from statistics import fmean, median
+from typing import NamedTuple
+
+STEP_S = 0.05
+"""Of a time between two first tokens, what may be a step's own and no prompt's."""
+
+_MIN_THIRD = 4
+_ERROR = 2 * 1.4826 * 1.2533 * sqrt(2)
+"""Of the difference of two medians of n, over their spread / sqrt(n): a normal distribution's
+standard deviation is 1.4826 median deviations, a median's error 1.2533 times a mean's. Twice that,
+as what comes at the same time is late together."""
+_RATE_ERROR = _ERROR / sqrt(2)
+"""The same of one median."""
+
+Point = tuple[int, float]  # bytes, seconds
+
+
+class Slope(NamedTuple):
+    """Seconds per byte, and its standard error."""
+
+    s_per_byte: float
+    error_s_per_byte: float
+
+
+class Line(NamedTuple):
+    """Seconds over bytes: the time of no bytes, and the slope."""
+
+    base_s: float
+    slope: Slope
+
+
+def drawn(s_per_byte: float, variance: float, *found: Slope | None) -> float:
+    """Return the slope that is likeliest by some that were found, if such slopes are `s_per_byte`,
+    with a variance."""
+    if not variance:
+        return s_per_byte
+    weight, total = 1 / variance, s_per_byte / variance
+    for each in found:
+        if each is not None:
+            precision = 1 / max(each.error_s_per_byte**2, 1e-6 * variance)
+            weight, total = weight + precision, total + precision * each.s_per_byte
+    return total / weight
+
+
+def fit(points: Iterable[Point]) -> Line | None:
+    """Return the resistant line through (bytes, seconds); None if they are few, or all alike."""
+    ordered = sorted(points)
+    third = len(ordered) // 3
+    if third < _MIN_THIRD:
+        return None
+    (low_bytes, low_s), (high_bytes, high_s) = map(_middle, (ordered[:third], ordered[-third:]))
+    width = high_bytes - low_bytes
+    if not width:
+        return None
+    slope = (high_s - low_s) / width
+    rests = [seconds - slope * num_bytes for num_bytes, seconds in ordered]
+    base_s = median(rests)
+    spread_s = median([abs(rest - base_s) for rest in rests])
+    return Line(base_s, Slope(slope, _ERROR * spread_s / sqrt(third) / width))
+
+
+def rate(points: Collection[Point]) -> Slope | None:
+    """Return the seconds per byte of (bytes, seconds) that were computed one after the other; None
+    if they are few."""
+    if len(points) < 2 * _MIN_THIRD:
+        return None
+    ratios = [seconds / num_bytes for num_bytes, seconds in points]
+    middle = median(ratios)
+    spread = median([abs(ratio - middle) for ratio in ratios])
+    step = STEP_S / median([num_bytes for num_bytes, _ in points])
+    return Slope(middle, _RATE_ERROR * spread / sqrt(len(points)) + step)
+
+
+def most(points: Collection[Point]) -> float:
+    """Return what a byte can cost at most by (bytes, seconds): whatever was ahead of a prompt and
+    is unknown, it was computed in that time. Infinite if they are few."""
+    third = len(points) // 3
+    if third < _MIN_THIRD:
+        return inf
+    num_bytes, seconds = _middle(sorted(points)[-third:])
+    return seconds / num_bytes if num_bytes else inf
+
+
+def _middle(points: list[Point]) -> tuple[float, float]:
+    return median([each for each, _ in points]), median([each for _, each in points])
+
+
+def beyond(own: Iterable[Slope | None], common: Slope | None) -> float:
+    """Return what endpoints' slopes vary by beyond their errors, 0 where nothing is known."""
+    slopes = [each for each in own if each is not None]
+    if common is None or not slopes:
+        return 0.0
+    middle = common.s_per_byte
+    rests = [(each.s_per_byte - middle) ** 2 - each.error_s_per_byte**2 for each in slopes]
+    return max(0.0, fmean(rests))
