@@ -244,7 +244,7 @@ class Picker:
             rest.sort(key=_NUM_PENDING)
             adapter = request.adapter
             if adapter is not None:
-                rest = _loaded_first(rest, adapter, len(rest))
+                rest.sort(key=lambda view: not view.has_loaded(adapter))
             rest.sort(key=_IS_FULL)  # it may have room by then
             chosen = chosen + rest
         return chosen[:wanted]
@@ -276,17 +276,6 @@ def _nobody(endpoints: Iterable[EndpointView], request: RequestInfo) -> Rejectio
     if any(subset is None or is_in_subset(view.address, subset) for view in sleeping):
         return asleep(model)
     return no_endpoints(model)
-
-
-def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> list[EndpointView]:
-    """Return at least `wanted` views, if there are so many: first those with the adapter."""
-    loaded = []
-    for view in views:
-        if view.has_loaded(adapter):
-            loaded.append(view)
-            if len(loaded) == wanted:
-                return loaded
-    return loaded + [view for view in views if not view.has_loaded(adapter)]
 
 
 def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:

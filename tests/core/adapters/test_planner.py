@@ -83,6 +83,15 @@ def test_an_adapter_that_is_asked_for_goes_to_a_pod_that_may_load_now() -> None:
 A, B = frozenset({"a"}), frozenset({"b"})
 
 
+def test_of_two_declarations_of_a_name_the_first_counts() -> None:
+    world = World(pods(1))
+    first, second = (*adapters(1), *adapters(1, version="2"))
+    world.declare(first, second)
+    world.run(5)
+
+    assert [each.name for each in world.status("a0").versions] == [first.served_name]
+
+
 def test_adapters_go_to_pods_of_their_pools() -> None:
     world = World([FakePod(ONE, pools=A), FakePod(TWO, pools=B), FakePod(THREE, pools=A | B)])
     world.declare(
@@ -173,7 +182,8 @@ def test_a_pod_that_refuses_all_loads_is_asked_once_in_a_long_while(failure: Fai
 
     assert len(world.log) == 1
     assert world.state("a0") is State.FAILED
-    assert world.status("a0").reason is failure
+    assert (world.status("a0").reason, world.status("a0").is_refused) == (failure, True)
+    assert world.planner.statuses() == [world.status(f"a{number}") for number in range(5)]
     assert world.state("a4") is State.READY
     world.pods[ONE].broken.clear()
     world.run(world.settings.rest_s)
