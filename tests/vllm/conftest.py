@@ -65,12 +65,26 @@ def start_vllm_servers(tiny_models: Path) -> Iterator[StartServers]:
         asyncio.run(server.close())
 
 
-@pytest.fixture(scope="module")
-def vllm_server(start_vllm_servers: StartServers) -> Iterator[VllmServer]:
-    """One server for a file of tests, with all adapters but the last, which a test may load."""
+@pytest.fixture(scope="session")
+def shared_server(start_vllm_servers: StartServers) -> VllmServer:
+    """One server for all files of tests that leave it running: a start takes half a minute."""
     [server] = asyncio.run(start_vllm_servers(1, adapters=ADAPTERS[:-1]))
-    yield server
-    asyncio.run(server.close())
+    return server
+
+
+@pytest.fixture(scope="module")
+def vllm_server(shared_server: VllmServer) -> VllmServer:
+    """The server with all adapters but the last, which a test may load, and with no others."""
+    asyncio.run(_restore(shared_server))
+    return shared_server
+
+
+async def _restore(server: VllmServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        client = VllmClient(server, session)
+        for name in set(await client.adapters()) - set(server.adapters):
+            assert (await client.unload(name))[0] == 200
+        assert await client.adapters() == list(server.adapters)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+from _pytest.mark import ParameterSet
 
 from extproc.stack.processes import ChildProcess, free_port, get_page
 
@@ -31,6 +33,15 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # for /collective_rpc
 }
+
+
+def seeds(first: int, num: int) -> list[ParameterSet]:
+    """Seeds of random tests: a quarter of them always, all of them where there is time."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(seed, marks=() if seed < first + num // 4 else slow)
+        for seed in range(first, first + num)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

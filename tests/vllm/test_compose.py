@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from tests.compose.files import services, unescape
 from tests.vllm.server import PYTHON
@@ -15,10 +14,11 @@ PARSE = """
 import importlib.util, json, sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-found = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[2:])
-assert importlib.util.find_spec(sys.argv[1])
-modules = {each.name: each.path for each in found.lora_modules or ()}
-print(json.dumps([found.host, found.port, found.model, found.enable_lora, modules]))
+for module, *words in json.loads(sys.argv[1]):
+    found = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    assert importlib.util.find_spec(module)
+    modules = {each.name: each.path for each in found.lora_modules or ()}
+    print(json.dumps([found.host, found.port, found.model, found.enable_lora, modules]))
 """
 
 
@@ -26,27 +26,34 @@ STUB = """#!/bin/sh
 printf '%s\\n' "$@"
 """
 
+MODULES = {
+    "": {},
+    "one=/adapters/one two=some/repository": {"one": "/adapters/one", "two": "some/repository"},
+}
+"""By `LORA_MODULES`."""
 
-@pytest.mark.parametrize(
-    ("given", "modules"),
-    [
-        ("", {}),
-        (
-            "one=/adapters/one two=some/repository",
-            {"one": "/adapters/one", "two": "some/repository"},
-        ),
-    ],
-)
-def test_vllm_accepts_the_options_and_has_the_started_module(
-    tmp_path: Path, given: str, modules: dict[str, str]
-) -> None:
+
+def test_vllm_accepts_the_options_and_has_the_started_module(tmp_path: Path) -> None:
     service = services()["vllm"]
     (tmp_path / "python3").write_text(STUB)
     (tmp_path / "python3").chmod(0o755)
+
+    lines = [words_of(service, given, tmp_path) for given in MODULES]
+    command = [str(PYTHON), "-c", PARSE, json.dumps(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    model = service["environment"]["MODEL"]
+    said = [json.loads(line) for line in done.stdout.splitlines()[-len(MODULES) :]]
+    assert said == [["0.0.0.0", 8000, model, True, modules] for modules in MODULES.values()]
+
+
+def words_of(service: dict[str, Any], given: str, programs: Path) -> list[str]:
+    """What the service gives to `python -m`."""
     words = subprocess.run(
         [*service["entrypoint"], unescape(service["command"][0])],
         env={
-            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "PATH": f"{programs}:/usr/bin:/bin",
             **{name: value or "" for name, value in service["environment"].items()},
             "LORA_MODULES": given,
         },
@@ -54,10 +61,4 @@ def test_vllm_accepts_the_options_and_has_the_started_module(
         text=True,
         check=True,
     ).stdout.splitlines()
-
-    command = [str(PYTHON), "-c", PARSE, *words[words.index("-m") + 1 :]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-
-    assert done.returncode == 0, done.stderr[-2000:]
-    model = service["environment"]["MODEL"]
-    assert json.loads(done.stdout.splitlines()[-1]) == ["0.0.0.0", 8000, model, True, modules]
+    return words[words.index("-m") + 1 :]

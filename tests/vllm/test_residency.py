@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
 from extproc.core.residency import Residency
 from extproc.core.types import LoadReport
+from tests.vllm.conftest import StartServers
 from tests.vllm.server import (
     ADAPTERS,
     BASE_MODEL,
@@ -28,6 +29,8 @@ from tests.vllm.server import (
     EngineAdapter,
     EngineCaches,
     VllmClient,
+    VllmServer,
+    seeds,
 )
 
 STARTED_WITH, LOADED_LATER = ADAPTERS[:-1], ADAPTERS[-1]
@@ -84,6 +87,14 @@ class Router:
             yield
             scraping.cancel()
         await self.scrape()
+
+
+@pytest.fixture(scope="module")
+def vllm_server(start_vllm_servers: StartServers) -> Iterator[VllmServer]:
+    """A server of its own, whose history is known from its start."""
+    [server] = asyncio.run(start_vllm_servers(1, adapters=STARTED_WITH))
+    yield server
+    asyncio.run(server.close())
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +174,7 @@ async def test_adapters_given_at_the_start_are_loaded_in_listing_order(router: R
     assert tuple(adapter.name for adapter in caches.cpu) == newest_first[:MAX_CPU_LORAS]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(0, 24))
 async def test_inferred_residency_equals_that_of_the_engine(router: Router, seed: int) -> None:
     """Base and adapter traffic mixed, one at a time and at once, also answers of one token."""
     rng = random.Random(seed)
@@ -176,7 +187,7 @@ async def test_inferred_residency_equals_that_of_the_engine(router: Router, seed
     await assert_equals_engine(router)
 
 
-@pytest.mark.parametrize("seed", range(100, 124))
+@pytest.mark.parametrize("seed", seeds(100, 24))
 async def test_residency_is_inferred_from_scrapes_alone(
     router: Router, newcomer: Router, seed: int
 ) -> None:
@@ -196,7 +207,7 @@ async def test_residency_is_inferred_from_scrapes_alone(
     await assert_equals_engine(newcomer)
 
 
-@pytest.mark.parametrize("seed", range(200, 212))
+@pytest.mark.parametrize("seed", seeds(200, 12))
 async def test_requests_of_other_routers_are_inferred_from_the_log(
     router: Router, newcomer: Router, seed: int
 ) -> None:

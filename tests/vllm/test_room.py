@@ -27,7 +27,15 @@ WORDS = {"sequences": 2, "tokens of a step": 60, "KV blocks": 90}
 """Of a prompt, so that an engine is short of that."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LIMITS)
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[
+        "sequences",
+        pytest.param("tokens of a step", marks=pytest.mark.slow),  # a start takes half a minute
+        "KV blocks",
+    ],
+)
 async def short_of(
     request: pytest.FixtureRequest, tiny_models: Path
 ) -> AsyncIterator[tuple[str, Gateway]]:

@@ -35,7 +35,7 @@ from tests.vllm.gateway import (
     text_of,
 )
 from tests.vllm.loadclient import OUTPUT_TOKENS, SKEWED, TIMEOUT_S, LoadClient
-from tests.vllm.server import ADAPTERS, BASE_MODEL
+from tests.vllm.server import ADAPTERS, BASE_MODEL, seeds
 from tests.vllm.test_residency import random_bursts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -198,7 +198,7 @@ async def test_vllms_own_load_client_gets_all_of_every_answer(
     await gateway.become_quiet()
 
 
-@pytest.mark.parametrize("seed", range(300, 324))
+@pytest.mark.parametrize("seed", seeds(300, 24))
 async def test_the_routers_view_of_residency_is_that_of_the_engines(
     gateway: Gateway, seed: int
 ) -> None:
