@@ -149,12 +149,14 @@ class RouteConfig(Section):
         description="How fast its responses should be. A trusted header of the request counts "
         "more. Live.",
     )
-    weight: float = Field(
-        1.0,
+    weight: float | None = Field(
+        None,
         ge=0.001,
         le=1_000_000,
         allow_inf_nan=False,
-        description="Share of each of its tenants against those of other routes. Live.",
+        description="A share of its own: each of its tenants has turns here with this share, apart "
+        "from those that it has elsewhere. None: a tenant's turns are the same on all such routes. "
+        "Live.",
     )
     tenants: dict[_Tenant, _Share] = Field(
         default_factory=dict,

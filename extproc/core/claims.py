@@ -22,6 +22,8 @@ class Claim(Struct, frozen=True, gc=False):
             any more is refused. None where nobody set an objective.
         tpot_s: Wanted time per output token; None likewise.
         weight: Its tenant's share, against those of others.
+        has_own_turns: Its route has a share of its own: tenants have turns there that are apart
+            from those that they have elsewhere.
         max_held: Requests of its route that are held at a time; None for the queue's own limit, as
             in the next two.
         max_held_bytes: Bytes of their bodies.
@@ -35,10 +37,16 @@ class Claim(Struct, frozen=True, gc=False):
     ttft_s: float | None = None
     tpot_s: float | None = None
     weight: float = 1.0
+    has_own_turns: bool = False
     max_held: int | None = None
     max_held_bytes: int | None = None
     max_wait_s: float | None = None
     waits: bool = True
+
+    @property
+    def flow(self) -> str:
+        """Whose turns it counts for: its tenant's, over all adapters and routes."""
+        return f"{self.route if self.has_own_turns else ''} {self.tenant}"
 
 
 NO_CLAIM = Claim()
@@ -48,7 +56,7 @@ class Share(NamedTuple):
     """What a request that is served counts for, against others that wait.
 
     Attributes:
-        flow: Of its route and tenant, as the queue names it.
+        flow: Whose turns it counts for (`Claim.flow`).
         tokens: Weighted, over the tenant's weight.
     """
 

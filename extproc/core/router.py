@@ -26,6 +26,7 @@ from extproc.core.types import (
     Snapshot,
     Wait,
 )
+from extproc.core.words import FOR_TURN
 
 OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
@@ -58,6 +59,7 @@ class Router:
         self.pool.told.on_work = self.catalog.told
         self.pool.on_output = self.queue.settle
         self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
+        self.queue.slots = self.pool.slots
 
     def route(
         self,
@@ -90,9 +92,9 @@ class Router:
         """Return a wait for a newcomer whose turn it is not yet."""
         queue = self.queue
         if queue.is_promised(now):
-            return Wait(now, "turn")
+            return Wait(now, FOR_TURN)
         until_s = queue.behind_until_s(request, now=now)
-        return Wait(until_s, "turn") if until_s > now else None
+        return Wait(until_s, FOR_TURN) if until_s > now else None
 
     def hold(
         self,
@@ -186,7 +188,7 @@ class Router:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self.picker.pick(snapshot, request, asking)
+            return self._pick(snapshot, request, asking)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request.client_model)
@@ -197,10 +199,25 @@ class Router:
         if found.model != request.model:
             found = renamed(found, found.model)
             found = replace(found, cached_bytes=self.pool.beginnings.find(found))
-        result = self.picker.pick(snapshot, found, asking)
+        result = self._pick(snapshot, found, asking)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
         return waiting or result
+
+    def _pick(
+        self, snapshot: Snapshot, request: RequestInfo, asking: Asking | None
+    ) -> Pick | Rejection | Wait:
+        """Choose among the endpoints; those whose slots are kept for others are full for it."""
+        views, now = snapshot.endpoints, snapshot.now
+        kept = self.queue.kept_from(request, views, now=now)
+        if not kept:
+            return self.picker.pick(snapshot, request, asking)
+        views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
+        left = Snapshot(views, now, snapshot.num_routers)
+        result = self.picker.pick(left, request, asking)
+        if not isinstance(result, Wait) or isinstance(result, Elsewhere):
+            return result
+        return Wait(min(*kept.values(), result.until_s), FOR_TURN)
 
     def _known(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
         return self.models.identify(

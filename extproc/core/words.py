@@ -80,11 +80,15 @@ FOR_ADAPTER = "load"
 """The reason of those that wait until a pod has their adapter."""
 FOR_ROOM = "full"
 """The reason of those that wait as every pod has said that it is full."""
+FOR_SLOT = "slot"
+"""Of those that wait for an adapter slot."""
+FOR_TURN = "turn"
+"""Of those that let others go first."""
 _HELD_FOR = {
-    "slot": " for a slot",
+    FOR_SLOT: " for a slot",
     "room": " for room",
     FOR_ROOM: " as every pod was full",
-    "turn": " for its turn",
+    FOR_TURN: " for its turn",
     FOR_ADAPTER: " for its adapter",
 }
 

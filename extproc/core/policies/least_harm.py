@@ -38,7 +38,7 @@ from math import exp, inf, sqrt
 from extproc.core.placement import order
 from extproc.core.policies.ranking import lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.core.words import busiest_first, pending, short, whereabouts
+from extproc.core.words import FOR_SLOT, busiest_first, pending, short, whereabouts
 
 PROMPT_STALL_RATIO = 0.1
 LOAD_STALL_RATIO = 0.05
@@ -128,7 +128,7 @@ class LeastHarm:
                 or _leaves_slots(request, views, now=now)
             )
         ):
-            reason, roomy = "slot", []
+            reason, roomy = FOR_SLOT, []
         else:
             reason = "room"
         if roomy:

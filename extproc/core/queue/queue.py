@@ -2,8 +2,8 @@
 
 1. Nobody polls. What frees room says so (`freed`); then, and when a policy wanted to be asked
    again, the queue makes an *offer*: it goes through the requests in order, and the policy is asked
-   for one after the other. Who got no endpoint holds up others for a moment
-   at most (`precedence`).
+   for one after the other. Who got no endpoint holds up others for a while at most (`precedence`),
+   and has a slot kept (`reservations`).
 2. The order: levels (priority and age), in a level the tenant that was served least, of its
    requests the configured order.
 3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_LOOKS` in vain, for alike
@@ -15,16 +15,18 @@
    is freed is there for the next who can be in time.
 5. The queue is bounded by number, bytes and time. Where it is full the one that is furthest behind
    goes, which may be the newcomer.
+6. Where one of priority 0 or above is refused, those below 0 that wait for the same endpoints are
+   refused before it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from math import ceil, inf
 
 from extproc.core.claims import Share
-from extproc.core.queue.endings import End, end_of, refusal
+from extproc.core.queue.endings import FOR_WANT_OF_ROOM, End, end_of, refusal
 from extproc.core.queue.occupancy import Occupancy
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
@@ -33,7 +35,9 @@ from extproc.core.queue.precedence import Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.sweep import Look, Sweep
 from extproc.core.queue.tickets import Ticket
+from extproc.core.slotuses import SlotUse
 from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo
+from extproc.core.words import FOR_SLOT
 
 LOOK_S = 100e-6
 ORDER_S = 2e-6
@@ -51,6 +55,7 @@ class HoldQueue:
         at: Has `offer` called at a time, instead of the time that it was called with before.
         occupancy: How much is held.
         served: Returns the name that endpoints know an adapter by.
+        slots: Returns the adapters that routers know to run on an endpoint.
         holders: Returns the addresses of those that have a model; None leaves that to their lists.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
@@ -60,6 +65,7 @@ class HoldQueue:
         self._plan = Plan(self.settings)
         self.at: Callable[[float], None] = _never
         self.served: Callable[[str], str] = str
+        self.slots: Callable[[str], Mapping[str, SlotUse]] = lambda _address: {}
         self.holders: Callable[[str], Container[str] | None] = lambda _model: None
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
@@ -103,6 +109,8 @@ class HoldQueue:
         self._tickets[ticket] = None
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
+        if ticket.reason == FOR_SLOT and self.settings.slot_hold_s:
+            ticket.look_s = now  # one is kept for it from now on
         self._sweep.note(ticket)
         self._arrange()
         return None
@@ -159,6 +167,17 @@ class HoldQueue:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
         return self._sweep.behind_until_s(request, now=now)
 
+    def kept_from(
+        self, request: RequestInfo, endpoints: Sequence[EndpointView], *, now: float
+    ) -> Mapping[str, float]:
+        """Return the endpoints whose slots are kept from a request, and until when.
+
+        Args:
+            request: As endpoints know it.
+            endpoints: As they are now.
+        """
+        return self._sweep.reservations.kept_from(request, endpoints, now=now)
+
     def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
         """Offer what room there is, in order; call it as `at` says, or whenever it is due.
 
@@ -178,7 +197,7 @@ class HoldQueue:
                 self._found,
                 now=now,
                 is_freed=is_freed,
-                reach=Reach(endpoints, self.holders),
+                reach=Reach(endpoints, self.holders, self.served, self.slots),
             )
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
@@ -218,7 +237,7 @@ class HoldQueue:
     def _let_others_go(self, ticket: Ticket, now: float) -> None:
         """Have those asked for at once that a request held up which has gone, out of turn."""
         if self._sweep.holds_up(ticket, now):
-            self._sweep.let_all_go()
+            self._sweep.let_go(ticket)
             self.freed(now)
 
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
@@ -243,7 +262,11 @@ class HoldQueue:
         self._settle(ticket, self._refused(ticket, end, now), now)
 
     def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
-        """Count a refusal, and return the answer to it."""
+        """Count a refusal, and return the answer to it; those below priority 0 go before."""
+        if end in FOR_WANT_OF_ROOM and ticket.request.claim.priority >= 0:
+            for other in self.occupancy.below_zero():
+                if self._sweep.may_meet(other, ticket):
+                    self._refuse(other, End.SHED, now)
         self.num_ended[end] += 1
         return refusal(
             end,
