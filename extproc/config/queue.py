@@ -47,7 +47,7 @@ class QueueConfig(Section):
         "it go first; 0 means that nothing is kept. Live.",
     )
     slot_turn_s: float = Field(
-        5.0,
+        2.0,
         ge=0,
         le=3600,
         allow_inf_nan=False,

@@ -22,13 +22,13 @@ class Claim(Struct, frozen=True, gc=False):
             any more is refused. None where nobody set an objective.
         tpot_s: Wanted time per output token; None likewise.
         weight: Its tenant's share, against those of others.
-        has_own_turns: Its route has a share of its own: tenants have turns there that are apart
-            from those that they have elsewhere.
         max_held: Requests of its route that are held at a time; None for the queue's own limit, as
             in the next two.
         max_held_bytes: Bytes of their bodies.
         max_wait_s: It is held no longer than this.
         waits: False: refused where it would be held.
+        has_own_turns: Its route has a share of its own: tenants have turns there that are apart
+            from those that they have elsewhere.
     """
 
     route: str = ""
@@ -37,11 +37,11 @@ class Claim(Struct, frozen=True, gc=False):
     ttft_s: float | None = None
     tpot_s: float | None = None
     weight: float = 1.0
-    has_own_turns: bool = False
     max_held: int | None = None
     max_held_bytes: int | None = None
     max_wait_s: float | None = None
     waits: bool = True
+    has_own_turns: bool = False
 
     @property
     def flow(self) -> str:

@@ -131,7 +131,8 @@ class Router:
             reason=wait.reason,
             count=count,
         )
-        refusal = self.queue.add(ticket, now=now)
+        endpoints = self.pool.snapshot(now=now).endpoints
+        refusal = self.queue.add(ticket, now=now, endpoints=endpoints)
         if refusal is not None:
             self.catalog.not_held(request.model, now=now)
         return refusal or ticket

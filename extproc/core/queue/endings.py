@@ -26,8 +26,8 @@ class End(StrEnum):
     LEFT = "left"  # its client did
 
 
-FOR_WANT_OF_ROOM = frozenset({End.LATE, End.EXPIRED, End.FULL, End.DISPLACED})
-"""Refusals that would not have been, had there been more room."""
+FOR_WANT_OF_TIME = frozenset({End.LATE, End.EXPIRED})
+"""Of those that had waited: what others got meanwhile was not for them."""
 
 _WHY = {
     End.LATE: "Its first token would come late",

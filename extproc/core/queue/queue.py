@@ -26,7 +26,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from math import ceil, inf
 
 from extproc.core.claims import Share
-from extproc.core.queue.endings import FOR_WANT_OF_ROOM, End, end_of, refusal
+from extproc.core.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
 from extproc.core.queue.occupancy import Occupancy
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
@@ -100,8 +100,14 @@ class HoldQueue:
 
     # --- in and out --------------------------------------------------------------------------
 
-    def add(self, ticket: Ticket, *, now: float) -> Rejection | None:
-        """Hold a request, or return why not."""
+    def add(
+        self, ticket: Ticket, *, now: float, endpoints: Sequence[EndpointView] = ()
+    ) -> Rejection | None:
+        """Hold a request, or return why not.
+
+        Args:
+            endpoints: As they are now: one that waits for a slot has one kept from now on.
+        """
         end = self._refusal(ticket, now)
         if end is not None:
             return self._refused(ticket, end, now)
@@ -109,9 +115,9 @@ class HoldQueue:
         self._tickets[ticket] = None
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
-        if ticket.reason == FOR_SLOT and self.settings.slot_hold_s:
-            ticket.look_s = now  # one is kept for it from now on
         self._sweep.note(ticket)
+        if ticket.reason == FOR_SLOT:
+            self._sweep.begin_hold(ticket, self._reach(endpoints), now)
         self._arrange()
         return None
 
@@ -197,7 +203,7 @@ class HoldQueue:
                 self._found,
                 now=now,
                 is_freed=is_freed,
-                reach=Reach(endpoints, self.holders, self.served, self.slots),
+                reach=self._reach(endpoints),
             )
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
@@ -236,7 +242,8 @@ class HoldQueue:
 
     def _let_others_go(self, ticket: Ticket, now: float) -> None:
         """Have those asked for at once that a request held up which has gone, out of turn."""
-        if self._sweep.holds_up(ticket, now):
+        is_shed_for = ticket.request.claim.priority >= 0 and self.occupancy.below_zero()
+        if is_shed_for or self._sweep.holds_up(ticket, now):
             self._sweep.let_go(ticket)
             self.freed(now)
 
@@ -250,6 +257,9 @@ class HoldQueue:
         self._sweep.put_last(late, scene.now)
         return self._plan.in_order(levels)
 
+    def _reach(self, endpoints: Sequence[EndpointView]) -> Reach:
+        return Reach(endpoints, self.holders, self.served, self.slots)
+
     def _scene(self, now: float, endpoints: Sequence[EndpointView]) -> Scene:
         settings, running = self.settings, frozenset[str]()
         if settings.order == "clusters":
@@ -259,14 +269,14 @@ class HoldQueue:
     # --- refusals ----------------------------------------------------------------------------
 
     def _refuse(self, ticket: Ticket, end: End, now: float) -> None:
-        self._settle(ticket, self._refused(ticket, end, now), now)
-
-    def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
-        """Count a refusal, and return the answer to it; those below priority 0 go before."""
-        if end in FOR_WANT_OF_ROOM and ticket.request.claim.priority >= 0:
+        if end in FOR_WANT_OF_TIME and ticket.request.claim.priority >= 0:
             for other in self.occupancy.below_zero():
                 if self._sweep.may_meet(other, ticket):
                     self._refuse(other, End.SHED, now)
+        self._settle(ticket, self._refused(ticket, end, now), now)
+
+    def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
+        """Count a refusal, and return the answer to it."""
         self.num_ended[end] += 1
         return refusal(
             end,

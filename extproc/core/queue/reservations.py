@@ -159,10 +159,10 @@ class Reservations:
     def _may_reserve(self, view: EndpointView) -> bool:
         """Return whether an endpoint is full of adapters, and may have one more slot reserved."""
         slots = view.max_loras
-        if not slots or len(view.pending_by_adapter) < slots:
+        if slots is not None and len(view.pending_by_adapter) < slots:
             return False
         num = sum(each.address == view.address for each in self)
-        return num < max(1, RESERVED_RATIO * slots)
+        return num < max(1, RESERVED_RATIO * (slots or 0))
 
     def _lets_go(self, use: SlotUse, ticket: Ticket, now: float) -> bool:
         """Return whether an adapter lets its slot go for a request."""

@@ -26,6 +26,6 @@ class QueueSettings(Struct, frozen=True):
     ageing_s: float = 10.0
     cluster_size: int = 8
     slot_hold_s: float = 10.0
-    slot_turn_s: float = 5.0
+    slot_turn_s: float = 2.0
     max_requests: int = 20_000
     max_bytes: int = 256 * 1024 * 1024

@@ -147,6 +147,12 @@ class Sweep:
             self.reservations.end()
         return len(vain)
 
+    def begin_hold(self, ticket: Ticket, reach: Reach, now: float) -> None:
+        """Have a newcomer that was asked for in vain, for a slot, go first from now on."""
+        self._reach, ticket.vain_s = reach, now
+        self._note_urgent(ticket)
+        self._hold_up_others(ticket, now)
+
     def forget_gone(self, held: Collection[Ticket]) -> None:
         """Forget kinds of which nobody is held any more, once they are most of those that are
         remembered: while newcomers keep coming, a sweep may never be over."""
@@ -165,8 +171,7 @@ class Sweep:
 
     def holds_up(self, ticket: Ticket, now: float) -> bool:
         """Return whether others may have to let a request go first."""
-        is_urgent = ticket.request.claim.priority >= 0
-        longest_s = inf if is_urgent else max(HOLD_UP_S, self._settings.slot_hold_s)
+        longest_s = max(HOLD_UP_S, self._settings.slot_hold_s)
         return ticket.vain_s <= now < ticket.vain_s + longest_s
 
     def let_all_go(self) -> None:
@@ -177,6 +182,7 @@ class Sweep:
     def let_go(self, ticket: Ticket) -> None:
         """Have nobody let a request go first that has gone."""
         self._precedence.begin()
+        self._urgent = 0
         adapter = self._adapter(ticket)
         if adapter is not None:
             self.reservations.drop(adapter)
