@@ -107,14 +107,16 @@ class Reservations:
         until_s = ticket.vain_s + self.settings.slot_hold_s
         if now >= until_s or adapter in self._fresh:
             return
-        known = self._all.pop(adapter, None)
-        if len(self._all) >= MAX_RESERVED:
+        claim, known = ticket.request.claim, self._all.pop(adapter, None)
+        # Those that come after it leave it what is reserved for them.
+        first = [each for each in self if self._goes_first(each, claim)]
+        if len(first) >= MAX_RESERVED:
             return
         found, best = None, -inf
         for view, uses in slots:
-            if not self._may_reserve(view):
+            taken = {each.leaving for each in first if each.address == view.address}
+            if not _may_reserve(view, len(taken)):
                 continue
-            taken = {each.leaving for each in self if each.address == view.address}
             for name, use in uses.items():
                 if name == adapter or name in taken or not self._lets_go(use, ticket, now):
                     continue
@@ -124,7 +126,10 @@ class Reservations:
                 if score > best:
                     found, best = (view.address, name), score
         if found is not None:
-            claim = ticket.request.claim
+            others = self._all.items()
+            self._all = {
+                name: each for name, each in others if (each.address, each.leaving) != found
+            }
             self._all[adapter] = Reservation(*found, claim.priority, claim.flow, until_s)
             self._fresh.add(adapter)
 
@@ -156,14 +161,6 @@ class Reservations:
                     kept[view.address] = min(until_s)
         return kept
 
-    def _may_reserve(self, view: EndpointView) -> bool:
-        """Return whether an endpoint is full of adapters, and may have one more slot reserved."""
-        slots = view.max_loras
-        if slots is not None and len(view.pending_by_adapter) < slots:
-            return False
-        num = sum(each.address == view.address for each in self)
-        return num < max(1, RESERVED_RATIO * (slots or 0))
-
     def _lets_go(self, use: SlotUse, ticket: Ticket, now: float) -> bool:
         """Return whether an adapter lets its slot go for a request."""
         settings, claim = self.settings, ticket.request.claim
@@ -187,3 +184,11 @@ class Reservations:
         if flow == other or not self.settings.fair:
             return 0
         return self._served(priority, other) - self._served(priority, flow)
+
+
+def _may_reserve(view: EndpointView, num_reserved: int) -> bool:
+    """Return whether an endpoint is full of adapters, and may have one more slot reserved."""
+    slots = view.max_loras
+    if slots is not None and len(view.pending_by_adapter) < slots:
+        return False
+    return num_reserved < max(1, RESERVED_RATIO * (slots or 0))

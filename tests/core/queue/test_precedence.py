@@ -21,6 +21,7 @@ from extproc.core.queue.precedence import (
 )
 from extproc.core.queue.sweep import LATE_LOOK_S, MAX_LOOKS
 from extproc.core.types import RequestInfo
+from extproc.core.words import FOR_SLOT
 from tests.builders import endpoint_view
 from tests.core.queue.scene import REST_S, Scene
 
@@ -220,6 +221,17 @@ def test_one_that_was_put_off_is_asked_for_at_once_when_the_first_has_gone(
     assert scene.calls[-1] == scene.now
     scene.queue.offer(scene.look, now=scene.now)
     assert scene.sent == ["more"]
+
+
+def test_one_for_the_base_model_keeps_no_slot() -> None:
+    scene = Scene(stuck=frozenset({"base"}))
+    for name in ("one", "two"):
+        scene.hold(name, "base", reason=FOR_SLOT)
+    scene.free(1)
+    scene.queue.remove(scene.tickets["one"], now=scene.now)
+
+    assert scene.held == ["two"]
+    assert scene.queue.kept_from(newcomer(GREEDY), (), now=scene.now) == {}
 
 
 def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:

@@ -164,6 +164,19 @@ def test_it_lets_go_after_a_while(after_s: float, is_kept: bool) -> None:
     assert bool(found) == ("x" in made) == is_kept
 
 
+def test_who_goes_first_takes_over_what_is_reserved_for_others() -> None:
+    """And they have nothing on that endpoint once it has as much as may be reserved there."""
+    made, slots = kept(), one_pod(use(Claim(priority=-1), last_s=0), use(Claim(priority=-1)))
+    made.add(waiting("x"), "x", slots, now=NOW)
+    made.add(waiting("gold", Claim(priority=1)), "gold", slots, now=NOW)
+    after = list(made)
+    made.begin()
+    made.add(waiting("x"), "x", slots, now=NOW)
+
+    assert [(each.priority, each.leaving) for each in after] == [(1, "a")]
+    assert list(made) == after
+
+
 def test_so_many_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reservations, "MAX_RESERVED", 1)
     made, slots = kept(), one_pod(use(), use(), use(), use())
@@ -244,7 +257,7 @@ def test_whatever_happens_few_are_kept_and_nobody_who_goes_first_is_kept_out(
     for adapter, claim, waited_s in steps:
         made.add(waiting(adapter, claim, at_s=NOW - waited_s), adapter, slots, now=NOW)
         taken = [(each.address, each.leaving) for each in made]
-        assert len(set(taken)) == len(taken) <= num_pods * max(1, (num_slots + 1) // 2)
+        assert len(set(taken)) == len(taken) <= num_pods * num_slots
         lowest = min([each.priority for each in made], default=2)
         highest = request("new", Claim(tenant="got nothing", priority=lowest + 1))
         views = [pod(number, num_slots) for number in range(num_pods)]
