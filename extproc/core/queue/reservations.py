@@ -114,6 +114,9 @@ class Reservations:
             return
         found, best = None, -inf
         for view, uses in slots:
+            if known is not None and known.address == view.address and known.leaving not in uses:
+                found = view.address, known.leaving  # it is free, and of use in a moment
+                break
             taken = {each.leaving for each in first if each.address == view.address}
             if not _may_reserve(view, len(taken)):
                 continue
@@ -144,7 +147,7 @@ class Reservations:
         adapter, claim = request.adapter, request.claim
         if adapter is None or not self._all:
             return {}
-        kept, reserved = dict[str, float](), dict[str, list[float]]()
+        kept, reserved = dict[str, float](), dict[str, list[Reservation]]()
         for name, each in self._all.items():
             if now >= each.until_s or name == adapter:
                 continue
@@ -152,13 +155,14 @@ class Reservations:
                 continue
             if each.leaving == adapter:
                 kept[each.address] = each.until_s
-            reserved.setdefault(each.address, []).append(each.until_s)
+            reserved.setdefault(each.address, []).append(each)
         for view in views if reserved else ():
-            until_s = reserved.get(view.address)
-            if until_s and adapter not in view.pending_by_adapter:
-                num_free = (view.max_loras or 0) - len(view.pending_by_adapter)
-                if 0 < num_free <= len(until_s):
-                    kept[view.address] = min(until_s)
+            running = view.pending_by_adapter
+            own = reserved.get(view.address, ())
+            freed_s = [each.until_s for each in own if each.leaving not in running]
+            num_free = (view.max_loras or 0) - len(running)
+            if adapter not in running and 0 < num_free <= len(freed_s):
+                kept[view.address] = min(freed_s)
         return kept
 
     def _lets_go(self, use: SlotUse, ticket: Ticket, now: float) -> bool:

@@ -164,6 +164,19 @@ def test_it_lets_go_after_a_while(after_s: float, is_kept: bool) -> None:
     assert bool(found) == ("x" in made) == is_kept
 
 
+def test_two_that_wait_do_not_keep_each_other_from_what_is_free_for_one() -> None:
+    made, slots = kept(), one_pod(use(last_s=0), use(last_s=1), use(), use())
+    for name in "xy":
+        made.add(waiting(name), name, slots, now=NOW)
+    freed = [(pod(1, 4, *"bcd"), {name: use() for name in "bcd"})]
+    made.begin()
+    made.add(waiting("x"), "x", freed, now=NOW)
+
+    assert made.kept_from(request("x"), [FREED], now=NOW) == {}
+    assert made.kept_from(request("y"), [FREED], now=NOW) != {}
+    assert [each.leaving for each in made] == ["b", "a"]
+
+
 def test_who_goes_first_takes_over_what_is_reserved_for_others() -> None:
     """And they have nothing on that endpoint once it has as much as may be reserved there."""
     made, slots = kept(), one_pod(use(Claim(priority=-1), last_s=0), use(Claim(priority=-1)))
