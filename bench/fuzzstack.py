@@ -29,7 +29,7 @@ NUM_PODS: Final = 3
 _PARTS: Final = ("envoy", "router", "pods")
 _LOOK_S: Final = 0.1
 _LOG_CHARS: Final = 3000
-_ENDS_WITHIN_S: Final = 15.0
+_ENDS_WITHIN_S: Final = 60.0
 
 
 class Target(Stack):
@@ -159,14 +159,17 @@ class Attack:
         """Have it stop, and read what it did.
 
         Raises:
-            StackError: It had ended by itself.
+            StackError: It had ended by itself, or does not end.
         """
         if self._process.returncode is not None:
             raise StackError("the attackers have broken down")
         self.cpu_s = cpu_s(self._process.pid)
         self._process.terminate()
-        async with asyncio.timeout(_ENDS_WITHIN_S):
-            output, _ = await self._process.communicate()
+        try:
+            async with asyncio.timeout(_ENDS_WITHIN_S):
+                output, _ = await self._process.communicate()
+        except TimeoutError:
+            raise StackError(f"the attackers do not end within {_ENDS_WITHIN_S:g} s") from None
         self.tally = msgspec.json.decode(output, type=Tally)
 
 

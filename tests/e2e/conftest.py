@@ -84,7 +84,7 @@ def router_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]
     """Configuration of a router over these pods."""
     request = {"max_body_bytes": MAX_BODY_BYTES, **sections.pop("request", {})}
     # The pods share this process with the test: a busy machine may keep them from answering.
-    scrape = {"expiry_s": 30.0, **sections.pop("scrape", {})}
+    scrape = {"timeout_s": 5.0, "expiry_s": 30.0, **sections.pop("scrape", {})}
     static = [{"address": pod.address, "name": pod.name} for pod in pods]
     return {"discovery": {"static": static}, "request": request, "scrape": scrape, **sections}
 

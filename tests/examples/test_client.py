@@ -91,7 +91,8 @@ async def test_it_repeats_what_got_429_until_there_is_room() -> None:
 
 
 async def test_without_pods_it_ends_with_the_error_of_the_router() -> None:
-    async with gateway(1, {}) as (pods, _, envoy):
+    # Each of its attempts is held for so long, should the pod come back.
+    async with gateway(1, {"request": {"max_hold_s": 0.5}}) as (pods, _, envoy):
         await pods[0].stop()
         status, _, complained = await run(envoy.url)
 

@@ -137,7 +137,8 @@ async def test_a_killed_pod_is_replaced_by_another_that_has_the_adapter(
     tmp_path: Path,
 ) -> None:
     """Also while the router still chooses the pod, which has the adapter loaded."""
-    async with running(OVERRIDE, tmp_path, scrape={"expiry_s": 600}) as gateway:
+    scrape = {"interval_s": 60, "expiry_s": 600}  # what a scrape finds gone is not chosen
+    async with running(OVERRIDE, tmp_path, scrape=scrape) as gateway:
         first = await gateway.client.chat("shared")
         (served,) = (pod for pod in gateway.pods if pod.name == first.served_by)
         await served.kill()
