@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.config.routes import RouteConfig, declaration_of
+from extproc.config.adapters import AdaptersConfig
+from extproc.config.routes import RouteConfig
 from extproc.core.adapters.declared import Declaration
 from extproc.core.kubernetes.llmroutes import read_route
 from extproc.core.kubernetes.objects import route_queries
@@ -48,7 +49,12 @@ def of_a_configuration(fields: Fields) -> Declaration:
     rest = {key: value for key, value in fields.items() if key != "name"}
     route = RouteConfig.model_validate({"name": "r", "models": [fields["name"]], "adapter": rest})
     assert route.adapter is not None
-    return declaration_of(route.models[0], route.adapter)
+    return route.adapter.declaration(route.models[0])
+
+
+def of_a_list(fields: Fields) -> Declaration:
+    (declared,) = AdaptersConfig.model_validate({"declared": [fields]}).declared
+    return declared.declaration(declared.name)
 
 
 def of_an_llmroute(fields: Fields, **spec: Any) -> Declaration:
@@ -62,6 +68,7 @@ WAYS: list[Callable[[Fields], Declaration]] = [
     of_a_client,
     of_a_store,
     of_a_configuration,
+    of_a_list,
     of_an_llmroute,
 ]
 

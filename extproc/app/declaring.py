@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from extproc.config import Config
-from extproc.config.routes import declaration_of
 from extproc.core.adapters.declared import Declaration, DeclarationError, Names
 from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
 from extproc.core.kubernetes.declaring import Reading
@@ -78,8 +77,6 @@ class Declaring:
 
     def _own(self) -> list[Declaration]:
         """Return what the configuration itself declares."""
-        return [
-            declaration_of(route.models[0], route.adapter)
-            for route in self._config.routes
-            if route.adapter is not None
-        ]
+        routes = self._config.routes
+        by_route = [route.adapter.declaration(route.models[0]) for route in routes if route.adapter]
+        return by_route + [each.declaration(each.name) for each in self._config.adapters.declared]

@@ -11,7 +11,7 @@ import msgspec
 
 from extproc.commands.labrun import Watching, run_all, unwatched
 from extproc.loadtest.results import LoadResult
-from extproc.sim.trials.misses import misses_table, plan_misses
+from extproc.sim.trials.misses import misses_table, plan_misses, tails_table
 from extproc.sim.trials.overload import overload_tables, plan_overload
 from extproc.sim.trials.suites import read_suite
 from extproc.sim.trials.trials import TrialResult
@@ -29,7 +29,8 @@ def misses(
     jobs: int = 0,
     watching: Watching = unwatched,
 ) -> str:
-    """Return the misses of policies at fixed rates as a Markdown table; see `plan_misses`.
+    """Return the misses of policies at fixed rates, and the tails of adapters, as Markdown tables;
+    see `plan_misses`.
 
     The seeds are as many as `num_seeds`, counted from the suite's first.
 
@@ -40,7 +41,8 @@ def misses(
     seeds = [suite.seeds[0] + number for number in range(num_seeds)]
     suite = msgspec.structs.replace(suite, seeds=seeds, num_requests=num_requests)
     trials = plan_misses(suite, places, policies, fleet=fleet, profile=profile)
-    return misses_table(run_all(trials, jobs, watching))
+    results = run_all(trials, jobs, watching)
+    return f"{misses_table(results)}\n\n{tails_table(results)}"
 
 
 def overload(

@@ -110,7 +110,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _routes_are_apart(self) -> Config:
-        check_routes(self.routes)
+        check_routes(self.routes, self.adapters.declared)
         return self
 
     @model_validator(mode="after")
@@ -124,6 +124,8 @@ class Config(Section):
             for each in self.routes
             if each.adapter is not None and each.adapter.version
         ]
+        versions = (each.name for each in self.adapters.declared if each.version)
+        needs += [f"adapters.declared: {name} has a version" for name in versions]
         if not names_of(self.request.trusted_headers).isdisjoint(MODEL_REWRITE):
             needs.append("request.trusted_headers: has model_rewrite")
         if needs:

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from extproc.config.base import Section
+from extproc.config.declared import DeclaredConfig
 
 MAX_PATTERNS = 100
+MAX_DECLARED = 10_000
 
 
 class RootConfig(Section):
@@ -120,6 +122,12 @@ class RegistrationConfig(Section):
 class AdaptersConfig(Section):
     """Adapters: what pods do not report of them, and how those that are declared are loaded."""
 
+    declared: tuple[DeclaredConfig, ...] = Field(
+        (),
+        max_length=MAX_DECLARED,
+        description=f"{DeclaredConfig.__doc__} A route with its name, or a pattern that "
+        "matches it, says what its requests may claim. Live.",
+    )
     ranks: dict[str, Annotated[int, Field(ge=1, le=512)]] = Field(
         default_factory=dict,
         description="Rank of each adapter by its name, `r` in its `adapter_config.json`. A name "

@@ -21,8 +21,7 @@ class QueueConfig(Section):
     )
     fair: bool = Field(
         True,
-        description="Whether tenants and routes have turns, by the tokens that each has got (VTC). "
-        "Live.",
+        description="Whether tenants have turns, by the tokens that each has got (VTC). Live.",
     )
     ageing_s: float = Field(
         10.0,
@@ -37,6 +36,23 @@ class QueueConfig(Section):
         le=100_000,
         description="Adapters that run on a pod from which on `clusters` prefers their requests. "
         "Live.",
+    )
+    slot_hold_s: float = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds for which a slot is kept for a request of a higher priority, or of "
+        "the tenant whose turn it is, and for which those of lower priorities that came later let "
+        "it go first; 0 means that nothing is kept. Live.",
+    )
+    slot_turn_s: float = Field(
+        2.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds for which an adapter keeps its slot while a request for another one "
+        "has waited as long for one; 0 means as long as it has requests. Live.",
     )
     max_requests: int = Field(
         20_000, ge=0, le=1_000_000, description="Requests held at a time; others get 429. Live."

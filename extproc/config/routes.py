@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
 from extproc.config.base import Section
-from extproc.core.adapters.declared import (
-    MAX_RANK,
-    MAX_REPLICAS,
-    MAX_SOURCE_BYTES,
-    Declaration,
-    LoadMode,
-    Names,
-)
+from extproc.config.declared import AdapterConfig, DeclaredConfig
+from extproc.core.adapters.declared import Names
 
 MAX_ROUTES = 1000
 MAX_PATTERNS = 100
@@ -49,56 +43,6 @@ class ObjectivesConfig(Section):
     )
     tpot: ObjectiveConfig | None = Field(
         None, description="Per output token after the first. Live."
-    )
-
-
-class ReplicasConfig(Section):
-    """On how many pods an adapter is."""
-
-    min: int = Field(
-        1,
-        ge=0,
-        le=MAX_REPLICAS,
-        description="Pods that should have it; where fewer can, it is loaded on those and does not "
-        "count as ready. Live.",
-    )
-    max: int | None = Field(
-        None, ge=1, le=MAX_REPLICAS, description="Pods that may have it; none means all. Live."
-    )
-
-
-class AdapterConfig(Section):
-    """An adapter that the router has the pods load."""
-
-    # What else its fields may be is said by `Declaration.check`, as for all who declare.
-
-    source: str = Field(
-        "",
-        description="Directory of its files, as pods see it; or `hf:ORG/REPO`, which pods download "
-        f"from Hugging Face; at most {MAX_SOURCE_BYTES} bytes. Empty where pods find it by "
-        "themselves. Live.",
-    )
-    version: str = Field(
-        "",
-        description="Pods have it under `NAME@VERSION`, and clients go on to write `NAME`; a new "
-        "version needs a new source. Letters, digits and `._-`, at most 63. Live.",
-    )
-    base: str = Field(
-        "", description="Its base model, by the name that pods list; empty for whichever. Live."
-    )
-    rank: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_RANK,
-        description="`r` of its `adapter_config.json`, where the router does not see that. Live.",
-    )
-    replicas: ReplicasConfig = Field(
-        default_factory=ReplicasConfig, description=ReplicasConfig.__doc__
-    )
-    load: Literal["auto", "eager", "lazy"] = Field(
-        "auto",
-        description="When it is loaded: `eager` at once, `lazy` with the first request, `auto` at "
-        "once as long as all that are declared fit into the pods' CPU caches. Live.",
     )
 
 
@@ -149,12 +93,14 @@ class RouteConfig(Section):
         description="How fast its responses should be. A trusted header of the request counts "
         "more. Live.",
     )
-    weight: float = Field(
-        1.0,
+    weight: float | None = Field(
+        None,
         ge=0.001,
         le=1_000_000,
         allow_inf_nan=False,
-        description="Share of each of its tenants against those of other routes. Live.",
+        description="A share of its own: each of its tenants has turns here with this share, apart "
+        "from those that it has elsewhere. None: a tenant's turns are the same on all such routes. "
+        "Live.",
     )
     tenants: dict[_Tenant, _Share] = Field(
         default_factory=dict,
@@ -200,7 +146,7 @@ class RouteConfig(Section):
                 )
             if self.targets:
                 raise ValueError(f"{self.name}: a route has an adapter or targets, not both")
-            declaration_of(self.models[0], self.adapter).check()
+            self.adapter.declaration(self.models[0]).check()
         return self
 
     @model_validator(mode="after")
@@ -227,22 +173,8 @@ class RouteConfig(Section):
         return self
 
 
-def declaration_of(name: str, adapter: AdapterConfig) -> Declaration:
-    """Return what a route declares."""
-    return Declaration(
-        name,
-        adapter.source,
-        adapter.version,
-        adapter.base,
-        adapter.rank,
-        adapter.replicas.min,
-        adapter.replicas.max,
-        LoadMode(adapter.load),
-    )
-
-
-def check_routes(routes: Iterable[RouteConfig]) -> None:
-    """Check the routes together.
+def check_routes(routes: Sequence[RouteConfig], declared: Iterable[DeclaredConfig] = ()) -> None:
+    """Check the routes together, and with the adapters that are declared without one.
 
     Raises:
         ValueError: Two have the same name, or one model, or adapters that can be mistaken for each
@@ -265,5 +197,15 @@ def check_routes(routes: Iterable[RouteConfig]) -> None:
             if why := adapters.why_not(route.models[0]):
                 raise ValueError(f"routes: {route.name}: {why}")
             adapters.add(route.models[0])
+    listed = {route.models[0] for route in routes if route.adapter is not None}
+    for each in declared:
+        if each.name in listed:
+            raise ValueError(f"adapters.declared: {each.name} is declared twice")
+        listed.add(each.name)
+        if why := adapters.why_not(each.name):
+            raise ValueError(f"adapters.declared: {each.name}: {why}")
+        adapters.add(each.name)
+        if any(route.targets and each.name in route.models for route in routes):
+            raise ValueError(f"adapters.declared: {each.name} is an adapter, and a route's targets")
     if sum("*" in model for model in owners) > MAX_PATTERNS:
         raise ValueError(f"routes: must have at most {MAX_PATTERNS} models with * in all")

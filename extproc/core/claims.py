@@ -27,6 +27,8 @@ class Claim(Struct, frozen=True, gc=False):
         max_held_bytes: Bytes of their bodies.
         max_wait_s: It is held no longer than this.
         waits: False: refused where it would be held.
+        has_own_turns: Its route has a share of its own: tenants have turns there that are apart
+            from those that they have elsewhere.
     """
 
     route: str = ""
@@ -39,6 +41,12 @@ class Claim(Struct, frozen=True, gc=False):
     max_held_bytes: int | None = None
     max_wait_s: float | None = None
     waits: bool = True
+    has_own_turns: bool = False
+
+    @property
+    def flow(self) -> str:
+        """Whose turns it counts for: its tenant's, over all adapters and routes."""
+        return f"{self.route if self.has_own_turns else ''} {self.tenant}"
 
 
 NO_CLAIM = Claim()
@@ -48,7 +56,7 @@ class Share(NamedTuple):
     """What a request that is served counts for, against others that wait.
 
     Attributes:
-        flow: Of its route and tenant, as the queue names it.
+        flow: Whose turns it counts for (`Claim.flow`).
         tokens: Weighted, over the tenant's weight.
     """
 

@@ -88,6 +88,8 @@ class Flights:
         if tracked is None or not self._told.is_counted(pick.id):
             return False
         self._beginnings.add(request, tracked.kv_cache)
+        claim, adapter = request.claim, tracked.listed_adapter(request.adapter)
+        tracked.use(adapter, claim.priority, claim.flow, now=now)
         return True
 
     def move(self, pick_id: str, address: str, *, now: float) -> bool:

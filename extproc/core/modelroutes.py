@@ -39,7 +39,8 @@ class ModelRoute(Struct, frozen=True):
         priority: None leaves it to the objective that a request names.
         ttft: Wanted time to the first token.
         tpot: Wanted time per output token.
-        weight: Share of each of its tenants, against those of other routes.
+        weight: Share of each of its tenants, which have turns of their own here; None for none:
+            they have the same ones as elsewhere.
         tenants: Share of single tenants by their fairness id, times `weight`; 1 for others.
         max_held_requests: Held at once; None for the queue's own limit, as below.
         max_held_bytes: Bytes of their bodies.
@@ -52,7 +53,7 @@ class ModelRoute(Struct, frozen=True):
     priority: int | None = None
     ttft: Objective | None = None
     tpot: Objective | None = None
-    weight: float = 1.0
+    weight: float | None = None
     tenants: Mapping[str, float] = {}
     max_held_requests: int | None = None
     max_held_bytes: int | None = None
@@ -142,7 +143,8 @@ def _claim(route: ModelRoute) -> Claim:
         priority=route.priority or 0,
         ttft_s=None if route.ttft is None else route.ttft.seconds,
         tpot_s=None if route.tpot is None else route.tpot.seconds,
-        weight=route.weight,
+        weight=1.0 if route.weight is None else route.weight,
+        has_own_turns=route.weight is not None,
         max_held=route.max_held_requests,
         max_held_bytes=route.max_held_bytes,
         max_wait_s=route.max_wait_s,

@@ -25,6 +25,7 @@ from extproc.core.cpucaches import CpuCaches
 from extproc.core.flights import Flights
 from extproc.core.modelindex import ModelIndex, card_to_keep
 from extproc.core.outliers import Outliers, OutlierSettings
+from extproc.core.slotuses import SlotUse
 from extproc.core.speeds import Speeds
 from extproc.core.told import Told
 from extproc.core.tracked import InFlight, Tracked, is_restart
@@ -294,6 +295,11 @@ class Pool:
         tracked = self._tracked.get(address)
         pools = None if tracked is None else tracked.endpoint.pools
         return pools is not None and (not pools or name in pools)
+
+    def slots(self, address: str) -> Mapping[str, SlotUse]:
+        """Return the adapters that routers know to run on an endpoint."""
+        tracked = self._tracked.get(address)
+        return {} if tracked is None else tracked.slots
 
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""

@@ -27,7 +27,7 @@ from extproc.core.types import (
     Snapshot,
     Wait,
 )
-from extproc.core.words import FOR_POD
+from extproc.core.words import FOR_POD, FOR_TURN
 
 OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
@@ -61,6 +61,7 @@ class Router:
         self.pool.told.on_work = self.catalog.told
         self.pool.on_output = self.queue.settle
         self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
+        self.queue.slots = self.pool.slots
 
     def route(
         self,
@@ -93,9 +94,9 @@ class Router:
         """Return a wait for a newcomer whose turn it is not yet."""
         queue = self.queue
         if queue.is_promised(now):
-            return Wait(now, "turn")
+            return Wait(now, FOR_TURN)
         until_s = queue.behind_until_s(request, now=now)
-        return Wait(until_s, "turn") if until_s > now else None
+        return Wait(until_s, FOR_TURN) if until_s > now else None
 
     def hold(
         self,
@@ -131,7 +132,8 @@ class Router:
             reason=wait.reason,
             count=count,
         )
-        refusal = self.queue.add(ticket, now=now)
+        endpoints = self.pool.snapshot(now=now).endpoints
+        refusal = self.queue.add(ticket, now=now, endpoints=endpoints)
         if refusal is not None:
             self.catalog.not_held(request.model, now=now)
         return refusal or ticket
@@ -236,8 +238,19 @@ class Router:
     def _pick(
         self, request: RequestInfo, snapshot: Snapshot, asking: Asking | None
     ) -> Pick | Rejection | Wait:
-        until_s = self._waits_until_s(request)
-        return self.picker.pick(snapshot, request, asking, waits_until_s=until_s)
+        """Choose among the endpoints; those whose slots are kept for others are full for it."""
+        views, now, until_s = snapshot.endpoints, snapshot.now, self._waits_until_s(request)
+        kept = self.queue.kept_from(request, views, now=now)
+        if not kept:
+            return self.picker.pick(snapshot, request, asking, waits_until_s=until_s)
+        views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
+        left = Snapshot(views, now, snapshot.num_routers)
+        result = self.picker.pick(left, request, asking, waits_until_s=until_s)
+        if not isinstance(result, Wait) or isinstance(result, Elsewhere):
+            return result
+        if result.reason == FOR_POD:
+            return result
+        return Wait(min(*kept.values(), result.until_s), FOR_TURN)
 
     def _known(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
         return self.models.identify(

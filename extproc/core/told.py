@@ -238,7 +238,7 @@ class Told:
         picked_at_s = now - between(pick.age_s, self._bounds.max_age_s)
         flight = ToldFlight(pick.id, tracked, pick.adapter, now, picked_at_s, pick.body_bytes)
         router.flights[pick.id] = flight
-        tracked.begin_told(flight)
+        tracked.begin_told(flight, pick.share)
         self.num_in_flight += 1
 
     def _count_once(self, pick: ToldPick, tracked: Tracked, now: float) -> None:

@@ -14,6 +14,7 @@ from extproc.core.adapters.states import PodState
 from extproc.core.beginnings import KvCache
 from extproc.core.belief import Belief
 from extproc.core.cachesize import MAX_BODY_BYTES
+from extproc.core.claims import NO_CLAIM, Share
 from extproc.core.costs import Costs, Probe
 from extproc.core.decoding import Decoding
 from extproc.core.engineversions import mixes_weights
@@ -23,6 +24,7 @@ from extproc.core.outliers import Outliers
 from extproc.core.prompts import MAX_AGE_S, Prompts
 from extproc.core.residency import Residency
 from extproc.core.room import Room
+from extproc.core.slotuses import SlotUses
 from extproc.core.traits import PoolSettings
 from extproc.core.types import (
     Endpoint,
@@ -68,6 +70,7 @@ class Tracked:
         listed_at_s: When its last list was asked for.
         died_at_s: When its health check said last that its engine is dead; None for alive.
         version: Of its engine, "" where it tells none; None before it was asked.
+        slots: The adapters that routers know to run there.
     """
 
     __slots__ = (
@@ -95,7 +98,7 @@ class Tracked:
             "num_silences",
         ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
-        *("restarted_at_s", "returned_at_s", "room", "traits", "version", "view"),
+        *("restarted_at_s", "returned_at_s", "room", "slots", "traits", "version", "view"),
         "view_expires_s",
     )
 
@@ -113,6 +116,7 @@ class Tracked:
         self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
+        self.slots = SlotUses()
         self.others: Others[Tracked] = Others()
         self.fullness = Fullness()
         self.room = Room()
@@ -284,6 +288,8 @@ class Tracked:
         self.flights[flight.pick.id] = flight
         self.room.begin(flight.started_at_s)
         self._count(flight.adapter)
+        claim = flight.pick.request.claim
+        self.use(flight.adapter, claim.priority, claim.flow, now=flight.started_at_s)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
@@ -302,14 +308,16 @@ class Tracked:
         self._count(adapter)
         self._discount(adapter, now=now, has_run=has_run)
 
-    def begin_told(self, flight: ToldFlight[Tracked]) -> None:
-        """Count another router's pick here."""
+    def begin_told(self, flight: ToldFlight[Tracked], share: Share | None = None) -> None:
+        """Count another router's pick here; its share says whose turn it was."""
         flight.adapter = self.listed_adapter(flight.name)
         picked_at_s, now = flight.picked_at_s, flight.told_at_s
         self.queue(flight.id, flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
         self.others.begin(flight)
         self.room.begin(picked_at_s)
         self._count(flight.adapter)
+        priority, flow = (0, NO_CLAIM.flow) if share is None else (share.priority, share.flow)
+        self.use(flight.adapter, priority, flow, now=now)
 
     def end_told(self, flight: ToldFlight[Tracked], *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
@@ -353,6 +361,11 @@ class Tracked:
             list(takewhile(lambda each: each.picked_at_s > at_s, told))
         )
 
+    def use(self, adapter: str | None, priority: int, flow: str, *, now: float) -> None:
+        """Note whose request an adapter's slot is used for."""
+        if adapter is not None:
+            self.slots.sent(adapter, priority, flow, now=now)
+
     def _count(self, adapter: str | None) -> None:
         if adapter is not None:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
@@ -366,6 +379,7 @@ class Tracked:
                 self.adapters[adapter] = left
             else:
                 del self.adapters[adapter]
+                self.slots.pop(adapter, None)
             self.residency.finish(adapter, now=now, has_run=has_run)
         self.view = None
 

@@ -81,12 +81,16 @@ FOR_ADAPTER = "load"
 FOR_ROOM = "full"
 """The reason of those that wait as every pod is full: it has said so, or its engine has."""
 FOR_POD = "pod"
-"""The reason of those that wait as no pod is left that could take them."""
+"""Of those that wait as no pod is left that could take them."""
+FOR_SLOT = "slot"
+"""Of those that wait for an adapter slot."""
+FOR_TURN = "turn"
+"""Of those that let others go first."""
 _HELD_FOR = {
-    "slot": " for a slot",
+    FOR_SLOT: " for a slot",
     "room": " for room",
     FOR_ROOM: " as every pod was full",
-    "turn": " for its turn",
+    FOR_TURN: " for its turn",
     FOR_ADAPTER: " for its adapter",
     FOR_POD: " as no pod was left",
 }

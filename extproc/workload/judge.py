@@ -11,10 +11,10 @@ there and pays in attainment.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from statistics import fmean
+from statistics import fmean, median
 from typing import Protocol
 
 from extproc.workload.flights import FleetResult, Flight, FlightState
@@ -108,6 +108,9 @@ class Metrics:
             count instead where there are any. Those with fewer than 30 requests are taken
             together, the rarest first, until they have 30; those left over join the last of
             these, and are judged by themselves if there is none.
+        adapter_ttft_p99_s: Of the median adapter; a request without a first token counts with the
+            time until its end. Adapters as for `worst_adapter`, in the next as well.
+        worst_adapter_ttft_p99_s: Of the one with the highest.
         goodput_rps: Requests served well, per second of arrivals.
         refusals: Number of rejections by reason.
         service_gap: The largest part of its tokens that an adapter got by the last arrival, less
@@ -139,6 +142,8 @@ class Metrics:
     refusals: Mapping[str, int] = field(default_factory=dict)
     service_gap: float = 0.0
     tenants: Mapping[str, TenantMetrics] = field(default_factory=dict)
+    adapter_ttft_p99_s: float = 0.0
+    worst_adapter_ttft_p99_s: float = 0.0
 
 
 def measure(result: FleetResult, slo: Slo) -> Metrics:
@@ -163,6 +168,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
     num_good = sum(map(slo.is_served_well, flights))
     groups = _groups(flights)
+    tails_s = sorted(percentile(sorted(_waits_s(own, result)), 0.99) for own in groups)
     return Metrics(
         num_offered=num,
         fates=dict(sorted(Counter(f.state.value for f in flights).items())),
@@ -190,6 +196,8 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
             tenant: _of_tenant([f for f in flights if f.arrival.tenant == tenant], result, slo)
             for tenant in result.tenants
         },
+        adapter_ttft_p99_s=median(tails_s),
+        worst_adapter_ttft_p99_s=tails_s[-1],
     )
 
 
@@ -198,12 +206,15 @@ def _attainment(flights: Sequence[Flight], slo: Slo) -> float:
 
 
 def _of_tenant(flights: Sequence[Flight], result: FleetResult, slo: Slo) -> TenantMetrics:
-    waits_s = (
-        next(t for t in (f.first_token_s, f.ended_s, result.ended_s) if t is not None)
-        - f.arrival.at_s
-        for f in flights
-    )
-    return TenantMetrics(len(flights), _attainment(flights, slo), max(waits_s, default=0.0))
+    longest_s = max(_waits_s(flights, result), default=0.0)
+    return TenantMetrics(len(flights), _attainment(flights, slo), longest_s)
+
+
+def _waits_s(flights: Iterable[Flight], result: FleetResult) -> Iterator[float]:
+    """Yield each request's time until its first token, or until its end without one."""
+    for flight in flights:
+        times_s = (flight.first_token_s, flight.ended_s, result.ended_s)
+        yield next(t for t in times_s if t is not None) - flight.arrival.at_s
 
 
 def _part_served(flights: Sequence[Flight], until_s: float) -> float:

@@ -145,7 +145,9 @@ async def test_what_a_request_claims_is_known_in_the_queue_of_the_leader() -> No
         [ticket] = near.router.queue
         near.policy.is_shut = False
 
-        assert ticket.request.claim == Claim("r", "t", 7, ttft_s=30.0, tpot_s=0.05, weight=2.0)
+        assert ticket.request.claim == Claim(
+            "r", "t", 7, ttft_s=30.0, tpot_s=0.05, weight=2.0, has_own_turns=True
+        )
         assert isinstance(await asked, Pick)
 
 

@@ -233,7 +233,7 @@ def test_what_a_pick_counts_for_is_told_with_a_new_one_alone() -> None:
         pool.flights.start(pick(f"aa-{number}", info=each), now=0.0)
     later.run()
 
-    assert [(each.flow, each.priority) for each in told_by(call)] == [("", 0), ("r t", 2), ("", 0)]
+    assert [(each.flow, each.priority) for each in told_by(call)] == [("", 0), (" t", 2), (" ", 0)]
 
 
 def test_a_router_that_links_soon_after_another_is_told_as_soon_as_it_may() -> None:

@@ -84,6 +84,32 @@ def test_a_mistake_is_told_with_its_place(routes: list[dict[str, Any]], why: str
     assert why in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("declared", "routes", "why"),
+    [
+        (["a", "a"], [], "a is declared twice"),
+        (["a"], [route("r", "a", adapter={})], "a is declared twice"),
+        (["a@2"], [route("r", "a", adapter={})], "a, which is declared"),
+        (
+            ["a"],
+            [route("r", "a", targets=[{"model": "x"}])],
+            "is an adapter, and a route's targets",
+        ),
+    ],
+)
+def test_adapters_of_the_list_and_of_routes_can_be_told_apart(
+    declared: list[str], routes: list[dict[str, Any]], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"adapters.declared: .*{why}"):
+        config(*routes, adapters={"declared": [{"name": name} for name in declared]})
+
+
+def test_an_adapter_of_the_list_may_have_a_route_that_says_what_it_may_claim() -> None:
+    made = config(route("r", "a", "b-*"), adapters={"declared": [{"name": "a"}, {"name": "b-1"}]})
+
+    assert [each.name for each in made.adapters.declared] == ["a", "b-1"]
+
+
 def test_targets_reach_the_core_and_those_of_every_model_as_a_generic_rule() -> None:
     alias = route("r", "a", "b", targets=[{"model": "x", "weight": 9}, {"model": "y"}])
     every = route("rest", "*", targets=[{"model": "z"}])
@@ -114,6 +140,12 @@ def test_another_name_for_pods_needs_bodies_that_can_be_changed(
     config(rewriting, request={**request, "assumed_body_mode": "buffered"})
     config(rewriting, request={**request, "assumed_body_mode": mode, "allow_mode_override": True})
     config(route("r", "a", adapter={"source": "/a"}), request={"assumed_body_mode": mode})
+
+
+def test_a_version_in_the_list_needs_bodies_that_can_be_changed() -> None:
+    adapters = {"declared": [{"name": "a", "source": "/a", "version": "2"}]}
+    with pytest.raises(ConfigError, match="adapters.declared: a has a version, but `model`"):
+        config(adapters=adapters, request={"assumed_body_mode": "streamed"})
 
 
 def test_only_headers_that_there_are_can_be_trusted() -> None:

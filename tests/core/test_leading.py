@@ -329,7 +329,7 @@ def test_what_a_question_claims_is_judged_by_the_routes_of_the_leader(member: Me
     member.leading.ask(asked, now=1.0)
 
     [ticket] = member.router.queue
-    claim = Claim("r", "t", priority=5, ttft_s=9.0, tpot_s=0.04, weight=6.0)
+    claim = Claim("r", "t", priority=5, ttft_s=9.0, tpot_s=0.04, weight=6.0, has_own_turns=True)
     assert ticket.request.claim == claim
 
 

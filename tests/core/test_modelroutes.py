@@ -30,7 +30,7 @@ CHAT = ModelRoute(
 OTHERS = ModelRoute("others", ("*",))
 BATCH = ModelRoute("batch", ("chat-batch", "*-batch"))
 ROUTES = ModelRoutes([CHAT, BATCH, OTHERS], {"gold": 9, "cheap": -1})
-OF_CHAT = Claim("chat", "", 5, 0.5, 0.04, 2.0, 100, 5_000, 4.0, False)
+OF_CHAT = Claim("chat", "", 5, 0.5, 0.04, 2.0, 100, 5_000, 4.0, False, True)
 
 
 def claim(model: str, hints: Hints | None = None, routes: ModelRoutes = ROUTES) -> Claim:

@@ -18,8 +18,7 @@ from extproc.core.claims import Claim, Share
 from extproc.core.costs import Costs
 from extproc.core.following import Asked, Asking, Elsewhere
 from extproc.core.pool import Pool
-from extproc.core.queue import Ticket
-from extproc.core.queue.precedence import HOLD_UP_S
+from extproc.core.queue import QueueSettings, Ticket
 from extproc.core.router import OBJECTIVE_RATIO, TOLD_WAIT_S, Router
 from extproc.core.told import ToldPick
 from extproc.core.types import (
@@ -37,6 +36,7 @@ from tests.core.test_accounting import completion
 from tests.core.test_router import refused, routed
 from tests.core.test_router import router as router_of
 
+HOLD_S = QueueSettings().slot_hold_s
 LATER_S = 9.0
 """A time by which every rest of the queue is over."""
 
@@ -305,19 +305,19 @@ def without_slot() -> tuple[Router, Pick, Held, Callable[[float], Held]]:
 
 def test_whoever_was_served_more_stands_in_line_while_another_waits_for_a_slot() -> None:
     made, _, modest, ask_greedy = without_slot()
-    newcomer = ask_greedy(LATER_S + HOLD_UP_S / 2)
+    newcomer = ask_greedy(LATER_S)
     reason = newcomer.ticket.reason
-    made.offer(now=LATER_S + HOLD_UP_S)
+    made.offer(now=HOLD_S)
 
     assert reason == "turn"
-    assert routed(newcomer.resume(LATER_S + HOLD_UP_S))
-    assert modest.resume(LATER_S + HOLD_UP_S) is modest.ticket
-    assert routed(ask_greedy(LATER_S + HOLD_UP_S).result)
+    assert routed(newcomer.resume(HOLD_S))
+    assert modest.resume(HOLD_S) is modest.ticket
+    assert routed(ask_greedy(HOLD_S).result)
 
 
 def test_whoever_stands_in_line_goes_once_the_other_has_its_slot() -> None:
     made, other, modest, ask_greedy = without_slot()
-    now = LATER_S + HOLD_UP_S / 2
+    now = LATER_S + 0.1
     newcomer = ask_greedy(now)
     made.pool.flights.finish(other.id, now=now)
     made.offer(now=now)
@@ -329,7 +329,7 @@ def test_whoever_stands_in_line_goes_once_the_other_has_its_slot() -> None:
 
 def test_whoever_stands_in_line_goes_once_the_other_has_left() -> None:
     made, _, modest, ask_greedy = without_slot()
-    now = LATER_S + HOLD_UP_S / 2
+    now = LATER_S + 0.1
     newcomer = ask_greedy(now)
     made.leave(modest.ticket, now=now)
     made.offer(now=now)

@@ -106,6 +106,9 @@ def test_max_over_mean_load_counts_idle_pods() -> None:
     assert measure(even, Slo()).max_over_mean_load == pytest.approx(1)
 
 
+FIRST_TOKENS = [("a", 0.1), ("b", 0.2), ("c", 7.0)]
+
+
 def test_the_worst_adapter_is_the_one_served_worst() -> None:
     good = [flight(adapter="good") for _ in range(40)]
     bad = [flight(adapter="bad", ttft_s=9.0 if n % 2 else 0.1) for n in range(30)]
@@ -113,6 +116,20 @@ def test_the_worst_adapter_is_the_one_served_worst() -> None:
 
     assert measure(result(*good, *bad), Slo()).worst_adapter == pytest.approx(0.5)
     assert measure(result(*good, *tenant), Slo()).worst_adapter == pytest.approx(1 / 3)
+
+
+def test_tails_are_of_the_median_adapter_and_of_the_worst_one_and_a_wait_in_vain_counts() -> None:
+    groups = [[flight(adapter=name, ttft_s=s) for _ in range(30)] for name, s in FIRST_TOKENS]
+    refused = [flight(2.0, adapter="d", ttft_s=None) for _ in range(30)]
+    for each in refused:
+        each.end(FlightState.SHED, 11.0)
+
+    served = measure(result(*groups[0], *groups[1], *groups[2]), Slo())
+    metrics = measure(result(*groups[0], *groups[1], *refused), Slo())
+
+    assert served.adapter_ttft_p99_s == pytest.approx(0.2)
+    assert served.worst_adapter_ttft_p99_s == pytest.approx(7.0)
+    assert metrics.worst_adapter_ttft_p99_s == pytest.approx(9.0)
 
 
 def test_rare_adapters_that_are_given_up_show_together() -> None:

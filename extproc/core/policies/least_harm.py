@@ -39,7 +39,7 @@ from math import exp, inf, sqrt
 from extproc.core.placement import order
 from extproc.core.policies.ranking import lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.core.words import FOR_ROOM, busiest_first, pending, short, whereabouts
+from extproc.core.words import FOR_ROOM, FOR_SLOT, busiest_first, pending, short, whereabouts
 
 PROMPT_STALL_RATIO = 0.1
 LOAD_STALL_RATIO = 0.05
@@ -129,7 +129,7 @@ class LeastHarm:
                 or _leaves_slots(request, views, now=now)
             )
         ):
-            reason, roomy = "slot", []
+            reason, roomy = FOR_SLOT, []
         else:
             reason = "room" if any(view.has_room for view in views) else FOR_ROOM
         if roomy:

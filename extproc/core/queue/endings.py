@@ -19,11 +19,15 @@ class End(StrEnum):
     FULL = "full"
     ROUTE_FULL = "route_full"
     DISPLACED = "displaced"
+    SHED = "shed"  # of a priority below 0, when one of 0 or above was refused
     NO_WAIT = "no_wait"
     SATURATED = "saturated"  # when it was asked for again, every endpoint was at its cap
     NO_ENDPOINTS = "no_endpoints"  # likewise, none was ready
     LEFT = "left"  # its client did
 
+
+FOR_WANT_OF_TIME = frozenset({End.LATE, End.EXPIRED})
+"""Of those that had waited: what others got meanwhile was not for them."""
 
 _WHY = {
     End.LATE: "Its first token would come late",
@@ -31,6 +35,7 @@ _WHY = {
     End.FULL: "The queue is full",
     End.ROUTE_FULL: "Its route has as many held as it may",
     End.DISPLACED: "The queue is full, and one of a higher priority took its place",
+    End.SHED: "One of priority 0 or above was refused, and it goes before those",
     End.NO_WAIT: "Its route does not wait",
 }
 

@@ -59,6 +59,11 @@ class Occupancy:
         num = sum(num for (_, each), num in self.num_by_claim.items() if each < priority)
         return num, sum(num for each, num in self._bytes_by_priority.items() if each < priority)
 
+    def below_zero(self) -> list[Ticket]:
+        """Return those of priorities below 0."""
+        priorities = (each for each in self._by_priority if each < 0)
+        return [ticket for each in priorities for ticket in self._by_priority[each]]
+
     @property
     def last(self) -> Ticket:
         """The newest of the lowest priority, of one or more."""

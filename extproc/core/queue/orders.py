@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from extproc.core.queue.tickets import Ticket
 from extproc.core.types import EndpointView
+from extproc.core.words import FOR_SLOT
 
 
 class Scene(Struct, frozen=True):
@@ -89,6 +90,23 @@ ORDERS: Mapping[str, Order] = {
     "clusters": clusters,
 }
 """By their names in the configuration."""
+
+
+def longest_without_slot(tickets: Sequence[Ticket], now: float, turn_s: float) -> list[Ticket]:
+    """Return all requests for adapters of which one has waited for a slot for `turn_s`, 0 for none.
+
+    The adapter that has waited longest is first, with all of its requests: they share its slot.
+    Those that are refused once they are late are left to their order.
+    """
+    if not turn_s:
+        return []
+    groups: dict[str | None, list[Ticket]] = {}
+    for ticket in first_come(tickets, Scene(now)):
+        request = ticket.request
+        has_waited = now - request.arrived_at_s >= turn_s and ticket.reason == FOR_SLOT
+        if request.adapter in groups or (has_waited and not ticket.is_refusable):
+            groups.setdefault(request.adapter, []).append(ticket)
+    return [ticket for group in groups.values() for ticket in group]
 
 
 def running_in_clusters(endpoints: Iterable[EndpointView], cluster_size: int) -> frozenset[str]:

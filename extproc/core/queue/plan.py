@@ -1,7 +1,9 @@
 """Who is asked for next, of all that are held.
 
 From the outside in: levels (`levels`), in a level the flow that was served least (`fairness`), in a
-flow the configured order (`orders`). A flow is what is one tenant's on one route.
+flow first adapters that have waited long for a slot, then the configured order (`orders`). A flow
+is what is one tenant's, over all adapters and routes but for those that have a share of their own
+(`Claim.flow`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from extproc.core.claims import Share
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.queue.fairness import TokenCounters, cost
 from extproc.core.queue.levels import by_level
-from extproc.core.queue.orders import ORDERS, Scene, newest_in_time
+from extproc.core.queue.orders import ORDERS, Scene, longest_without_slot, newest_in_time
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.types import RequestInfo
@@ -54,13 +56,13 @@ class Plan:
         """Count a ticket that is held from now on."""
         if self._settings.fair:
             claim = ticket.request.claim
-            self.counters[claim.priority].hold(flow_of(ticket.request))
+            self.counters[claim.priority].hold(claim.flow)
 
     def release(self, ticket: Ticket) -> None:
         """Count a ticket that is not held any more."""
         if self._settings.fair:
-            priority = ticket.request.claim.priority
-            self.counters[priority].release(flow_of(ticket.request))
+            claim = ticket.request.claim
+            self.counters[claim.priority].release(claim.flow)
 
     def served(self, priority: int, flow: str) -> float:
         """Return what a flow has got."""
@@ -68,8 +70,8 @@ class Plan:
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
-        share = share_of(request) if self._settings.fair else None
-        if share is not None:
+        if self._settings.fair:
+            share = share_of(request)
             self.counters[share.priority].add(share.flow, share.tokens)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
@@ -79,10 +81,10 @@ class Plan:
         has been lifted to the others' counters meanwhile would stay behind them.
         """
         claim = request.claim
-        if self._settings.fair and share_of(request) is not None:
+        if self._settings.fair:
             more = output_tokens - self._mean_output_tokens
             self._mean_output_tokens += more / OUTPUTS_OF_MEAN
-            self.counters[claim.priority].add(flow_of(request), cost(0.0, more) / claim.weight)
+            self.counters[claim.priority].add(claim.flow, cost(0.0, more) / claim.weight)
 
     def charge_told(self, share: Share) -> None:
         """Count what another router served, at a priority that has been seen here.
@@ -146,31 +148,27 @@ class Plan:
             return {"": level}
         flows: defaultdict[str, list[Ticket]] = defaultdict(list)
         for ticket in level:
-            flows[flow_of(ticket.request)].append(ticket)
+            flows[ticket.request.claim.flow].append(ticket)
         return flows
 
     def _ordered(self, flow: list[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
         """Return a flow in order, and those of it that should be given up."""
+        first = longest_without_slot(flow, scene.now, self._settings.slot_turn_s)
+        if first:
+            taken = set(first)
+            flow = [ticket for ticket in flow if ticket not in taken]
         if self._settings.order == "newest":
             kept, late = newest_in_time(flow, scene)
-            return kept + late, late
+            return first + kept + late, late
         late = [ticket for ticket in flow if ticket.is_refusable and ticket.late_s < scene.now]
-        return ORDERS[self._settings.order](flow, scene), late
+        return first + ORDERS[self._settings.order](flow, scene), late
 
 
-def flow_of(request: RequestInfo) -> str:
-    """Return the name of the flow that a request belongs to."""
+def share_of(request: RequestInfo) -> Share:
+    """Return what a request counts for once it is served."""
     claim = request.claim
-    return f"{claim.route} {claim.tenant}"
-
-
-def share_of(request: RequestInfo) -> Share | None:
-    """Return what a request counts for once it is served; None if it has no route or tenant."""
-    claim = request.claim
-    if not (claim.tenant or claim.route):
-        return None
     tokens = cost(tokens_of(request), EXPECTED_OUTPUT_TOKENS) / claim.weight
-    return Share(flow_of(request), claim.priority, tokens)
+    return Share(claim.flow, claim.priority, tokens)
 
 
 def tokens_of(request: RequestInfo) -> float:

@@ -1,29 +1,54 @@
 """Who lets whom go first, while room is short.
 
-Where an adapter runs, one more request for it needs no slot of its own. Tenants whose adapters run
-would keep theirs for ever, and others would find none free, whatever their turn. So whoever is
-asked for in vain holds up all who come after it, but for its own flow: those of a lower level, and
-on its level the flows that were served more, as far as both may go to one endpoint. Slots become
-free by that. It holds them up for `HOLD_UP_S` at most, as what it waits for may never come; and its
-flow, if it got nothing by that, not again before `AGAIN_S`. Otherwise each of its requests would,
-one after the other, and others would get nothing for as long as they keep coming.
+Whoever is asked for in vain holds up others, as far as both may go to one endpoint:
+
+- those of a lower priority that came later, for `slot_hold_s` at most, as what it waits for may
+  never come. Who came before goes on: it overtakes nobody. Those below 0 wait as long as anybody of
+  0 or above does (`Sweep`).
+- those that come after it in order, for `HOLD_UP_S` at most, where it waits for other room than a
+  slot; what becomes free may be enough for them, and never for it. For slots there are reservations
+  (`reservations`).
+
+A flow that got nothing by that does not hold up others again before twice that time has passed
+since it began to. Otherwise each of its requests would, one after the other, and others would get
+nothing for as long as they keep coming.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from math import inf
+
+from msgspec import Struct
 
 from extproc.core.address import is_in_subset
+from extproc.core.slotuses import SlotUse
 from extproc.core.types import EndpointView, RequestInfo
 
 HOLD_UP_S = 0.25
-AGAIN_S = 2 * HOLD_UP_S
-"""From the begin of one hold-up in vain to that of the flow's next."""
+AGAIN_RATIO = 2
+"""From the begin of one hold-up in vain to that of the flow's next, over its length."""
 
 MAX_FIRST = 16
 """Flows that hold up others at a time: the first in order hold up the most."""
 MAX_KNOWN = 4096
 """Models, each with the addresses that the data plane allows, whose endpoints are remembered."""
+
+
+class First(Struct):
+    """A flow that goes first.
+
+    Attributes:
+        since_s: When the first of its requests that wait arrived.
+        later_until_s: For so long those of a lower priority that came later let it go first.
+        next_until_s: For so long those that come after it in order do.
+        reach: Of its requests, as `Reach` has it.
+    """
+
+    since_s: float = inf
+    later_until_s: float = -inf
+    next_until_s: float = -inf
+    reach: int = 0
 
 
 class Precedence:
@@ -35,8 +60,7 @@ class Precedence:
 
     def __init__(self, served: Callable[[int, str], float]) -> None:
         self._served = served
-        # By level, priority and flow: until when, and where its requests may go.
-        self._first: dict[tuple[int, int, str], tuple[float, int]] = {}
+        self._first: dict[tuple[int, int, str], First] = {}  # by level, priority and flow
 
     def __len__(self) -> int:
         return len(self._first)
@@ -45,31 +69,34 @@ class Precedence:
         """Forget all, before they are asked for anew."""
         self._first.clear()
 
-    def add(self, level: int, priority: int, flow: str, until_s: float, reach: int) -> None:
-        """Have a flow of a priority go first until then. The first in order come first here.
-
-        Args:
-            reach: Of its request, as `Reach` has it.
-        """
+    def add(self, level: int, priority: int, flow: str, first: First) -> None:
+        """Have a flow of a priority go first. The first in order come first here."""
         key = level, priority, flow
         if key in self._first or len(self._first) < MAX_FIRST:
-            over_s, others = self._first.get(key, (until_s, 0))
-            self._first[key] = max(until_s, over_s), others | reach
+            known = self._first.setdefault(key, First())
+            known.since_s = min(known.since_s, first.since_s)
+            known.later_until_s = max(known.later_until_s, first.later_until_s)
+            known.next_until_s = max(known.next_until_s, first.next_until_s)
+            known.reach |= first.reach
 
     def behind_until_s(
-        self, level: int, priority: int, flow: str, reach: int, *, now: float
+        self, level: int, priority: int, flow: str, arrived_s: float, reach: int, *, now: float
     ) -> float:
         """Return until when a request has to let others go first; `now` if it has not."""
         until_s = now
-        for (other, of, first), (over_s, where) in self._first.items():
-            if over_s <= until_s or other < level or not where & reach:
+        for (other, of, name), first in self._first.items():
+            if other < level or not first.reach & reach:
+                continue
+            if other > level and of > priority and arrived_s > first.since_s:
+                until_s = max(until_s, first.later_until_s)
+            if first.next_until_s <= until_s:
                 continue
             if other > level:
-                goes_first = (of, first) != (priority, flow)
+                goes_first = (of, name) != (priority, flow)
             else:
-                goes_first = self._served(priority, first) < self._served(priority, flow)
+                goes_first = self._served(priority, name) < self._served(priority, flow)
             if goes_first:
-                until_s = over_s
+                until_s = first.next_until_s
         return until_s
 
 
@@ -78,15 +105,19 @@ class Reach:
 
     Args:
         holders: Returns the addresses of those that have a model; None leaves that to their lists.
+        served: Returns the name that they know an adapter by.
+        slots: Returns the adapters that routers know to run on one.
     """
 
     def __init__(
         self,
         endpoints: Sequence[EndpointView] = (),
         holders: Callable[[str], Container[str] | None] = lambda _model: None,
+        served: Callable[[str], str] = str,
+        slots: Callable[[str], Mapping[str, SlotUse]] = lambda _address: {},
     ) -> None:
-        self._endpoints = endpoints
-        self._holders = holders
+        self._endpoints, self._holders = endpoints, holders
+        self.served, self.slots_of = served, slots
         self._known: dict[tuple[str, frozenset[str] | None], int] = {}
         self._idle: int | None = None  # the bits of those without a request, once they are known
 
@@ -120,3 +151,8 @@ class Reach:
                 self._known.clear()
             self._known[key] = found
         return found
+
+    def slots(self, bits: int) -> list[tuple[EndpointView, Mapping[str, SlotUse]]]:
+        """Return the endpoints of some bits, each with the adapters that run there."""
+        views = (view for place, view in enumerate(self._endpoints) if bits >> place & 1)
+        return [(view, self.slots_of(view.address)) for view in views]

@@ -2,8 +2,8 @@
 
 1. Nobody polls. What frees room says so (`freed`); then, and when a policy wanted to be asked
    again, the queue makes an *offer*: it goes through the requests in order, and the policy is asked
-   for one after the other. Who got no endpoint holds up others for a moment
-   at most (`precedence`).
+   for one after the other. Who got no endpoint holds up others for a while at most (`precedence`),
+   and has a slot kept (`reservations`).
 2. The order: levels (priority and age), in a level the tenant that was served least, of its
    requests the configured order.
 3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_LOOKS` in vain, for alike
@@ -15,16 +15,18 @@
    is freed is there for the next who can be in time.
 5. The queue is bounded by number, bytes and time. Where it is full the one that is furthest behind
    goes, which may be the newcomer.
+6. Where one of priority 0 or above is refused, those below 0 that wait for the same endpoints are
+   refused before it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from math import ceil, inf
 
 from extproc.core.claims import Share
-from extproc.core.queue.endings import End, end_of, refusal
+from extproc.core.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
 from extproc.core.queue.occupancy import Occupancy
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
@@ -33,7 +35,9 @@ from extproc.core.queue.precedence import Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.sweep import Look, Sweep
 from extproc.core.queue.tickets import Ticket
+from extproc.core.slotuses import SlotUse
 from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
+from extproc.core.words import FOR_SLOT
 
 LOOK_S = 100e-6
 ORDER_S = 2e-6
@@ -51,6 +55,7 @@ class HoldQueue:
         at: Has `offer` called at a time, instead of the time that it was called with before.
         occupancy: How much is held.
         served: Returns the name that endpoints know an adapter by.
+        slots: Returns the adapters that routers know to run on an endpoint.
         holders: Returns the addresses of those that have a model; None leaves that to their lists.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
@@ -60,6 +65,7 @@ class HoldQueue:
         self._plan = Plan(self.settings)
         self.at: Callable[[float], None] = _never
         self.served: Callable[[str], str] = str
+        self.slots: Callable[[str], Mapping[str, SlotUse]] = lambda _address: {}
         self.holders: Callable[[str], Container[str] | None] = lambda _model: None
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
@@ -94,8 +100,14 @@ class HoldQueue:
 
     # --- in and out --------------------------------------------------------------------------
 
-    def add(self, ticket: Ticket, *, now: float) -> Rejection | None:
-        """Hold a request, or return why not."""
+    def add(
+        self, ticket: Ticket, *, now: float, endpoints: Sequence[EndpointView] = ()
+    ) -> Rejection | None:
+        """Hold a request, or return why not.
+
+        Args:
+            endpoints: As they are now: one that waits for a slot has one kept from now on.
+        """
         end = self._refusal(ticket, now)
         if end is not None:
             return self._refused(ticket, end, now)
@@ -104,6 +116,8 @@ class HoldQueue:
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
         self._sweep.note(ticket)
+        if ticket.reason == FOR_SLOT:
+            self._sweep.begin_hold(ticket, self._reach(endpoints), now)
         self._arrange()
         return None
 
@@ -159,6 +173,17 @@ class HoldQueue:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
         return self._sweep.behind_until_s(request, now=now)
 
+    def kept_from(
+        self, request: RequestInfo, endpoints: Sequence[EndpointView], *, now: float
+    ) -> Mapping[str, float]:
+        """Return the endpoints whose slots are kept from a request, and until when.
+
+        Args:
+            request: As endpoints know it.
+            endpoints: As they are now.
+        """
+        return self._sweep.reservations.kept_from(request, endpoints, now=now)
+
     def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
         """Offer what room there is, in order; call it as `at` says, or whenever it is due.
 
@@ -178,7 +203,7 @@ class HoldQueue:
                 self._found,
                 now=now,
                 is_freed=is_freed,
-                reach=Reach(endpoints, self.holders),
+                reach=self._reach(endpoints),
             )
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
@@ -227,8 +252,9 @@ class HoldQueue:
 
     def _let_others_go(self, ticket: Ticket, now: float) -> None:
         """Have those asked for at once that a request held up which has gone, out of turn."""
-        if self._sweep.holds_up(ticket, now):
-            self._sweep.let_all_go()
+        is_shed_for = ticket.request.claim.priority >= 0 and self.occupancy.below_zero()
+        if is_shed_for or self._sweep.holds_up(ticket, now):
+            self._sweep.let_go(ticket)
             self.freed(now)
 
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
@@ -241,6 +267,9 @@ class HoldQueue:
         self._sweep.put_last(late, scene.now)
         return self._plan.in_order(levels)
 
+    def _reach(self, endpoints: Sequence[EndpointView]) -> Reach:
+        return Reach(endpoints, self.holders, self.served, self.slots)
+
     def _scene(self, now: float, endpoints: Sequence[EndpointView]) -> Scene:
         settings, running = self.settings, frozenset[str]()
         if settings.order == "clusters":
@@ -250,6 +279,10 @@ class HoldQueue:
     # --- refusals ----------------------------------------------------------------------------
 
     def _refuse(self, ticket: Ticket, end: End, now: float) -> None:
+        if end in FOR_WANT_OF_TIME and ticket.request.claim.priority >= 0:
+            for other in self.occupancy.below_zero():
+                if self._sweep.may_meet(other, ticket):
+                    self._refuse(other, End.SHED, now)
         self._settle(ticket, self._refused(ticket, end, now), now)
 
     def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from math import inf
 
 from extproc.core.queue.levels import level
-from extproc.core.queue.plan import flow_of
-from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence, Reach
+from extproc.core.queue.precedence import AGAIN_RATIO, HOLD_UP_S, First, Precedence, Reach
+from extproc.core.queue.reservations import Reservations
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
-from extproc.core.words import FOR_POD, FOR_ROOM
+from extproc.core.words import FOR_POD, FOR_ROOM, FOR_SLOT, FOR_TURN
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -34,6 +34,7 @@ class Sweep:
 
     Attributes:
         next_s: When the first is to be looked at again.
+        reservations: Of slots.
 
     Args:
         served: As `Precedence` wants it.
@@ -42,17 +43,20 @@ class Sweep:
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
         self._settings = settings
         self.next_s = inf
+        self.reservations = Reservations(settings, served)
         self._precedence, self._reach = Precedence(served), Reach()
+        self._urgent = 0  # where those of priority 0 and above wait that are held
         # Flows by the kinds that were asked for in vain, since all of a flow's had been asked for.
         self._in_vain: dict[object, _Flow] = {}
         self._looks: Counter[_Flow] = Counter()  # in vain, in this round of the flows
         self._late: set[Ticket] = set()
-        self._since_s: dict[_Flow, float] = {}  # when flows began to hold up others
+        # When flows began to hold up others, by for how long each time.
+        self._since_s: dict[tuple[_Flow, float], float] = {}
         self._spread = 0.0
 
     def configure(self, settings: QueueSettings) -> None:
         """Apply other settings; nobody lets others go first until the next offer."""
-        self._settings = settings
+        self._settings = self.reservations.settings = settings
         self.let_all_go()
 
     def note(self, ticket: Ticket) -> None:
@@ -89,18 +93,24 @@ class Sweep:
         vain = dict[object, float]()
         self.next_s, num_sent = inf, 0
         self._precedence.begin()
-        self._reach = reach
-        lasting = ((flow, at_s) for flow, at_s in self._since_s.items() if now < at_s + AGAIN_S)
-        self._since_s = dict(lasting)
+        self.reservations.begin()
+        self._reach, self._urgent = reach, 0
+        since_s = self._since_s.items()
+        self._since_s = {key: at_s for key, at_s in since_s if now < at_s + AGAIN_RATIO * key[1]}
         passed_over = list[Ticket]()
         for ticket in self._in_rounds(tickets, passed_over):
             if ticket.result is not None:
                 continue
-            is_late = ticket in self._late and now < ticket.look_s
-            if is_late and not (is_freed and self._is_for_anybody(ticket)):
+            urgent = self._note_urgent(ticket)
+            adapter = self._adapter(ticket)
+            is_for_it = is_freed and self._is_for_anybody(ticket)
+            is_off = ticket in self._late and now < ticket.look_s and not is_for_it
+            if is_off and adapter not in self.reservations:
+                self._hold_up_others(ticket, now)
                 self.note(ticket)
                 continue
             kind, is_again = _kind(ticket), len(vain) < num_again
+            is_again = is_again or self.reservations.is_free(adapter, reach.slots_of)
             if kind in vain or (kind in self._in_vain and not is_again):
                 self._put_off(ticket, vain.get(kind, inf), now)
                 self._hold_up_others(ticket, now)
@@ -111,6 +121,7 @@ class Sweep:
                 continue
             if len(vain) >= MAX_LOOKS or num_sent >= MAX_SENT:
                 self.next_s = now
+                self._urgent = -1  # wherever those wait that are behind
                 break
             where = level(ticket, now, self._settings.ageing_s)
             behind_until_s = self._behind_until_s(ticket.request, where, now)
@@ -125,9 +136,21 @@ class Sweep:
                 self._keep(ticket, result, now)
             else:
                 num_sent += 1
-                self._since_s.pop(flow, None)
+                self._urgent = urgent
+                self._since_s.pop((flow, HOLD_UP_S), None)
+                self._since_s.pop((flow, self._settings.slot_hold_s), None)
+                if adapter is not None:
+                    self.reservations.drop(adapter)
                 settle(ticket, result, now)
+        else:
+            self.reservations.end()
         return len(vain)
+
+    def begin_hold(self, ticket: Ticket, reach: Reach, now: float) -> None:
+        """Have a newcomer that was asked for in vain, for a slot, go first from now on."""
+        self._reach, ticket.vain_s = reach, now
+        self._note_urgent(ticket)
+        self._hold_up_others(ticket, now)
 
     def forget_gone(self, held: Collection[Ticket]) -> None:
         """Forget kinds of which nobody is held any more, once they are most of those that are
@@ -141,13 +164,27 @@ class Sweep:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
         return self._behind_until_s(request, request.claim.priority, now)
 
+    def may_meet(self, one: Ticket, other: Ticket) -> bool:
+        """Return whether two requests may go to one endpoint, as far as is known."""
+        return bool(self._reach.of(one.request) & self._reach.of(other.request))
+
     def holds_up(self, ticket: Ticket, now: float) -> bool:
         """Return whether others may have to let a request go first."""
-        return self._settings.fair and ticket.vain_s <= now < ticket.vain_s + HOLD_UP_S
+        longest_s = max(HOLD_UP_S, self._settings.slot_hold_s)
+        return ticket.vain_s <= now < ticket.vain_s + longest_s
 
     def let_all_go(self) -> None:
         """Have nobody let others go first until the next offer."""
         self._precedence.begin()
+        self.reservations.drop()
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Have nobody let a request go first that has gone."""
+        self._precedence.begin()
+        self._urgent = 0
+        adapter = self._adapter(ticket)
+        if adapter is not None:
+            self.reservations.drop(adapter)
 
     def _is_for_anybody(self, ticket: Ticket) -> bool:
         """Return whether room that was freed is for late ones, too: without newcomers, that of a
@@ -167,10 +204,14 @@ class Sweep:
             passed_over.clear()
 
     def _behind_until_s(self, request: RequestInfo, where: int, now: float) -> float:
-        if not self._precedence:
+        if not (self._precedence or self._urgent):
             return now
-        priority, flow, reach = request.claim.priority, flow_of(request), self._reach.of(request)
-        return self._precedence.behind_until_s(where, priority, flow, reach, now=now)
+        claim, reach = request.claim, self._reach.of(request)
+        if claim.priority < 0 and self._urgent & reach:
+            return inf
+        return self._precedence.behind_until_s(
+            where, claim.priority, claim.flow, request.arrived_at_s, reach, now=now
+        )
 
     def _keep(self, ticket: Ticket, wait: Wait, now: float) -> None:
         """Let a request wait that was asked for in vain."""
@@ -178,19 +219,44 @@ class Sweep:
         ticket.reason = wait.reason
         ticket.look_s = self._late_look_s(now) if is_late else wait.until_s
         self.note(ticket)
-        if not is_late and wait.reason != FOR_POD:  # else nobody has what it waits for
+        if ticket.reason not in (FOR_POD, FOR_TURN):
             ticket.vain_s = min(ticket.vain_s, now)
-            self._hold_up_others(ticket, now)
+        self._hold_up_others(ticket, now)
 
     def _hold_up_others(self, ticket: Ticket, now: float) -> None:
-        reach = self._reach.of(ticket.request)
-        if reach and self.holds_up(ticket, now):
-            where = level(ticket, now, self._settings.ageing_s)
-            since_s = self._since_s.setdefault(_flow(ticket), now)
-            if now < since_s + HOLD_UP_S:
-                until_s = min(ticket.vain_s, since_s) + HOLD_UP_S
-                priority, flow = _flow(ticket)
-                self._precedence.add(where, priority, flow, until_s, reach)
+        """Have a request that was asked for in vain go first, and keep a slot for it."""
+        settings, reach = self._settings, self._reach.of(ticket.request)
+        if not reach or ticket.reason == FOR_POD:  # nobody has what it waits for
+            return
+        adapter, hold_s = self._adapter(ticket), settings.slot_hold_s
+        is_for_slot = ticket.reason == FOR_SLOT and hold_s > 0
+        if is_for_slot and adapter is not None and ticket.vain_s <= now:
+            self.reservations.add(ticket, adapter, self._reach.slots(reach), now=now)
+        first = First(ticket.request.arrived_at_s, reach=reach)
+        first.later_until_s = self._until_s(ticket, ticket.held_at_s, hold_s, now)
+        is_first = not is_for_slot and ticket.reason != FOR_TURN and ticket not in self._late
+        if settings.fair and is_first:
+            first.next_until_s = self._until_s(ticket, ticket.vain_s, HOLD_UP_S, now)
+        if max(first.later_until_s, first.next_until_s) > now:
+            self._precedence.add(level(ticket, now, settings.ageing_s), *_flow(ticket), first)
+
+    def _until_s(self, ticket: Ticket, from_s: float, hold_s: float, now: float) -> float:
+        """Return until when a request may hold up others, which its flow may do for so long."""
+        if not from_s <= now < from_s + hold_s:
+            return -inf
+        since_s = self._since_s.setdefault((_flow(ticket), hold_s), now)
+        return min(from_s, since_s) + hold_s
+
+    def _adapter(self, ticket: Ticket) -> str | None:
+        adapter = ticket.request.adapter
+        return None if adapter is None else self._reach.served(adapter)
+
+    def _note_urgent(self, ticket: Ticket) -> int:
+        """Count where a request waits before which those below 0 may not go; return what was."""
+        before = self._urgent
+        if ticket.request.claim.priority >= 0 and ticket.reason != FOR_POD:
+            self._urgent |= self._reach.of(ticket.request)
+        return before
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""
@@ -211,4 +277,5 @@ def _kind(ticket: Ticket) -> Hashable:
 
 
 def _flow(ticket: Ticket) -> _Flow:
-    return ticket.request.claim.priority, flow_of(ticket.request)
+    claim = ticket.request.claim
+    return claim.priority, claim.flow

@@ -102,6 +102,24 @@ def misses_table(results: Sequence[TrialResult]) -> str:
     return "\n".join(lines)
 
 
+def tails_table(results: Sequence[TrialResult]) -> str:
+    """Format the 99th percentile of adapters' first tokens: the median adapter's, the worst one's.
+
+    In seconds, each the mean over the seeds; a line per policy, a column per place.
+    """
+    tails: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for result in results:
+        place, run = f"{result.scenario}@{result.value:g}", result.runs[0]
+        pair = run["adapter_ttft_p99_s"], run["worst_adapter_ttft_p99_s"]
+        tails.setdefault(result.policy, {}).setdefault(place, []).append(pair)
+    first = next(iter(tails.values()))
+    lines = [line("p99 of the median adapter / of the worst, s", *first), rule(len(first))]
+    for policy, own in tails.items():
+        means = [[fmean(each) for each in zip(*own[place], strict=True)] for place in first]
+        lines.append(line(f"`{policy}`", *(f"{mid:.2f} / {worst:.2f}" for mid, worst in means)))
+    return "\n".join(lines)
+
+
 def _cell(own: Mapping[int, float], first: Mapping[int, float]) -> str:
     mean = f"{fmean(own.values()):.2f}"
     if own is first:

@@ -12,7 +12,7 @@ from extproc.core.queue.orders import Scene, first_come
 from extproc.core.queue.tickets import Ticket
 from tests.core.queue.tickets import arrivals, ticket
 
-LOWEST, HIGHEST = -2, 3
+LOWEST, HIGHEST = 0, 5
 AGEING_S = 4.0
 FULL_AGE_S = (HIGHEST - LOWEST) * AGEING_S
 BOUND_S = FULL_AGE_S + AGEING_S
@@ -38,11 +38,18 @@ def test_without_ageing_a_level_is_the_priority(
 
 
 def test_each_age_is_one_priority_more() -> None:
-    held = ticket(10.0, priority=-1)
+    held = ticket(10.0, priority=1)
 
     levels = [level(held, now, 5.0) for now in (9.0, 10.0, 14.9, 15.0, 20.0)]
 
-    assert levels == [-1, -1, -1, 0, 1]
+    assert levels == [1, 1, 1, 2, 3]
+
+
+@given(st.integers(-9, -1), st.floats(0, 1e6))
+def test_those_below_0_stay_below_0(priority: int, now: float) -> None:
+    found = level(ticket(0.0, priority=priority), now, AGEING_S)
+
+    assert priority <= found <= -1
 
 
 @given(PRIORITIES, st.floats(0, 100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -10,26 +11,35 @@ from hypothesis import strategies as st
 
 from extproc.core.claims import Claim
 from extproc.core.queue import QueueSettings, precedence
-from extproc.core.queue.plan import flow_of
-from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, MAX_FIRST, Precedence, Reach
+from extproc.core.queue.precedence import (
+    AGAIN_RATIO,
+    HOLD_UP_S,
+    MAX_FIRST,
+    First,
+    Precedence,
+    Reach,
+)
 from extproc.core.queue.sweep import LATE_LOOK_S, MAX_LOOKS
 from extproc.core.types import RequestInfo
+from extproc.core.words import FOR_SLOT
 from tests.builders import endpoint_view
-from tests.core.queue.scene import Scene
+from tests.core.queue.scene import REST_S, Scene
 
 SHORT_S = HOLD_UP_S / 5
 """Longer than the rest after most offers of these tests, and short of a hold-up."""
+AGAIN_S = AGAIN_RATIO * HOLD_UP_S
 GREEDY, MODEST = "greedy", "modest"
 UNFAIR = QueueSettings(fair=False)
+HOLD_S = QueueSettings().slot_hold_s
 
 
-def newcomer(tenant: str, priority: int = 0) -> RequestInfo:
-    return RequestInfo("m", claim=Claim(tenant=tenant, priority=priority))
+def newcomer(tenant: str, priority: int = 0, now: float = 0.0) -> RequestInfo:
+    return RequestInfo("m", arrived_at_s=now, claim=Claim(tenant=tenant, priority=priority))
 
 
 def behind_s(scene: Scene, tenant: str, priority: int = 0) -> float:
     """For how long a newcomer has to let others go first."""
-    request = newcomer(tenant, priority)
+    request = newcomer(tenant, priority, scene.now)
     return scene.queue.behind_until_s(request, now=scene.now) - scene.now
 
 
@@ -61,16 +71,44 @@ def test_one_s_own_and_those_who_got_as_little_go_at_once(tenant: str) -> None:
     assert behind_s(waiting(), tenant) == 0
 
 
-def test_all_of_lower_levels_let_higher_ones_go_first_and_none_of_higher_ones() -> None:
+@pytest.mark.parametrize("tenant", [MODEST, "idle before"])
+def test_who_comes_later_with_a_lower_priority_lets_higher_ones_go_first(tenant: str) -> None:
     scene = waiting(priority=1)
     scene.queue.charge(newcomer(GREEDY, 2))
 
-    assert behind_s(scene, "idle before") == pytest.approx(HOLD_UP_S)
+    assert behind_s(scene, tenant) == pytest.approx(HOLD_S - REST_S)
     assert behind_s(scene, GREEDY, 1) == behind_s(scene, GREEDY, 2) == 0
 
 
-def test_a_tenant_s_higher_priority_goes_before_its_lower_one() -> None:
-    assert behind_s(waiting(priority=1), MODEST) == pytest.approx(HOLD_UP_S)
+def test_who_came_before_a_higher_priority_goes_on_after_a_moment() -> None:
+    scene = waiting(priority=1)
+    before = RequestInfo("m", arrived_at_s=-1.0)
+
+    until_s = scene.queue.behind_until_s(before, now=scene.now)
+
+    assert until_s == pytest.approx(scene.now + HOLD_UP_S)
+
+
+def test_those_below_0_wait_as_long_as_anybody_else_does() -> None:
+    scene = waiting(UNFAIR)
+    at_first = behind_s(scene, GREEDY, -1)
+    scene.now += 1000.0
+    scene.free(9)
+
+    assert at_first == behind_s(scene, GREEDY, -1) == inf
+
+
+def test_those_below_0_go_once_nobody_else_waits() -> None:
+    scene = Scene(stuck=frozenset({"slot"}))
+    scene.hold("other", "slot")
+    scene.hold("shed", "m", priority=-1)
+    before = scene.free(9)
+    scene.now += REST_S
+    scene.queue.remove(scene.tickets["other"], now=scene.now)
+    scene.queue.offer(scene.look, now=scene.now)
+
+    assert before == []
+    assert scene.sent == ["shed"]
 
 
 def test_a_flow_does_not_wait_for_its_own_requests_that_have_aged() -> None:
@@ -82,13 +120,13 @@ def test_a_flow_does_not_wait_for_its_own_requests_that_have_aged() -> None:
     assert behind_s(scene, GREEDY) == pytest.approx(HOLD_UP_S)
 
 
-def test_without_fairness_nobody_lets_others_go_first() -> None:
+def test_without_fairness_nobody_lets_others_of_its_priority_go_first() -> None:
     scene = waiting(UNFAIR)
-    at_first = behind_s(scene, GREEDY, -1)
+    at_first = behind_s(scene, GREEDY)
     scene = waiting()
     scene.queue.configure(UNFAIR)
 
-    assert at_first == behind_s(scene, GREEDY, -1) == 0
+    assert at_first == behind_s(scene, GREEDY) == 0
 
 
 def behind_while_more_come(scene: Scene, num: int) -> list[bool]:
@@ -185,9 +223,20 @@ def test_one_that_was_put_off_is_asked_for_at_once_when_the_first_has_gone(
     assert scene.sent == ["more"]
 
 
+def test_one_for_the_base_model_keeps_no_slot() -> None:
+    scene = Scene(stuck=frozenset({"base"}))
+    for name in ("one", "two"):
+        scene.hold(name, "base", reason=FOR_SLOT)
+    scene.free(1)
+    scene.queue.remove(scene.tickets["one"], now=scene.now)
+
+    assert scene.held == ["two"]
+    assert scene.queue.kept_from(newcomer(GREEDY), (), now=scene.now) == {}
+
+
 def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:
     scene = waiting()
-    scene.now += HOLD_UP_S
+    scene.now += HOLD_S
     leave(scene)
 
     assert scene.queue.is_due(scene.now) is False
@@ -224,12 +273,12 @@ def test_who_was_asked_for_by_an_earlier_offer_of_the_sweep_is_still_let_go_firs
 def test_the_first_flows_in_order_are_remembered_and_no_more() -> None:
     first = Precedence(lambda _priority, flow: float(flow == GREEDY))
     for number in range(MAX_FIRST):
-        first.add(0, 0, f"{number}", 1.0, 1)
+        first.add(0, 0, f"{number}", First(next_until_s=1.0, reach=1))
     for until_s in (2.0, 1.5):
-        first.add(0, 0, "0", until_s, 1)
-    first.add(0, 0, "one more", 9.0, 1)
+        first.add(0, 0, "0", First(next_until_s=until_s, reach=1))
+    first.add(0, 0, "one more", First(next_until_s=9.0, reach=1))
 
-    assert first.behind_until_s(0, 0, GREEDY, 1, now=0.0) == 2.0
+    assert first.behind_until_s(0, 0, GREEDY, 0.0, 1, now=0.0) == 2.0
 
 
 # --- where they may go -----------------------------------------------------------------------
@@ -313,11 +362,14 @@ def holds_up_until_s(scene: Scene, request: RequestInfo) -> float:
     plan, claim = scene.queue._plan, request.claim
     until_s = scene.now
     for ticket in scene.queue:
-        other, flow = ticket.request.claim, flow_of(ticket.request)
-        got_less = plan.served(claim.priority, flow) < plan.served(claim.priority, flow_of(request))
-        is_before = other.priority == claim.priority and got_less
-        if ticket.vain_s <= scene.now and (other.priority > claim.priority or is_before):
+        other, flow = ticket.request.claim, ticket.request.claim.flow
+        got_less = plan.served(claim.priority, flow) < plan.served(claim.priority, claim.flow)
+        if other.priority == claim.priority and got_less and ticket.vain_s <= scene.now:
             until_s = max(until_s, ticket.vain_s + HOLD_UP_S)
+        if other.priority > claim.priority:
+            until_s = max(until_s, ticket.held_at_s + HOLD_S)
+        if other.priority >= 0 > claim.priority:
+            until_s = inf
     return until_s
 
 
@@ -325,7 +377,8 @@ def holds_up_until_s(scene: Scene, request: RequestInfo) -> float:
 def test_only_who_is_held_of_a_higher_level_or_got_less_holds_up_another_and_not_for_long(
     steps: list[tuple[str, object, object, object]],
 ) -> None:
-    """Not for longer than `HOLD_UP_S` after its own first look in vain."""
+    """Not for longer than `HOLD_UP_S` after its own first look in vain, or `slot_hold_s` where its
+    priority is higher."""
     settings = QueueSettings(ageing_s=1e9)
     scene = Scene(settings, stuck=frozenset({"x", "y"}))
     for number, (step, first, second, model) in enumerate(steps):
@@ -341,12 +394,12 @@ def test_only_who_is_held_of_a_higher_level_or_got_less_holds_up_another_and_not
                 scene.queue.remove(scene.tickets[leaver], now=scene.now)
         for tenant in "abcd":
             for priority in (-1, 0, 1):
-                request = newcomer(tenant, priority)
+                request = newcomer(tenant, priority, scene.now)
                 until_s = scene.queue.behind_until_s(request, now=scene.now)
                 assert until_s <= holds_up_until_s(scene, request)
 
 
-@given(st.lists(st.tuples(TENANTS, PRIORITIES, st.booleans()), max_size=12))
+@given(st.lists(st.tuples(TENANTS, st.integers(0, 2), st.booleans()), max_size=12))
 def test_whoever_there_is_room_for_goes_once_each_of_the_others_has_had_its_time(
     requests: list[tuple[str, int, bool]],
 ) -> None:
@@ -355,7 +408,7 @@ def test_whoever_there_is_room_for_goes_once_each_of_the_others_has_had_its_time
     stuck = frozenset(
         name for name, (_, _, is_stuck) in zip(names, requests, strict=True) if is_stuck
     )
-    scene = Scene(stuck=stuck, room=len(requests))
+    scene = Scene(QueueSettings(slot_hold_s=HOLD_UP_S), stuck=stuck, room=len(requests))
     for name, (tenant, priority, _) in zip(names, requests, strict=True):
         scene.hold(name, tenant=tenant, priority=priority)
     last_s = len(stuck) * (HOLD_UP_S + SHORT_S)

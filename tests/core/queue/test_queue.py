@@ -212,11 +212,11 @@ def test_a_higher_priority_goes_first() -> None:
 
 def test_who_has_waited_long_enough_goes_before_higher_ones() -> None:
     scene = Scene(QueueSettings(ageing_s=2.0))
-    scene.hold("low", priority=-1)
-    scene.now = 5.0
     scene.hold("normal")
+    scene.now = 5.0
+    scene.hold("high", priority=1)
 
-    assert scene.free(1) == ["low"]
+    assert scene.free(1) == ["normal"]
 
 
 def test_tenants_have_turns_by_what_each_got() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
 from extproc.commands.labrun import make_policy
-from extproc.sim.trials.misses import misses_table, plan_misses
+from extproc.sim.trials.misses import misses_table, plan_misses, tails_table
 from extproc.sim.trials.specs import Suite
 from extproc.sim.trials.trials import Trial, TrialResult, run_trial
 from tests.sim.trials.test_suites import VARIANT, suite_text, tiny
@@ -25,7 +25,8 @@ def direct(suite: Suite, policy: str, seed: int) -> float:
 
 
 def cells(table: str, policy: str) -> list[str]:
-    (line,) = [line for line in table.splitlines() if line.startswith(f"| `{policy}` |")]
+    own = [line for line in table.splitlines() if line.startswith(f"| `{policy}` |")]
+    line = own[0]  # tails come after misses
     return [cell.strip() for cell in line.split("|")[2:-1]]
 
 
@@ -120,3 +121,19 @@ def test_the_error_is_of_the_differences_not_of_the_seeds() -> None:
     ]
 
     assert cells(misses_table(results), "b") == ["11.00 (+1.00 ± 0.00)"]
+
+
+def test_tails_are_means_over_the_seeds() -> None:
+    results = [
+        TrialResult(
+            "z",
+            "a",
+            seed,
+            "misses",
+            16.0,
+            runs=[{"adapter_ttft_p99_s": 0.2 * seed, "worst_adapter_ttft_p99_s": 1.0 * seed}],
+        )
+        for seed in (1, 2)
+    ]
+
+    assert cells(tails_table(results), "a") == ["0.30 / 1.50"]

@@ -1,0 +1,198 @@
+"""Slots that are kept for requests that wait for one.
+
+An engine frees an adapter's slot when the last of its requests there has ended. Where an adapter
+runs, one more request for it needs no slot of its own, so popular ones would keep theirs for ever.
+Whoever is asked for in vain for want of a slot therefore *reserves* one, on one endpoint: the
+adapter that lets it go gets no more requests there, and what becomes free there is for nobody else
+but those that go before the one that waits. An adapter lets its slot go
+
+- for a request of a higher priority;
+- for one of the same priority, whose tenant was served less (`fairness`);
+- for one of the same priority that has waited for `slot_turn_s`, once it has had the slot for as
+  long.
+
+Of several the one that will be done soonest is taken: it has had no new request for long, or has
+few. Capacity is lost by no more than what that adapter could have had there until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf, log
+from typing import NamedTuple
+
+from extproc.core.claims import Claim
+from extproc.core.queue.settings import QueueSettings
+from extproc.core.queue.tickets import Ticket
+from extproc.core.slotuses import SlotUse
+from extproc.core.types import EndpointView, RequestInfo
+
+MAX_RESERVED = 64
+"""Slots that are reserved at a time: each newcomer is compared with all of them."""
+RESERVED_RATIO = 0.5
+"""Part of an endpoint's slots that may be reserved at a time, but for one."""
+
+
+class Reservation(NamedTuple):
+    """One slot.
+
+    Attributes:
+        leaving: The adapter that lets it go.
+    """
+
+    address: str
+    leaving: str
+    priority: int
+    flow: str
+    until_s: float
+
+
+class Reservations:
+    """Those in force, one for an adapter.
+
+    Args:
+        served: Returns what a flow of a priority has got.
+    """
+
+    def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
+        self.settings = settings
+        self._served = served
+        self._all: dict[str, Reservation] = {}
+        self._fresh: set[str] = set()
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return iter(self._all.values())
+
+    def __contains__(self, adapter: object) -> bool:
+        return adapter in self._all
+
+    def begin(self) -> None:
+        """Begin to go through those that wait."""
+        self._fresh.clear()
+
+    def end(self) -> None:
+        """Let go what was reserved for those that do not wait any more."""
+        self._all = {name: each for name, each in self._all.items() if name in self._fresh}
+
+    def drop(self, adapter: str | None = None) -> None:
+        """Let go what is reserved for an adapter, or for all."""
+        if adapter is None:
+            self._all.clear()
+        else:
+            self._all.pop(adapter, None)
+
+    def is_free(self, adapter: str | None, uses: Callable[[str], Mapping[str, SlotUse]]) -> bool:
+        """Return whether what was reserved for an adapter has become free.
+
+        Args:
+            uses: Returns the adapters that run on an endpoint.
+        """
+        each = None if adapter is None else self._all.get(adapter)
+        return each is not None and each.leaving not in uses(each.address)
+
+    def add(
+        self,
+        ticket: Ticket,
+        adapter: str,
+        slots: Iterable[tuple[EndpointView, Mapping[str, SlotUse]]],
+        *,
+        now: float,
+    ) -> None:
+        """Reserve a slot for a request on one of the endpoints that may serve it, if one can be.
+
+        Args:
+            adapter: The request's, by the name that endpoints know.
+            slots: Those endpoints, each with the adapters that run there.
+        """
+        until_s = ticket.vain_s + self.settings.slot_hold_s
+        if now >= until_s or adapter in self._fresh:
+            return
+        claim, known = ticket.request.claim, self._all.pop(adapter, None)
+        # Those that come after it leave it what is reserved for them.
+        first = [each for each in self if self._goes_first(each, claim)]
+        if len(first) >= MAX_RESERVED:
+            return
+        found, best = None, -inf
+        for view, uses in slots:
+            if known is not None and known.address == view.address and known.leaving not in uses:
+                found = view.address, known.leaving  # it is free, and of use in a moment
+                break
+            taken = {each.leaving for each in first if each.address == view.address}
+            if not _may_reserve(view, len(taken)):
+                continue
+            for name, use in uses.items():
+                if name == adapter or name in taken or not self._lets_go(use, ticket, now):
+                    continue
+                score = (now - use.last_s) / (1 + log(max(1, view.pending(name))))
+                if known is not None and (known.address, known.leaving) == (view.address, name):
+                    score = inf
+                if score > best:
+                    found, best = (view.address, name), score
+        if found is not None:
+            others = self._all.items()
+            self._all = {
+                name: each for name, each in others if (each.address, each.leaving) != found
+            }
+            self._all[adapter] = Reservation(*found, claim.priority, claim.flow, until_s)
+            self._fresh.add(adapter)
+
+    def kept_from(
+        self, request: RequestInfo, views: Sequence[EndpointView], *, now: float
+    ) -> Mapping[str, float]:
+        """Return the endpoints that have no slot for a request, and until when.
+
+        Args:
+            request: With its adapter's name as endpoints know it.
+        """
+        adapter, claim = request.adapter, request.claim
+        if adapter is None or not self._all:
+            return {}
+        kept, reserved = dict[str, float](), dict[str, list[Reservation]]()
+        for name, each in self._all.items():
+            if now >= each.until_s or name == adapter:
+                continue
+            if not self._goes_first(each, claim):
+                continue
+            if each.leaving == adapter:
+                kept[each.address] = each.until_s
+            reserved.setdefault(each.address, []).append(each)
+        for view in views if reserved else ():
+            running = view.pending_by_adapter
+            own = reserved.get(view.address, ())
+            freed_s = [each.until_s for each in own if each.leaving not in running]
+            num_free = (view.max_loras or 0) - len(running)
+            if adapter not in running and 0 < num_free <= len(freed_s):
+                kept[view.address] = min(freed_s)
+        return kept
+
+    def _lets_go(self, use: SlotUse, ticket: Ticket, now: float) -> bool:
+        """Return whether an adapter lets its slot go for a request."""
+        settings, claim = self.settings, ticket.request.claim
+        if use.priority != claim.priority:
+            return use.priority < claim.priority
+        turn = self._turn(claim.priority, claim.flow, use.flow)
+        if turn:
+            return turn > 0
+        turn_s = settings.slot_turn_s
+        waited_s = now - ticket.request.arrived_at_s
+        return 0 < turn_s <= min(waited_s, now - use.since_s)
+
+    def _goes_first(self, each: Reservation, claim: Claim) -> bool:
+        """Return whether one that waits goes before a request."""
+        if claim.priority != each.priority:
+            return claim.priority < each.priority
+        return self._turn(claim.priority, each.flow, claim.flow) >= 0
+
+    def _turn(self, priority: int, flow: str, other: str) -> float:
+        """Return by how much one flow was served less than another; 0 where they have no turns."""
+        if flow == other or not self.settings.fair:
+            return 0
+        return self._served(priority, other) - self._served(priority, flow)
+
+
+def _may_reserve(view: EndpointView, num_reserved: int) -> bool:
+    """Return whether an endpoint is full of adapters, and may have one more slot reserved."""
+    slots = view.max_loras
+    if slots is not None and len(view.pending_by_adapter) < slots:
+        return False
+    return num_reserved < max(1, RESERVED_RATIO * (slots or 0))
