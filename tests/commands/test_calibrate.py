@@ -40,7 +40,7 @@ SLACK_S = 0.15
 """For adapter loads."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_the_costs_of_a_fake_pod_are_found_again(tmp_path: Path) -> None:
     pod = await start_pod(PodConfig(adapters=ADAPTERS, max_loras=2, max_cpu_loras=4, profile=TRUTH))

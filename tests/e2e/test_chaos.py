@@ -11,9 +11,13 @@ from bench.adapterchaos import run_on
 SECONDS, PATIENCE_S = 15.0, 120.0
 
 
+LONG = pytest.mark.long
+STORES = [pytest.param("directory", marks=LONG), "sqlite", pytest.param("redis", marks=LONG)]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("store", ["directory", "sqlite", "redis"])
+@pytest.mark.parametrize("store", STORES)
 async def test_after_trouble_all_is_as_declared_nothing_is_lost_and_no_limit_was_exceeded(
     store: str,
 ) -> None:

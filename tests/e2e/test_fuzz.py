@@ -12,9 +12,14 @@ from bench.fuzzattack import choices
 from bench.fuzzreport import render
 from extproc.envoyconfig import Mode
 
+MODES = [
+    Mode.ORIGINAL_DST,
+    *(pytest.param(mode, marks=pytest.mark.long) for mode in Mode if mode is not Mode.ORIGINAL_DST),
+]
+
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_honest_clients_are_served_whatever_hostile_clients_pods_and_watchers_do(
     mode: Mode,
 ) -> None:

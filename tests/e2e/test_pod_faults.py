@@ -229,7 +229,12 @@ async def test_a_chosen_pod_is_dialled_even_if_envoy_has_ejected_it(
     async with (
         own_pods() as pods,
         RouterProcess(
-            router_config(pods, destination={"num_fallbacks": 2}, scrape=UNASKED)
+            router_config(
+                pods,
+                destination={"num_fallbacks": 2},
+                request={"max_hold_s": 0},
+                scrape=UNASKED,
+            )
         ) as router,
         running_envoy(Mode.OVERRIDE_HOST, router) as envoy,
     ):

@@ -33,7 +33,7 @@ from tests.e2e.realfleet import (
 SECONDS = float(os.environ.get("EXTPROC_FLEET_S", "25"))
 WITH_TIMES = "EXTPROC_FLEET_TIMES" in os.environ
 
-pytestmark = pytest.mark.timeout(100 + 8 * SECONDS)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(100 + 8 * SECONDS)]
 
 
 _runs: dict[str, RealRun] = {}

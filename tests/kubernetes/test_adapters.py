@@ -160,7 +160,9 @@ async def share_of(client: Client, model: str, *, of: int = 2000) -> float:
 
 @pytest.mark.usefixtures("definition")
 @pytest.mark.parametrize(
-    ("group", "has_resolver"), [(NEW, False), (NEW, True), (OLD, True)], ids=str
+    ("group", "has_resolver"),
+    [(NEW, False), pytest.param(NEW, True, marks=pytest.mark.long), (OLD, True)],
+    ids=str,
 )
 async def test_a_rollout_moves_requests_by_its_weights_and_none_fails(
     api_server: ApiServer, crds: Path, group: str, has_resolver: bool

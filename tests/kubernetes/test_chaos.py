@@ -8,7 +8,7 @@ from bench.adapterchaos import run_in_cluster
 from tests.e2e.test_chaos import PATIENCE_S, SECONDS
 from tests.kubernetes.apiserver import ApiServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.mark.usefixtures("crds", "definition")

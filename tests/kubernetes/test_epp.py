@@ -93,7 +93,8 @@ async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
 ) -> None:
     port = await announce(cluster, pods)
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
-    async with serving(kubeconfig, *flags_of(cluster)) as (_, client):
+    at_once = {"max_hold_s": 0}
+    async with serving(kubeconfig, *flags_of(cluster), request=at_once) as (_, client):
         served = [await served_by(client, f"only-{number}") for number in range(2)]
         await cluster.delete_pool("pool")
         await eventually(lambda: is_refused(client))

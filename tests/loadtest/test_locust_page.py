@@ -185,9 +185,7 @@ async def text_of(page: Page, selector: str) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"), [(1280, 900, "light"), (1280, 900, "dark"), (390, 1900, "dark")]
-)
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 900, "light"), (390, 1900, "dark")])
 async def test_the_page_shows_a_running_test(
     pod: RunningPod,
     browser: Browser,
