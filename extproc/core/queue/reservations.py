@@ -8,8 +8,9 @@ but those that go before the one that waits. An adapter lets its slot go
 
 - for a request of a higher priority;
 - for one of the same priority, whose tenant was served less (`fairness`);
-- for one of the same priority that has waited for `slot_turn_s`, once it has had the slot for as
-  long.
+- for one of the same priority that has waited for `slot_turn_s`, or for `ALONE_TURN_S` if no other
+  adapter waits, once it has had the slot for as long. Where many wait, shorter turns would have
+  slots go round and round.
 
 Of several the one that will be done soonest is taken: it has had no new request for long, or has
 few. Capacity is lost by no more than what that adapter could have had there until then.
@@ -29,6 +30,7 @@ from extproc.core.types import EndpointView, RequestInfo
 
 MAX_RESERVED = 64
 """Slots that are reserved at a time: each newcomer is compared with all of them."""
+ALONE_TURN_S = 0.25
 RESERVED_RATIO = 0.5
 """Part of an endpoint's slots that may be reserved at a time, but for one."""
 
@@ -59,6 +61,8 @@ class Reservations:
         self._served = served
         self._all: dict[str, Reservation] = {}
         self._fresh: set[str] = set()
+        self._waiting: set[str] = set()  # adapters, since the last begin
+        self._num_waiting = 0  # adapters, at the last end
 
     def __iter__(self) -> Iterator[Reservation]:
         return iter(self._all.values())
@@ -69,10 +73,12 @@ class Reservations:
     def begin(self) -> None:
         """Begin to go through those that wait."""
         self._fresh.clear()
+        self._waiting.clear()
 
     def end(self) -> None:
         """Let go what was reserved for those that do not wait any more."""
         self._all = {name: each for name, each in self._all.items() if name in self._fresh}
+        self._num_waiting = len(self._waiting)
 
     def drop(self, adapter: str | None = None) -> None:
         """Let go what is reserved for an adapter, or for all."""
@@ -104,6 +110,7 @@ class Reservations:
             adapter: The request's, by the name that endpoints know.
             slots: Those endpoints, each with the adapters that run there.
         """
+        self._waiting.add(adapter)
         until_s = ticket.vain_s + self.settings.slot_hold_s
         if now >= until_s or adapter in self._fresh:
             return
@@ -174,6 +181,8 @@ class Reservations:
         if turn:
             return turn > 0
         turn_s = settings.slot_turn_s
+        if max(self._num_waiting, len(self._waiting)) <= 1:
+            turn_s = min(turn_s, ALONE_TURN_S)
         waited_s = now - ticket.request.arrived_at_s
         return 0 < turn_s <= min(waited_s, now - use.since_s)
 

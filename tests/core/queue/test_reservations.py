@@ -90,8 +90,25 @@ def test_who_has_waited_long_gets_a_slot_that_was_had_as_long(
     waited_s: float, had_s: float, turn_s: float, is_kept: bool
 ) -> None:
     made = kept(QueueSettings(slot_turn_s=turn_s))
+    made.add(waiting("y"), "y", one_pod(), now=NOW)
     held = waiting("x", at_s=NOW - waited_s)
     made.add(held, "x", one_pod(use(MODEST, since_s=NOW - had_s)), now=NOW)
+
+    assert leaving(made) == ["a"] * is_kept
+
+
+@pytest.mark.parametrize(("others", "is_kept"), [((), True), (("y",), False)])
+def test_the_only_adapter_that_waits_gets_a_slot_sooner(
+    others: tuple[str, ...], is_kept: bool
+) -> None:
+    made, waited_s = kept(), reservations.ALONE_TURN_S
+    made.begin()
+    for each in (*others, "x"):
+        made.add(waiting(each, at_s=NOW - waited_s), each, one_pod(), now=NOW)
+    made.end()
+    made.begin()
+    slots = one_pod(use(MODEST, since_s=NOW - waited_s))
+    made.add(waiting("x", at_s=NOW - waited_s), "x", slots, now=NOW)
 
     assert leaving(made) == ["a"] * is_kept
 
