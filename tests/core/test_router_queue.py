@@ -55,7 +55,7 @@ class Slots:
         return Choice(free[:1], "free") if free else Wait(self.until_s, "slot")
 
 
-@dataclass
+@dataclass(eq=False)
 class Held:
     """One request, as its stream sees it."""
 
@@ -65,7 +65,8 @@ class Held:
     num_wakes: int = 0
 
     def __post_init__(self) -> None:
-        info = request(None, **{"model": "a", "arrived_at_s": self.now, **self.fields})
+        fields = {"adapter": None, "model": "a", "arrived_at_s": self.now, **self.fields}
+        info = request(**fields)  # type: ignore[arg-type]
         self.result = self.router.route(info, now=self.now, wake=self._wake)
 
     def _wake(self) -> None:
@@ -558,6 +559,88 @@ def test_whatever_happens_each_request_has_one_end_and_every_pick_is_counted_onc
     now += 3.0
     for held in tuple(waiting):
         num_over += take(held)
+
+    assert num_asked == num_over + len(served)
+    assert len(made.queue) == len(waiting) == 0
+
+
+MIXED = st.lists(
+    st.tuples(
+        st.sampled_from(("ask", "ask", "end", "leave", "take", "offer", "time", "report", "lose")),
+        st.integers(0, 179),
+    ),
+    min_size=20,
+    max_size=80,
+)
+
+
+def claim_of(number: int) -> Claim:
+    """Some tenant, priority and objective."""
+    tenant, priority, ttft_s = "ab"[number // 5 % 2], number // 10 % 3 - 1, number // 30 % 2
+    return Claim("", tenant, priority, ttft_s=0.5 if ttft_s else None, max_wait_s=12.0)
+
+
+@given(MIXED)
+def test_whatever_happens_over_slots_each_request_has_one_end_and_nobody_waits_for_ever(
+    actions: list[tuple[str, int]],
+) -> None:
+    made, now, names = router_of(1, 2, policy="least_harm"), 0.0, "vwxyz"
+    waiting: list[Held] = []
+    served: list[Pick] = []
+    num_asked = num_over = 0
+
+    def tell(number: int) -> None:
+        running = [each for each in served if each.address == address(number)]
+        said = report(num_running=len(running), max_loras=2)
+        made.pool.record_report(address(number), said, taken_at_s=now)
+
+    def settle(held: Held) -> int:
+        result = held.result = made.resume(held.ticket, now=now)
+        if isinstance(result, Ticket):
+            return 0
+        waiting.remove(held)
+        if isinstance(result, Pick):
+            served.append(result)
+        return isinstance(result, Rejection)
+
+    for number in (1, 2):
+        made.pool.record_models(address(number), cards(*names), now=0.0)
+        tell(number)
+    for action, number in actions:
+        match action:
+            case "ask":
+                name = names[number % 5]
+                held = ask(made, now, model=name, adapter=name, claim=claim_of(number))
+                num_asked += 1
+                if isinstance(held.result, Ticket):
+                    waiting.append(held)
+                elif isinstance(held.result, Pick):
+                    served.append(held.result)
+                else:
+                    num_over += 1
+            case "end" if served:
+                made.pool.flights.finish(served.pop(number % len(served)).id, now=now)
+                num_over += 1
+            case "leave" if waiting:
+                made.leave(waiting.pop(number % len(waiting)).ticket, now=now)
+                num_over += 1
+            case "take" if waiting:
+                num_over += settle(waiting[number % len(waiting)])
+            case "offer":
+                made.offer(now=now)
+            case "time":
+                now += number / 30
+            case "report":
+                tell(1 + number % 2)
+            case "lose":
+                made.pool.record_unreachable(address(1 + number % 2))
+                made.pool.record_silence(address(1 + number % 2))
+        not_taken = [held for held in waiting if isinstance(held.ticket.result, Pick)]
+        assert len(made.pool.flights) == len(served) + len(not_taken)
+        assert len(made.queue) == sum(held.ticket.result is None for held in waiting)
+    now += 12.0
+    for held in tuple(waiting):
+        num_over += settle(held)
 
     assert num_asked == num_over + len(served)
     assert len(made.queue) == len(waiting) == 0

@@ -262,7 +262,7 @@ class HoldQueue:
         levels, given_up = self._plan.make(self._tickets, scene)
         late = [ticket for ticket in given_up if not ticket.is_refusable]
         for ticket in given_up:
-            if ticket.is_refusable:
+            if ticket.is_refusable and ticket in self._tickets:  # else it went before another one
                 self._refuse(ticket, End.LATE, scene.now)
         self._sweep.put_last(late, scene.now)
         return self._plan.in_order(levels)

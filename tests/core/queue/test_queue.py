@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.core.queue import HoldQueue, QueueSettings, Ticket
@@ -545,6 +545,7 @@ def test_at_a_steady_pace_as_many_are_in_time_as_in_the_best_order(
     st.sampled_from(["newest", "first_come", "deadline", "clusters"]),
     st.booleans(),
 )
+@example([("hold", 1, ""), ("hold", -1, ""), ("free", 0, 2.0)], "newest", False)  # both are late
 def test_every_request_is_held_or_has_one_end(
     steps: list[tuple[str, int, object]], order: str, fair: bool
 ) -> None:
