@@ -148,24 +148,20 @@ async def open_calls_at_grpc(field: Field) -> str:
 
 
 async def false_router_at_grpc(field: Field) -> str:
-    """Who says to be the router that leads and loads, and has nothing that proves it: says that it
-    unloads what there is and that picks have ended, asks, answers and withdraws at random.
+    """Who says to be the router that loads, and has nothing that proves it: says that it unloads
+    what there is and that picks have begun and ended.
     """
     rng, said = field.rng, [peers_pb2.PeerMessage() for _ in range(100)]
-    said[0].hello.router_id, said[0].hello.answers, said[1].picks.is_first = "!", True, True
+    said[0].hello.router_id, said[1].picks.is_first = "!", True
     for each in said[2:]:
-        asked = rng.choice((each.question, each.answer, each.withdrawal, each.adapters))
-        if isinstance(asked, peers_pb2.Adapters):
-            asked.loads, asked.declared = True, rng.getrandbits(64)
-            for name in HONEST:
-                asked.failed.add(name=name, reason="files")
-                asked.leaving.add(address="127.0.0.1:1", name=name)
+        if rng.random() < 0.5:
+            each.picks.started.add(number=rng.randrange(100), address="127.0.0.1:1")
+            each.picks.ended.add(number=rng.randrange(100))
             continue
-        asked.number = rng.randrange(100)
-        if isinstance(asked, peers_pb2.Question):
-            asked.model, asked.body_bytes = rng.choice((*HONEST, "x" * 5000)), rng.getrandbits(64)
-            asked.prefix_hashes.extend(rng.choices(range(9), k=rng.choice((0, 200))))
-            asked.hold_ms = 2**32 - 1
+        each.adapters.loads, each.adapters.declared = True, rng.getrandbits(64)
+        for name in HONEST:
+            each.adapters.failed.add(name=name, reason="files")
+            each.adapters.leaving.add(address="127.0.0.1:1", name=name)
     async with field.link(field.grpc_port) as link:
         told = b"".join(_message(1, each.SerializeToString()) for each in said)
         await link.send(_HELLO + _open(1, _LINK) + told)

@@ -127,7 +127,7 @@ def _config(mode: Mode, max_rss_bytes: int, more: Mapping[str, Any]) -> dict[str
             "session_header": SESSION_HEADER,
             "max_bytes_in_memory": int(max_rss_bytes * BODY_SHARE_OF_MEMORY),
         },
-        "peers": {"static": [], "lead": True},
+        "peers": {"static": []},
         "destination": {"num_fallbacks": 2 if mode is Mode.OVERRIDE_HOST else 0},
         "log": {"level": "info", "json_lines": False},
     }

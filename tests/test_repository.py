@@ -137,10 +137,10 @@ async def test_the_table_of_metrics_lists_those_that_are_served() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(extproc_\w+)` \| (.*?) \|", page, flags=re.M)
     listed = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
-    led = {"static": ["127.0.0.1:1"], "lead": True}  # nobody is there
+    peers = {"static": ["127.0.0.1:1"]}  # nobody is there
     async with (
         own_pods(1) as [pod],
-        RouterProcess({"discovery": {"static": [pod.address]}, "peers": led}) as router,
+        RouterProcess({"discovery": {"static": [pod.address]}, "peers": peers}) as router,
     ):
         text = await router.admin("/metrics")
 

@@ -11,7 +11,6 @@ from typing import TypeVar
 from extproc.app.recorder import Recorder
 from extproc.app.traced import DecisionTrace
 from extproc.core.accounting import Accounting, Completion
-from extproc.core.following import Asked, Asking, Elsewhere, Following
 from extproc.core.lists import Lists
 from extproc.core.outliers import Outliers, Readmission
 from extproc.core.ports import StreamSettings
@@ -20,14 +19,14 @@ from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.spelling import Spelling
 from extproc.core.stream import Stream
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
 from extproc.core.verdicts import NAMES_ENDPOINT, Verdict
 from extproc.shell.rpc import Metadata
 from extproc.shell.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-_Result = TypeVar("_Result", bound=Pick | Rejection | Wait | Ticket)
+_Result = TypeVar("_Result", bound=Pick | Rejection | Ticket)
 
 
 @dataclass(slots=True)
@@ -39,7 +38,6 @@ class Dispatcher:
         joins_names: Pods read an adapter's name after its base model's.
         spelling: The names in bodies and in lists, by that.
         trace: The calling stream's own; None where nothing is traced, for all streams.
-        asking: Likewise, where another router may lead.
     """
 
     router: Router
@@ -51,7 +49,6 @@ class Dispatcher:
     spelling: Spelling = field(init=False)
     joins_names: bool = False
     trace: DecisionTrace | None = None
-    asking: Asking | None = None
 
     def __post_init__(self) -> None:
         self.spelling = Spelling(self._find, self.joins_names)
@@ -84,17 +81,12 @@ class Dispatcher:
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
-    ) -> Pick | Rejection | Wait | Ticket:
+    ) -> Pick | Rejection | Ticket:
         """Choose an endpoint and count the request there, or say why not, or hold it."""
-        trace, asking = self.trace, self.asking
-        if trace is not None:
-            self.recorder.observers.call("tracing", trace.asked, now)
+        if self.trace is not None:
+            self.recorder.observers.call("tracing", self.trace.asked, now)
         started_s = self.clock()
-        result = self.router.route(request, now=now, wake=wake, num_bytes=num_bytes, asking=asking)
-        if isinstance(result, Asked):
-            return result
-        if asking is not None and not isinstance(result, Elsewhere):
-            asking.settle(result.id if isinstance(result, Pick) else "")
+        result = self.router.route(request, now=now, wake=wake, num_bytes=num_bytes)
         return self._decided(result, request.client_model, now, self.clock() - started_s)
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
@@ -105,9 +97,7 @@ class Dispatcher:
         return result
 
     def gone(self, ticket: Ticket | None, *, now: float) -> None:
-        """Forget the request; the leader does as well."""
-        if self.asking is not None:
-            self.asking.settle()
+        """Forget the request."""
         if ticket is not None:
             self.router.leave(ticket, now=now)
         if self.trace is not None:
@@ -155,16 +145,14 @@ def new_stream_of(
     dispatcher: Dispatcher,
     settings: StreamSettings,
     tracing: Tracing | None,
-    following: Following | None = None,
 ) -> Callable[[Metadata, Callable[[], None]], Stream]:
-    """Return the factory of streams; tracing and asking cost nothing where they are off."""
-    if tracing is None and following is None:
+    """Return the factory of streams; tracing costs nothing where it is off."""
+    if tracing is None:
         return lambda _metadata, wake: Stream(dispatcher, settings, wake)
 
     def new_stream(metadata: Metadata, wake: Callable[[], None]) -> Stream:
-        trace = None if tracing is None else DecisionTrace(partial(tracing.begin, metadata))
-        asking = None if following is None else Asking(following, wake)
-        return Stream(replace(dispatcher, trace=trace, asking=asking), settings, wake)
+        trace = DecisionTrace(partial(tracing.begin, metadata))
+        return Stream(replace(dispatcher, trace=trace), settings, wake)
 
     return new_stream
 

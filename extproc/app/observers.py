@@ -1,7 +1,7 @@
 """The calls of observers, which must not fail a request. Part of `app`.
 
-Telemetry, published decisions, attainment, spans, the relay to peers, what they are told and
-what they are asked are observers: no response depends on them. An exception of theirs is counted
+Telemetry, published decisions, attainment, spans, the relay to peers and what they are told are
+observers: no response depends on them. An exception of theirs is counted
 and logged, and goes no further.
 """
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay", "telling", "leading")
+NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay", "telling")
 """The observers, as values of a metric's label."""
 
 

@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from extproc.app.apiserver import Kubernetes
-from extproc.app.leadership import Leadership
 from extproc.app.observers import Observers
 from extproc.app.peeraccess import checks_clients, keys_of, link_tls, peer_port
 from extproc.app.telling import Telling
 from extproc.config import Config
 from extproc.config.peers import PeersConfig
 from extproc.core.adapters.peers import Word
-from extproc.core.following import Following, FollowingSettings
 from extproc.core.pool import Pool
 from extproc.core.relay import Relay, RelaySettings, count_routers
-from extproc.core.router import Router
 from extproc.core.types import Endpoint
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
@@ -86,7 +83,6 @@ class Peering:
             believes_callers=checks_clients(config),
         )
         self._telling: Telling | None = None
-        self._leadership: Leadership | None = None
         self._dialler: PeerDialler | None = None
         self.num_routers = 1
 
@@ -112,34 +108,10 @@ class Peering:
         if self._peers is not None:
             self._telling.begin()
 
-    def lead(
-        self,
-        router: Router,
-        next_id: Callable[[], str],
-        *,
-        is_ready: Callable[[], bool],
-        call_later: Callable[[float, Callable[[], None]], object],
-    ) -> Following | None:
-        """Let one of the peers decide for all, after `tell`; None where that is not configured."""
-        if self._peers is None or not self._peers.lead:
-            return None
-        self._leadership = Leadership(
-            router,
-            self._service,
-            next_id=next_id,
-            settings=FollowingSettings(self._peers.lead_timeout_s),
-            is_ready=is_ready,
-            call_later=call_later,
-            clock=self._clock,
-            observers=self._observers,
-        )
-        self._leadership.begin()
-        return self._leadership.following
-
     def discuss(
         self, hear: Callable[[str, Word], None], forget: Callable[[str], None]
     ) -> Callable[[Word], None] | None:
-        """Have others' words on adapters heard, after `tell` and `lead`.
+        """Have others' words on adapters heard, after `tell`.
 
         Args:
             hear: Called with a router's id and its word.
@@ -224,8 +196,6 @@ class Peering:
         )
         if self._telling is not None:
             self._telling.add_metrics(telemetry)
-        if self._leadership is not None:
-            self._leadership.add_metrics(telemetry)
 
     async def _tick(self) -> None:
         while True:

@@ -82,9 +82,6 @@ class Services:
         )
         call_later = asyncio.get_running_loop().call_later
         self.peering.tell(routing.pool, call_later)
-        following = self.peering.lead(
-            routing.router, routing.next_id, is_ready=is_open, call_later=call_later
-        )
         self.accounting = Accounting(
             routing.pool, router_id, settings.accounting_settings(config), self.peering.relay
         )
@@ -115,7 +112,7 @@ class Services:
         self._tracing = tracing
         stream_settings = settings.stream_settings(config)
         self.processor = ExternalProcessor(
-            new_stream_of(dispatcher, stream_settings, self._tracing, following),
+            new_stream_of(dispatcher, stream_settings, self._tracing),
             _codec(config),
             clock,
             call_later=call_later,

@@ -15,6 +15,9 @@ from extproc.shell.yamltext import YamlError, load_yaml
 
 MAX_MISTAKES = 50
 """Reported in full; further ones are only counted."""
+_EACH_DECIDES = "each router decides by itself, by what all tell each other"
+REMOVED = {"peers.lead": _EACH_DECIDES, "peers.lead_timeout_s": _EACH_DECIDES}
+"""Settings of before, and what to do without them."""
 _MAX_SHOWN_CHARS = 200
 """Of a wrong value in a message."""
 _PLAIN = {
@@ -101,6 +104,8 @@ def read_config(path: Path) -> str:
 def _describe(item: Any) -> str:
     where = ".".join(_name(part) for part in item["loc"]) or "(top level)"
     kind, message = item["type"], item["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden" and where in REMOVED:
+        return f"{where}: no longer there: {REMOVED[where]}"
     if kind == "extra_forbidden":
         return f"{where}: unknown; allowed: {', '.join(_allowed_in(item['loc'][:-1]))}"
     if kind == "missing":

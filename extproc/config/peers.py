@@ -77,18 +77,6 @@ class PeersConfig(Section):
         description="Seconds for which entries are kept for a replica that is not connected yet.",
     )
 
-    lead: bool = Field(
-        False,
-        description="Whether one of the replicas decides for all that set this: the connected one "
-        "with the smallest id. The others ask it, and decide alone what it does not answer.",
-    )
-    lead_timeout_s: float = Field(
-        0.02,
-        ge=0.001,
-        le=1,
-        description="Seconds for which a replica waits for the answer of the one that leads.",
-    )
-
     @model_validator(mode="after")
     def _one_source(self) -> PeersConfig:
         sources = {"service": self.service, "dns": self.dns, "static": self.static}

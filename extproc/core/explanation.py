@@ -55,8 +55,6 @@ def _rejection(rejection: Rejection) -> str:
 def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     if pick.reason == "session":
         return "its session was sent there before"
-    if pick.leader:
-        return f"asked {short(pick.leader)}, the router that leads, which chose it"
     if not others:
         return "the only pod that could take it"
     adapter, policy = pick.request.adapter, BUILT_IN.get(pick.policy)

@@ -18,7 +18,6 @@ from msgspec import Struct
 from extproc.core.address import is_in_subset
 from extproc.core.admission import AdmissionSettings, admit, fitting
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
-from extproc.core.following import Asking, Led
 from extproc.core.policies import Policy
 from extproc.core.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.core.routes import NO_PATH, RESPONSES_PATH
@@ -108,11 +107,10 @@ class Picker:
         self,
         snapshot: Snapshot,
         request: RequestInfo,
-        asking: Asking | None = None,
         *,
         waits_until_s: float = -inf,
     ) -> Pick | Rejection | Wait:
-        """Choose an endpoint for `request`; with `asking`, the leader is asked before the policy.
+        """Choose an endpoint for `request`.
 
         Args:
             waits_until_s: For so long the request can wait for one, where all are gone.
@@ -139,34 +137,24 @@ class Picker:
             return Wait(snapshot.now + FULL_WAIT_S, FOR_ROOM)
         session, stays = self._session(request)
         chosen = self._stay(views, session) if stays else None
-        reason, terms, pick_id, leader = "session", None, "", ""
+        reason, terms = "session", None
         policy_name = self._policy_name
         if chosen is None:
-            asked = Snapshot(views, snapshot.now, snapshot.num_routers)
-            choice: Choice | Wait | None
-            choice = None if asking is None else asking.choose(asked, request)
-            if choice is None and not request.model:
+            if not request.model:
                 return STORED_RESPONSE
-            if isinstance(choice, Wait):
-                return self._check_wait(choice, policy_name)
-            if choice is None:
-                decided = self._decide(asked, request)
-                if not isinstance(decided, tuple):
-                    return decided
-                policy_name, chosen, choice = decided
-            else:
-                chosen = self._check(choice, asked, policy_name)
+            asked = Snapshot(views, snapshot.now, snapshot.num_routers)
+            decided = self._decide(asked, request)
+            if not isinstance(decided, tuple):
+                return decided
+            policy_name, chosen, choice = decided
             reason, terms = plain(str(choice.reason), MAX_SLUG_CHARS), choice.terms
-            if isinstance(choice, Led):
-                pick_id, leader = choice.pick_id, choice.leader
-                terms = getattr(self.policy, "terms", None)  # our own estimate
         if session is not None:
             self._remember(session, chosen[0].address)
         chosen = self._with_fallbacks(chosen, admitted, request)
         addresses = tuple([view.address for view in chosen])
         num_listed = 1 + self._settings.num_fallbacks
         return Pick(
-            id=pick_id or self._next_id(),
+            id=self._next_id(),
             request=request,
             endpoints=addresses[:num_listed],
             policy=policy_name,
@@ -175,7 +163,6 @@ class Picker:
             picked_at_s=snapshot.now,
             alternates=addresses[num_listed:],
             terms=terms,
-            leader=leader,
         )
 
     def _session(self, request: RequestInfo) -> tuple[str | None, bool]:

@@ -12,7 +12,7 @@ from extproc.core.messages import BodyMode
 from extproc.core.queue import Ticket
 from extproc.core.routes import RouteTable
 from extproc.core.spelling import Spelling
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
 
 DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 """A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
@@ -56,11 +56,8 @@ class Dispatcher(Protocol):
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
-    ) -> Pick | Rejection | Wait | Ticket:
-        """Choose an endpoint and count the request there, or reject it, or hold it.
-
-        With a wait, ask once more at its time at the latest.
-        """
+    ) -> Pick | Rejection | Ticket:
+        """Choose an endpoint and count the request there, or reject it, or hold it."""
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return the result of a held request, if there is one."""

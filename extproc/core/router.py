@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from extproc.core.adapters.catalog import Catalog
 from extproc.core.address import is_in_subset
 from extproc.core.beginnings import renamed
-from extproc.core.following import Asking, Elsewhere
 from extproc.core.modelroutes import ModelRoutes
 from extproc.core.models import Models
 from extproc.core.picker import Picker
@@ -51,7 +50,6 @@ class Router:
     queue: HoldQueue = field(default_factory=HoldQueue)
     routes: ModelRoutes = field(default_factory=ModelRoutes)
     catalog: Catalog = field(default_factory=Catalog)
-    told_wait_s: float = TOLD_WAIT_S  # 0 where others leave their room to this router
     models: Models = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,8 +68,7 @@ class Router:
         now: float,
         wake: Callable[[], None] = lambda: None,
         num_bytes: int = 0,
-        asking: Asking | None = None,
-    ) -> Pick | Rejection | Elsewhere | Ticket:
+    ) -> Pick | Rejection | Ticket:
         """Choose an endpoint and count the request there, or say why not, or hold it.
 
         Those that are held already come first, where there may be room for them.
@@ -81,12 +78,12 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
-        known, result = self.choose_in_turn(request, now=now, asking=asking)
+        known, result = self.choose_in_turn(request, now=now)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
             self.catalog.picked(result, known.model)
-        elif isinstance(result, Wait) and not isinstance(result, Elsewhere):
+        elif isinstance(result, Wait):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
 
@@ -106,14 +103,11 @@ class Router:
         now: float,
         wake: Callable[[], None],
         num_bytes: int = 0,
-        count: Callable[[Pick, float], Pick | Rejection] | None = None,
-        give_up_s: float = inf,
     ) -> Ticket | Rejection:
         """Hold a request that the policy wants to wait, or say why not.
 
         Args:
             request: As `choose` knows it.
-            count: Counts its pick, and returns it or why that cannot be; None for one of our own.
         """
         claim, arrived_s = request.claim, request.arrived_at_s
         ttft_s = claim.ttft_s
@@ -122,7 +116,7 @@ class Router:
         ticket = Ticket(
             request,
             wake,
-            min(self._give_up_s(request), give_up_s),
+            self._give_up_s(request),
             deadline_s=inf if ttft_s is None else arrived_s + OBJECTIVE_RATIO * ttft_s,
             held_at_s=now,
             rest_s=self._least_ttft_s(request, now),
@@ -130,7 +124,6 @@ class Router:
             kind=self.picker.kind_of(request),
             look_s=wait.until_s,
             reason=wait.reason,
-            count=count,
         )
         endpoints = self.pool.snapshot(now=now).endpoints
         refusal = self.queue.add(ticket, now=now, endpoints=endpoints)
@@ -160,23 +153,22 @@ class Router:
         self.queue.offer(self._look, now=now, endpoints=self.pool.snapshot(now=now).endpoints)
 
     def choose_in_turn(
-        self, request: RequestInfo, *, now: float, asking: Asking | None = None
+        self, request: RequestInfo, *, now: float
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `choose` does, after those that are held; a wait for who stands in line."""
         queue = self.queue
         if not queue:
-            return self.choose(request, now=now, asking=asking)
+            return self.choose(request, now=now)
         queue.hasten(now)
         if queue.is_due(now):
             self.offer(now=now)
-        return self.choose(request, now=now, asking=asking, turn=self._turn)
+        return self.choose(request, now=now, turn=self._turn)
 
     def choose(
         self,
         request: RequestInfo,
         *,
         now: float,
-        asking: Asking | None = None,
         turn: Callable[[RequestInfo, float], Wait | None] = lambda _known, _now: None,
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `route` does, and count and hold nothing; return the request as it is known.
@@ -189,7 +181,7 @@ class Router:
         if isinstance(known, Rejection):
             claimed = self.models.claimed(request)
             return claimed, self._awaited(claimed, known, snapshot)
-        result = turn(known, now) or self._picked(known, snapshot, asking)
+        result = turn(known, now) or self._picked(known, snapshot)
         return known, self._awaited(known, result, snapshot)
 
     def _awaited(
@@ -213,13 +205,11 @@ class Router:
         hold_s = self.max_hold_s if limit_s is None else min(limit_s, self.max_hold_s)
         return request.arrived_at_s + hold_s
 
-    def _picked(
-        self, request: RequestInfo, snapshot: Snapshot, asking: Asking | None
-    ) -> Pick | Rejection | Wait:
+    def _picked(self, request: RequestInfo, snapshot: Snapshot) -> Pick | Rejection | Wait:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self._pick(request, snapshot, asking)
+            return self._pick(request, snapshot)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request.client_model)
@@ -230,25 +220,21 @@ class Router:
         if found.model != request.model:
             found = renamed(found, found.model)
             found = replace(found, cached_bytes=self.pool.beginnings.find(found))
-        result = self._pick(found, snapshot, asking)
+        result = self._pick(found, snapshot)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
         return waiting or result
 
-    def _pick(
-        self, request: RequestInfo, snapshot: Snapshot, asking: Asking | None
-    ) -> Pick | Rejection | Wait:
+    def _pick(self, request: RequestInfo, snapshot: Snapshot) -> Pick | Rejection | Wait:
         """Choose among the endpoints; those whose slots are kept for others are full for it."""
         views, now, until_s = snapshot.endpoints, snapshot.now, self._waits_until_s(request)
         kept = self.queue.kept_from(request, views, now=now)
         if not kept:
-            return self.picker.pick(snapshot, request, asking, waits_until_s=until_s)
+            return self.picker.pick(snapshot, request, waits_until_s=until_s)
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
         left = Snapshot(views, now, snapshot.num_routers)
-        result = self.picker.pick(left, request, asking, waits_until_s=until_s)
-        if not isinstance(result, Wait) or isinstance(result, Elsewhere):
-            return result
-        if result.reason == FOR_POD:
+        result = self.picker.pick(left, request, waits_until_s=until_s)
+        if not isinstance(result, Wait) or result.reason == FOR_POD:
             return result
         return Wait(min(*kept.values(), result.until_s), FOR_TURN)
 
@@ -258,7 +244,7 @@ class Router:
         )
 
     def _freed_elsewhere(self, now: float) -> None:
-        self.queue.freed(now, after_s=self.told_wait_s)
+        self.queue.freed(now, after_s=TOLD_WAIT_S)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
@@ -267,14 +253,9 @@ class Router:
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.error = error
             return no_endpoints(ticket.request.client_model)
-        is_for_pod = isinstance(result, Wait) and result.reason == FOR_POD
-        if is_for_pod and ticket.count is not None:
-            return no_endpoints(known.client_model)  # whoever asked may see more
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
-        if ticket.count is not None:
-            return ticket.count(result, now)
         self.pool.flights.start(result, now=now)
         self.catalog.picked(result, known.model)
         return result

@@ -20,7 +20,6 @@ from typing import Any
 from extproc.core import messages as m
 from extproc.core import rejections, responses
 from extproc.core.errors import ProtocolError, RequestError
-from extproc.core.following import Asked
 from extproc.core.hints import read_hints
 from extproc.core.incoming import Incoming, kept_headers, match_route
 from extproc.core.messages import BodyMode
@@ -30,7 +29,7 @@ from extproc.core.responses import ListRequest
 from extproc.core.restoring import Restorer
 from extproc.core.routes import Route, RouteKind
 from extproc.core.transitions import HOLDING, TABLE, UNANSWERED, State, Turn
-from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import Outcome, Pick, Rejection, RequestInfo
 
 HOLD_MARGIN_S = 5.0
 """The data plane's timer runs this much longer than a hold, so that the answer is ours."""
@@ -257,7 +256,7 @@ class Stream:
             raise RequestError(result)
         return Turn.HELD, self._hold(result, now)
 
-    def _result(self, now: float) -> Pick | Rejection | Wait | Ticket:
+    def _result(self, now: float) -> Pick | Rejection | Ticket:
         dispatcher, ticket = self._dispatcher, self._ticket
         if ticket is None:
             num_bytes = self._incoming.reader.held_bytes
@@ -267,14 +266,13 @@ class Stream:
         self._ticket = result if isinstance(result, Ticket) else None
         return result
 
-    def _hold(self, wait: Wait | Ticket, now: float) -> list[m.Command]:
-        wake = m.WakeAt(wait.until_s)
-        if self._is_held or isinstance(wait, Asked):
+    def _hold(self, ticket: Ticket, now: float) -> list[m.Command]:
+        wake = m.WakeAt(ticket.until_s)
+        if self._is_held:
             return [wake]
         self._is_held = True
         self._headers = kept_headers(self._headers)
-        if isinstance(wait, Ticket):
-            self._request = wait.request  # one copy of it is enough
+        self._request = ticket.request  # one copy of it is enough
         if self._incoming.comes_at_once and not self._incoming.is_rewritten:
             self._incoming.reader.forget()
         if not self._incoming.has_timer:

@@ -336,7 +336,6 @@ class Pick(Struct, frozen=True, gc=False):
         alternates: Other addresses, best first, for a data plane that dials one at a time: sent
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
         terms: The policy's, as in `Choice`.
-        leader: The router that was asked and chose; "" where this one did.
         held_s: For how long this router's queue held the request; None for not at all.
         held_for: The last reason of that, the policy's slug.
     """
@@ -350,7 +349,6 @@ class Pick(Struct, frozen=True, gc=False):
     picked_at_s: float = 0.0
     alternates: tuple[str, ...] = ()
     terms: Terms | None = None
-    leader: str = ""
     held_s: float | None = None
     held_for: str = ""
 

@@ -273,7 +273,7 @@ def _addresses(settings: FleetSettings) -> list[dict[str, Any]]:
     if settings.peer_delay_s is None:
         return [{}] * settings.num_routers
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(settings.num_routers)]
-    peers = {"static": addresses, "lead": settings.lead_delay_s is not None}
+    peers = {"static": addresses}
     server = {"drain_timeout_s": 1.0}
     return [{"server": {**server, "address": each}, "peers": peers} for each in addresses]
 

@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 
 from extproc.core.adapters.peers import Word
 from extproc.core.relay import Link, Relay
-from extproc.shell import questions
 from extproc.shell.gen import peers_pb2
 from extproc.shell.peerkeys import NONCE_BYTES, End, is_proven, new_nonce, prove
 from extproc.shell.rpc import Call, Code
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 MAX_ROUTER_ID_CHARS = 64
 """Length of a peer's id; ours have 8."""
 MAX_UNREAD_BYTES = 512 * 1024
-"""Of picks and questions that a link carries without a sign that the other side has read them."""
+"""Of picks that a link carries without a sign that the other side has read them."""
 
 OnHello = Callable[[str], None]
 
@@ -35,7 +34,6 @@ class Links(Protocol):
 
     relay: Relay
     router_id: str
-    answers: bool
     believes_callers: bool
     num_told: int
     num_untold: int
@@ -54,9 +52,6 @@ class Links(Protocol):
 
     def on_word(self, router_id: str, word: Word, /) -> None:
         """Take what a router says of adapters."""
-
-    def on_mail(self, router_id: str, mail: questions.Mail, /) -> None:
-        """Take a router's question, answer or withdrawal."""
 
     def on_owing(self) -> None:
         """Take note that a link is to begin."""
@@ -84,7 +79,6 @@ class PeerLink:
         is_believed: What the other side says counts.
         is_heard: What we say counts there.
         has_begun: To tell: the picks that were in flight then.
-        answers: The other side answers questions.
     """
 
     def __init__(self, service: Links, call: Call, on_hello: OnHello, *, is_inbound: bool) -> None:
@@ -92,7 +86,7 @@ class PeerLink:
         self.begun_at_s = service.clock()
         self.is_inbound = is_inbound
         self.is_believed = self.is_heard = False
-        self.has_begun = self.answers = False
+        self.has_begun = False
         self._service = service
         self._call = call
         self._on_hello = on_hello
@@ -104,7 +98,6 @@ class PeerLink:
         self._is_behind = False  # has dropped what was to be told, and has not read since
         hello = peers_pb2.Hello(
             router_id=service.router_id,
-            answers=service.answers,
             nonce=self._own.nonce,
             believes_callers=service.believes_callers,
         )
@@ -174,7 +167,7 @@ class PeerLink:
         return True
 
     def _handle_hello(self, hello: peers_pb2.Hello) -> None:
-        router_id, self.answers = hello.router_id, hello.answers
+        router_id = hello.router_id
         if self._other is not None or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
             self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
             return
@@ -239,11 +232,6 @@ class PeerLink:
             self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):
             self._service.on_word(link.router_id, decode_word(content.adapters))
-        else:
-            service = self._service
-            mail = questions.decode(link.router_id, service.router_id, content, now=service.clock())
-            if mail is not None:
-                service.on_mail(link.router_id, mail)
 
     def _handle_acknowledgement(self, link: Link) -> None:
         if not link.is_waiting:

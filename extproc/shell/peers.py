@@ -1,7 +1,7 @@
 """`extproc.v1.Peers`: the link between two replicas of this router, from either end.
 
-Links carry access log entries (`core.relay` decides which and when), the picks that routers tell
-each other, and questions to the router that leads. The end that listens and the end that dials
+Links carry access log entries (`core.relay` decides which and when) and the picks that routers tell
+each other. The end that listens and the end that dials
 (`peerdial`) run the same session, a `peerlink`.
 
 A link is for both directions where each side knows who the other is: by a key that they share, or
@@ -24,7 +24,6 @@ from extproc.core.adapters.peers import Word
 from extproc.core.relay import Relay
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.peerlink import MAX_UNREAD_BYTES, OnHello, PeerLink
-from extproc.shell.questions import Mail
 from extproc.shell.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 from extproc.shell.tidings import MAX_TOLD, Tidings, encode, encode_word, split
 
@@ -41,7 +40,6 @@ BEGIN_INTERVAL_S = 1.0
 
 OnTidings = Callable[[str, Tidings], None]
 OnEntries = Callable[[Sequence[bytes]], None]
-OnMail = Callable[[str, Mail], None]
 OnWord = Callable[[str, Word], None]
 
 
@@ -56,12 +54,10 @@ class PeersService:
         on_garbage: Called once per malformed message.
         on_tidings: Called with the id of a router and what it tells.
         on_word: Called with the id of a router and what it says of adapters.
-        on_mail: Called with the id of a router and its question, answer or withdrawal.
         on_gone: Called with the id of a router to which the last link has closed.
         on_owing: Called when a link is to begin: call `tell` soon, while `is_owing`.
         in_flight: Returns the picks that a new link is to begin with, the oldest first; None to
             tell nothing.
-        answers: Whether we answer questions.
         keys: Returns the keys that prove who is a peer, ours first; called for each link. None
             where there are none.
         believes_callers: Whether whoever calls is believed without a key: TLS knows who that is.
@@ -78,11 +74,9 @@ class PeersService:
     on_garbage: Callable[[], None] = lambda: None
     on_tidings: OnTidings = lambda _router_id, _tidings: None
     on_word: OnWord = lambda _router_id, _word: None
-    on_mail: OnMail = lambda _router_id, _mail: None
     on_gone: Callable[[str], None] = lambda _router_id: None
     on_owing: Callable[[], None] = lambda: None
     in_flight: Callable[[], Sequence[ToldPick]] | None = None
-    answers: bool = False
     keys: Callable[[], Sequence[bytes] | None] = lambda: None
     believes_callers: bool = False
     num_received: int = 0
@@ -125,24 +119,6 @@ class PeersService:
     def is_owing(self) -> bool:
         """Whether a link is to begin."""
         return not all(session.has_begun for session in self._telling.values())
-
-    def answerers(self) -> list[str]:
-        """Return the routers that answer questions, are believed, and know our picks, or will
-        before those.
-        """
-        links, sessions = self._telling.items(), self._sessions
-        believed = {each.link.router_id for each in sessions if each.link and each.is_believed}
-        return [
-            name for name, link in links if link.answers and link.has_begun and name in believed
-        ]
-
-    def post(self, router_id: str, message: bytes) -> bool:
-        """Send a question, an answer or a withdrawal after what was told; False if it is dropped.
-
-        A link that has dropped something voids what it told, and begins again.
-        """
-        session = self._telling.get(router_id)
-        return session is not None and session.post(message)
 
     def say(self, word: Word) -> None:
         """Say to every router what is with adapters, over each link: one of them may be another's

@@ -60,7 +60,7 @@ def begin_proven(methods: Iterable[Method], router_id: str) -> tuple[FakeCall, S
     dials, listens = End(router_id, new_nonce()), End(theirs.router_id, theirs.nonce)
     [key] = read_keys(KEY_FILE)
     mac = prove(key, dials=dials, listens=listens, by_dialler=True)
-    hello = peers_pb2.Hello(router_id=router_id, nonce=dials.nonce, answers=True)
+    hello = peers_pb2.Hello(router_id=router_id, nonce=dials.nonce)
     for message in (
         peers_pb2.PeerMessage(hello=hello),
         peers_pb2.PeerMessage(proof=peers_pb2.Proof(mac=mac)),

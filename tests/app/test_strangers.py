@@ -46,7 +46,7 @@ async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no
 ) -> None:
     router = Loader({"static": [], "key_file": key_file})
     call, session = begin(router.peering.methods(), "Link")
-    session.receive(sent(hello=peers_pb2.Hello(router_id="0", nonce=nonce, answers=True)))
+    session.receive(sent(hello=peers_pb2.Hello(router_id="0", nonce=nonce)))
     router.adapters.tell([], {}, loads=True, now=0.0)
     await asyncio.sleep(0)
     heard = [peers_pb2.PeerMessage.FromString(each) for each in call.sent]

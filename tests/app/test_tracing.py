@@ -14,7 +14,6 @@ from extproc.app.dispatch import new_stream_of
 from extproc.app.traced import make_tracing
 from extproc.config.file import ConfigError, parse_config
 from extproc.core import messages as m
-from extproc.core.following import Following, Question, Withdrawal
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
 from extproc.shell.tracing import DEFAULT_SERVICE_NAME, Tracing
@@ -96,33 +95,17 @@ def test_time_held_is_part_of_the_span_and_said_in_seconds(spans: Spans) -> None
     assert span.attributes["extproc.wait_s"] == pytest.approx(2.0)
 
 
-class Silent:
-    """A leader that never answers."""
-
-    def leader(self) -> str:
-        return "aa"
-
-    def ask(self, leader: str, question: Question) -> bool:
-        return True
-
-    def withdraw(self, leader: str, withdrawal: Withdrawal) -> None:
-        pass
-
-
-@pytest.mark.parametrize("has_leader", [False, True])
 def test_the_span_of_a_request_whose_client_leaves_while_it_is_held_ends_then(
-    has_leader: bool, spans: Spans
+    spans: Spans,
 ) -> None:
     scene = Scene(num_waits=9)
-    following = Following(Silent(), lambda: "r-1", 60.0) if has_leader else None
-    new_stream = new_stream_of(scene.dispatcher, StreamSettings(), spans.tracing, following)
-    stream = new_stream(TRACED, lambda: None)
+    stream = new_stream_of(scene.dispatcher, StreamSettings(), spans.tracing)(TRACED, lambda: None)
     stream.handle(request_headers(body_mode=m.BodyMode.NONE, model="a"), now=1.0)
     stream.handle(m.Ended(), now=3.0)
     (span,) = spans.finished()
 
     assert span.attributes == {"extproc.reason": "gone"}
-    assert [event.name for event in span.events] == ([] if has_leader else ["held"])
+    assert [event.name for event in span.events] == ["held"]
 
 
 def test_an_error_of_ours_is_an_error_in_the_trace(spans: Spans) -> None:

@@ -17,6 +17,7 @@ from extproc.config import Config
 from extproc.config.discovery import StaticEndpoint
 from extproc.config.file import (
     MAX_MISTAKES,
+    REMOVED,
     ConfigError,
     check_sections,
     load_config,
@@ -186,6 +187,14 @@ def test_an_unknown_name_is_an_error(text: str, path: str) -> None:
 
     assert line.startswith(f"{path}: ")
     assert "unknown; allowed: " in line
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_a_setting_of_before_is_refused_with_what_to_do_without_it(path: str) -> None:
+    section, name = path.split(".")
+    [line] = mistakes(f"{section}: {{static: [], {name}: 1}}")
+
+    assert line == f"{path}: no longer there: {REMOVED[path]}"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.core import messages as m
-from extproc.core.following import Elsewhere
 from extproc.core.lists import Lists
 from extproc.core.openai import models_body
 from extproc.core.ports import StreamSettings
@@ -23,7 +22,10 @@ PICK = pick()
 
 @dataclass
 class FakeDispatcher:
-    """Answers every request with `result`, after `num_waits` times with a wait."""
+    """Answers every request with `result`, once it has been asked for in vain `num_waits` times.
+
+    A wait as a result holds it for as long as that stays.
+    """
 
     result: Pick | Rejection | Wait = PICK
     cards: Sequence[ModelCard] = ()
@@ -36,6 +38,7 @@ class FakeDispatcher:
     rejected_headers: list[Mapping[str, str]] = field(default_factory=list)
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
     subsets: list[frozenset[str] | None] = field(default_factory=list)
+    num_looks: int = 0
     num_gone: int = 0
     hold_s: float | None = None  # held with a ticket for so long, from its arrival on
     tickets: list[Ticket] = field(default_factory=list)
@@ -63,15 +66,23 @@ class FakeDispatcher:
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
-    ) -> Pick | Rejection | Wait | Ticket:
+    ) -> Pick | Rejection | Ticket:
         self.routed.append(request)
+        self.num_looks += 1
+        if self.hold_s is None and not self.num_waits and not isinstance(self.result, Wait):
+            return self.result
+        give_up_s = self.result.until_s if isinstance(self.result, Wait) else now
         if self.hold_s is not None:
-            self.tickets.append(Ticket(request, wake, request.arrived_at_s + self.hold_s))
-            self.held_bytes.append(num_bytes)
-            return self.tickets[-1]
-        return Elsewhere(until_s=now) if len(self.routed) <= self.num_waits else self.result
+            give_up_s = request.arrived_at_s + self.hold_s
+        self.tickets.append(Ticket(request, wake, give_up_s))
+        self.held_bytes.append(num_bytes)
+        return self.tickets[-1]
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
+        self.num_looks += 1
+        is_over = self.hold_s is None and self.num_looks > self.num_waits
+        if is_over and not isinstance(self.result, Wait):
+            return self.result
         return ticket.result or ticket
 
     def gone(self, ticket: Ticket | None, *, now: float) -> None:

@@ -55,20 +55,9 @@ def test_affinity_names_where_else_the_adapter_is_loaded_busiest_first() -> None
     )
 
 
-def test_a_pick_of_the_router_that_leads_names_it() -> None:
-    views = view(1), view(2)
-
-    assert said("founding", "asked", *views, leader="0a1b") == (
-        "pod-1: asked 0a1b, the router that leads, which chose it."
-    )
-
-
 def test_a_pick_that_was_held_says_for_how_long_and_for_what() -> None:
-    held: dict[str, Any] = {"held_s": 0.31, "held_for": "slot", "leader": "0a1b"}
+    held: dict[str, Any] = {"held_s": 0.31, "held_for": "slot"}
 
-    assert said("founding", "asked", view(1), view(2), **held) == (
-        "pod-1: asked 0a1b, the router that leads, which chose it. It was held 310 ms for a slot."
-    )
     assert said("founding", "asked", view(2), **held) == (
         "10.0.0.1:8000: chosen by founding (asked). It was held 310 ms for a slot."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.precedence import Offer
@@ -15,8 +14,6 @@ from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
 from extproc.core.verdicts import Verdict
 from extproc.core.words import FOR_ADAPTER, FOR_POD
 from tests.builders import BASE, address, cards, endpoint, report, request
-from tests.core.team import Team
-from tests.core.test_leading import question
 from tests.core.test_router import refused, routed, router
 from tests.core.test_router_queue import Slots
 
@@ -236,32 +233,3 @@ def test_a_declared_adapter_is_waited_for_beyond_cold_wait_s_only_where_nobody_i
     result = made.route(old, now=31.0)
     assert isinstance(result, Ticket)
     assert result.reason == FOR_POD
-
-
-def test_a_leader_that_sees_nobody_leaves_the_decision_to_who_asked() -> None:
-    leader = Team(2).members["aa"]
-    for number in leader.pods:
-        lose(leader.router, number)
-
-    answer = leader.leading.ask(question(), now=1.0)
-
-    assert answer is not None
-    assert (answer.address, answer.held_s) == ("", 0.0)
-    assert leader.leading.num_held == 0
-
-
-def test_a_question_that_is_held_is_declined_once_the_leader_sees_nobody() -> None:
-    leader = Team(2).members["aa"]
-    leader.policy.is_open = False
-    asked_for = replace(question().request, path="/held")
-    first = leader.leading.ask(question()._replace(request=asked_for), now=1.0)
-    assert first is not None
-    assert first.held_s
-    for number in leader.pods:
-        lose(leader.router, number)
-    leader.router.queue.freed(1.1)
-    leader.router.offer(now=1.1)
-
-    answer = leader.leading.look(question().pick_id, now=1.1)
-    assert answer is not None
-    assert (answer.address, answer.held_s) == ("", 0.0)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from extproc.core.accounting import Accounting
 from extproc.core.claims import Claim, Share
 from extproc.core.costs import Costs
-from extproc.core.following import Asked, Asking, Elsewhere
 from extproc.core.pool import Pool
 from extproc.core.queue import QueueSettings, Ticket
 from extproc.core.router import OBJECTIVE_RATIO, TOLD_WAIT_S, Router
@@ -358,23 +357,6 @@ def test_a_newcomer_of_another_kind_takes_room_that_nobody_who_waits_can_use() -
 
     assert routed(newcomer.result).address == address(2)
     assert held.num_wakes == 0
-
-
-@pytest.mark.parametrize("wait", [Asked(2.0, "leader"), Elsewhere(2.0, "leader")])
-def test_what_the_leader_decides_is_not_queued_here(wait: Elsewhere) -> None:
-    class Leader(Asking):
-        def __init__(self) -> None:
-            pass
-
-        def choose(self, snapshot: Snapshot, request: RequestInfo) -> Elsewhere:
-            return wait
-
-    made = router()
-
-    result = made.route(request(None, model="a"), now=0.0, asking=Leader())
-
-    assert result is wait
-    assert len(made.queue) == len(made.pool.flights) == 0
 
 
 # --- who goes, and who may not wait ------------------------------------------------------------

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
-from extproc.core.following import Asked, Elsewhere
 from extproc.core.messages import BodyMode
 from extproc.core.ports import StreamSettings
 from extproc.core.rejections import saturated
@@ -58,37 +57,6 @@ def test_a_request_that_is_woken_too_early_goes_on_waiting_without_another_exten
 
     assert exchange.tell(m.Wakeup()) == [m.WakeAt(1.0 + MAX_HOLD_S)]
     assert len(exchange.dispatcher.routed) == 1
-
-
-def test_a_leader_that_goes_on_holding_a_request_is_asked_about_it_again() -> None:
-    exchange = begin(Elsewhere(until_s=10.0), max_hold_s=MAX_HOLD_S)
-    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED), m.RequestBody(body(), True))
-    exchange.dispatcher.result = Elsewhere(until_s=20.0)
-
-    assert exchange.tell(m.Wakeup()) == [m.WakeAt(20.0)]
-    assert len(exchange.dispatcher.routed) == 2
-    assert exchange.dispatcher.routed[0] == exchange.dispatcher.routed[1]
-
-
-def test_a_request_that_the_leader_gives_back_may_be_held_here() -> None:
-    exchange = begin(Elsewhere(until_s=10.0), max_hold_s=MAX_HOLD_S)
-    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED), m.RequestBody(body(), True))
-    exchange.dispatcher.hold_s = MAX_HOLD_S
-
-    assert exchange.tell(m.Wakeup()) == [m.WakeAt(1.0 + MAX_HOLD_S)]
-    assert settle(exchange) == [m.ContinueBody(PICK), m.End()]
-
-
-def test_a_question_to_the_leader_extends_no_timeout_until_the_leader_holds_the_request() -> None:
-    exchange = begin(Asked(until_s=2.0), max_hold_s=MAX_HOLD_S)
-    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED))
-
-    assert exchange.tell(m.RequestBody(body(), True)) == [m.WakeAt(2.0)]
-    exchange.dispatcher.result = Elsewhere(until_s=3.0)
-    commands = exchange.tell(m.Wakeup())
-    assert [type(each) for each in commands] == [m.ExtendTimeout, m.WakeAt]
-    exchange.dispatcher.result = PICK
-    assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.End()]
 
 
 @pytest.mark.parametrize("end", [m.Ended(), m.Overloaded(), m.ResponseHeaders(503), None])

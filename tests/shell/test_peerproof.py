@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,8 +53,7 @@ def proof(mac: bytes) -> bytes:
 
 ADAPTERS = message(adapters=peers_pb2.Adapters(loads=True, declared=7))
 PICKS = message(picks=peers_pb2.Picks(is_first=True, started=[peers_pb2.StartedPick(number=1)]))
-QUESTION = message(question=peers_pb2.Question(number=1, model="m"))
-SAID = st.sampled_from((ADAPTERS, PICKS, QUESTION, entries(b"one"), entries()))
+SAID = st.sampled_from((ADAPTERS, PICKS, entries(b"one"), entries()))
 
 
 # --- without a key --------------------------------------------------------------------------
@@ -65,8 +63,6 @@ SAID = st.sampled_from((ADAPTERS, PICKS, QUESTION, entries(b"one"), entries()))
 def test_whoever_dials_without_proof_says_nothing_that_counts(said: Sequence[bytes]) -> None:
     router = unkeyed("b")
     words = listen(router)
-    mail: list[Any] = []
-    router.service.on_mail = lambda *each: mail.append(each)
     call, session = router.accept()
     for each in (hello("a"), *said):
         session.receive(each)
@@ -74,7 +70,7 @@ def test_whoever_dials_without_proof_says_nothing_that_counts(said: Sequence[byt
 
     num_entries = sum(each in (entries(b"one"), entries()) for each in said)
     assert kinds(call.sent[1:]).count("acknowledgement") == num_entries
-    assert (router.taken, router.heard, words, mail, router.gone) == ([], [], [], [], [])
+    assert (router.taken, router.heard, words, router.gone) == ([], [], [], [])
     assert not router.relay.is_fed
 
 
@@ -129,21 +125,6 @@ def test_who_only_says_that_it_is_a_peer_keeps_nothing_from_that_peer() -> None:
     assert words == [("a", Word(True, 1))]
     assert "adapters" in kinds(stranger.sent)
     assert near.gone == []
-
-
-def test_nobody_is_asked_who_is_not_believed() -> None:
-    """Its answers would not count, and requests would wait for them."""
-    router = unkeyed("b")
-    router.begin_with()
-    _, session = router.accept()
-    answering = peers_pb2.Hello(router_id="a", answers=True)
-    session.receive(message(hello=answering))
-    router.service.tell((), ())
-    assert router.service.is_telling
-    assert router.service.answerers() == []
-
-    router.service.dialled(FakeCall(), lambda _: None).receive(message(hello=answering))
-    assert router.service.answerers() == ["a"]
 
 
 # --- with a key -----------------------------------------------------------------------------

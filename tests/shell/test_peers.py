@@ -360,37 +360,6 @@ def test_messages_of_a_newer_version_are_ignored() -> None:
     assert router.service.relay.linked_routers() == {"b"}
 
 
-def test_only_routers_that_say_so_answer_questions() -> None:
-    routers = [Router(each) for each in "abc"]
-    for each in routers:
-        each.begin_with()
-    routers[1].service.answers = True
-    wires = [Wire(routers[0], other) for other in routers[1:]]
-    for wire in wires:
-        wire.pump()
-
-    assert routers[0].service.answerers() == []  # they do not know our picks
-    routers[0].service.tell((), ())
-    assert routers[0].service.answerers() == ["b"]
-    wires[0].cut()
-    assert routers[0].service.answerers() == []
-
-
-def test_a_message_is_sent_over_a_link_that_is_read_whether_or_not_it_has_begun() -> None:
-    near, far = Router("a"), Router("b")
-    for each in (near, far):
-        each.begin_with()
-    wire = Wire(near, far)
-    wire.pump()
-    message = encode(Tidings())
-
-    sent = [near.service.post(each, message) for each in "bc"]
-    sent.append(near.service.post("b", b"x" * MAX_UNREAD_BYTES))
-    sent.append(near.service.post("b", message))
-
-    assert sent == [True, False, False, False]
-
-
 def test_a_routers_name_is_short() -> None:
     router = Router("a")
     taken, first = router.accept()

@@ -25,7 +25,6 @@ class Ticket(Struct, eq=False):
         kind: What it has in common with requests that its policy answers alike; None for nothing.
         look_s: When its policy is asked again at the latest.
         reason: Why the policy held it, a slug.
-        count: Counts its pick in its own way, and returns it or why that cannot be.
         result: None as long as it is held.
         error: What its policy raised.
     """
@@ -41,7 +40,6 @@ class Ticket(Struct, eq=False):
     look_s: float = inf
     reason: str = ""
     kind: Hashable = None
-    count: Callable[[Pick, float], Pick | Rejection] | None = None
     result: Pick | Rejection | None = None
     error: Exception | None = None
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65xtproc/v1/peers.proto\x12\nextproc.v1\"\x8c\x03\n\x0bPeerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.extproc.v1.HelloH\x00\x12&\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x13.extproc.v1.EntriesH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1b.extproc.v1.AcknowledgementH\x00\x12\"\n\x05picks\x18\x04 \x01(\x0b\x32\x11.extproc.v1.PicksH\x00\x12(\n\x08question\x18\x05 \x01(\x0b\x32\x14.extproc.v1.QuestionH\x00\x12$\n\x06\x61nswer\x18\x06 \x01(\x0b\x32\x12.extproc.v1.AnswerH\x00\x12,\n\nwithdrawal\x18\x07 \x01(\x0b\x32\x16.extproc.v1.WithdrawalH\x00\x12(\n\x08\x61\x64\x61pters\x18\x08 \x01(\x0b\x32\x14.extproc.v1.AdaptersH\x00\x12\"\n\x05proof\x18\t \x01(\x0b\x32\x11.extproc.v1.ProofH\x00\x42\t\n\x07\x63ontent\"T\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61nswers\x18\x02 \x01(\x08\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x65lieves_callers\x18\x04 \x01(\x08\"\x14\n\x05Proof\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\"\x1e\n\x07\x45ntries\x12\x13\n\x0blog_entries\x18\x01 \x03(\x0c\"\x11\n\x0f\x41\x63knowledgement\"i\n\x05Picks\x12\x10\n\x08is_first\x18\x01 \x01(\x08\x12(\n\x07started\x18\x02 \x03(\x0b\x32\x17.extproc.v1.StartedPick\x12$\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x15.extproc.v1.EndedPick\"\x93\x01\n\x0bStartedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x12\n\nbody_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\r\x12\x0c\n\x04\x66low\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x0e\n\x06tokens\x18\x08 \x01(\x02\",\n\tEndedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07has_run\x18\x02 \x01(\x08\"\xd9\x02\n\x08Question\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x12\n\nbody_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\r\x12\x0f\n\x07hold_ms\x18\x06 \x01(\r\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x0f\n\x07session\x18\x08 \x01(\t\x12\x11\n\tobjective\x18\t \x01(\t\x12\x13\n\x0b\x66\x61irness_id\x18\n \x01(\t\x12\x18\n\x0bslo_ttft_ms\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bslo_tpot_ms\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rprefix_hashes\x18\r \x03(\x06\x12\"\n\x06subset\x18\x0e \x01(\x0b\x32\x12.extproc.v1.Subset\x12\x0f\n\x07written\x18\x0f \x01(\tB\x0e\n\x0c_slo_ttft_msB\x0e\n\x0c_slo_tpot_ms\"\x1b\n\x06Subset\x12\x11\n\taddresses\x18\x01 \x03(\t\"H\n\x06\x41nswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\x07\x61\x64\x64ress\x18\x02 \x01(\tH\x00\x12\x11\n\x07held_ms\x18\x03 \x01(\rH\x00\x42\x08\n\x06result\"\x1c\n\nWithdrawal\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xa2\x01\n\x08\x41\x64\x61pters\x12\r\n\x05loads\x18\x01 \x01(\x08\x12\x10\n\x08\x64\x65\x63lared\x18\x02 \x01(\x06\x12\x0e\n\x06wanted\x18\x03 \x03(\t\x12)\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x19.extproc.v1.FailedAdapter\x12\x0f\n\x07\x63hanged\x18\x05 \x03(\t\x12)\n\x07leaving\x18\x06 \x03(\x0b\x32\x18.extproc.v1.AdapterPlace\"-\n\x0c\x41\x64\x61pterPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\">\n\rFailedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2E\n\x05Peers\x12<\n\x04Link\x12\x17.extproc.v1.PeerMessage\x1a\x17.extproc.v1.PeerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65xtproc/v1/peers.proto\x12\nextproc.v1\"\x94\x02\n\x0bPeerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.extproc.v1.HelloH\x00\x12&\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x13.extproc.v1.EntriesH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1b.extproc.v1.AcknowledgementH\x00\x12\"\n\x05picks\x18\x04 \x01(\x0b\x32\x11.extproc.v1.PicksH\x00\x12(\n\x08\x61\x64\x61pters\x18\x08 \x01(\x0b\x32\x14.extproc.v1.AdaptersH\x00\x12\"\n\x05proof\x18\t \x01(\x0b\x32\x11.extproc.v1.ProofH\x00\x42\t\n\x07\x63ontentJ\x04\x08\x05\x10\x08\"I\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x65lieves_callers\x18\x04 \x01(\x08J\x04\x08\x02\x10\x03\"\x14\n\x05Proof\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\"\x1e\n\x07\x45ntries\x12\x13\n\x0blog_entries\x18\x01 \x03(\x0c\"\x11\n\x0f\x41\x63knowledgement\"i\n\x05Picks\x12\x10\n\x08is_first\x18\x01 \x01(\x08\x12(\n\x07started\x18\x02 \x03(\x0b\x32\x17.extproc.v1.StartedPick\x12$\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x15.extproc.v1.EndedPick\"\x93\x01\n\x0bStartedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x12\n\nbody_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\r\x12\x0c\n\x04\x66low\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x0e\n\x06tokens\x18\x08 \x01(\x02\",\n\tEndedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07has_run\x18\x02 \x01(\x08\"\xa2\x01\n\x08\x41\x64\x61pters\x12\r\n\x05loads\x18\x01 \x01(\x08\x12\x10\n\x08\x64\x65\x63lared\x18\x02 \x01(\x06\x12\x0e\n\x06wanted\x18\x03 \x03(\t\x12)\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x19.extproc.v1.FailedAdapter\x12\x0f\n\x07\x63hanged\x18\x05 \x03(\t\x12)\n\x07leaving\x18\x06 \x03(\x0b\x32\x18.extproc.v1.AdapterPlace\"-\n\x0c\x41\x64\x61pterPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\">\n\rFailedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2E\n\x05Peers\x12<\n\x04Link\x12\x17.extproc.v1.PeerMessage\x1a\x17.extproc.v1.PeerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,35 +32,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'extproc.v1.peers_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PEERMESSAGE']._serialized_start=39
-  _globals['_PEERMESSAGE']._serialized_end=435
-  _globals['_HELLO']._serialized_start=437
-  _globals['_HELLO']._serialized_end=521
-  _globals['_PROOF']._serialized_start=523
-  _globals['_PROOF']._serialized_end=543
-  _globals['_ENTRIES']._serialized_start=545
-  _globals['_ENTRIES']._serialized_end=575
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=577
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=594
-  _globals['_PICKS']._serialized_start=596
-  _globals['_PICKS']._serialized_end=701
-  _globals['_STARTEDPICK']._serialized_start=704
-  _globals['_STARTEDPICK']._serialized_end=851
-  _globals['_ENDEDPICK']._serialized_start=853
-  _globals['_ENDEDPICK']._serialized_end=897
-  _globals['_QUESTION']._serialized_start=900
-  _globals['_QUESTION']._serialized_end=1245
-  _globals['_SUBSET']._serialized_start=1247
-  _globals['_SUBSET']._serialized_end=1274
-  _globals['_ANSWER']._serialized_start=1276
-  _globals['_ANSWER']._serialized_end=1348
-  _globals['_WITHDRAWAL']._serialized_start=1350
-  _globals['_WITHDRAWAL']._serialized_end=1378
-  _globals['_ADAPTERS']._serialized_start=1381
-  _globals['_ADAPTERS']._serialized_end=1543
-  _globals['_ADAPTERPLACE']._serialized_start=1545
-  _globals['_ADAPTERPLACE']._serialized_end=1590
-  _globals['_FAILEDADAPTER']._serialized_start=1592
-  _globals['_FAILEDADAPTER']._serialized_end=1654
-  _globals['_PEERS']._serialized_start=1656
-  _globals['_PEERS']._serialized_end=1725
+  _globals['_PEERMESSAGE']._serialized_end=315
+  _globals['_HELLO']._serialized_start=317
+  _globals['_HELLO']._serialized_end=390
+  _globals['_PROOF']._serialized_start=392
+  _globals['_PROOF']._serialized_end=412
+  _globals['_ENTRIES']._serialized_start=414
+  _globals['_ENTRIES']._serialized_end=444
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=446
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=463
+  _globals['_PICKS']._serialized_start=465
+  _globals['_PICKS']._serialized_end=570
+  _globals['_STARTEDPICK']._serialized_start=573
+  _globals['_STARTEDPICK']._serialized_end=720
+  _globals['_ENDEDPICK']._serialized_start=722
+  _globals['_ENDEDPICK']._serialized_end=766
+  _globals['_ADAPTERS']._serialized_start=769
+  _globals['_ADAPTERS']._serialized_end=931
+  _globals['_ADAPTERPLACE']._serialized_start=933
+  _globals['_ADAPTERPLACE']._serialized_end=978
+  _globals['_FAILEDADAPTER']._serialized_start=980
+  _globals['_FAILEDADAPTER']._serialized_end=1042
+  _globals['_PEERS']._serialized_start=1044
+  _globals['_PEERS']._serialized_end=1113
 # @@protoc_insertion_point(module_scope)

@@ -7,38 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "entries", "acknowledgement", "picks", "question", "answer", "withdrawal", "adapters", "proof")
+    __slots__ = ("hello", "entries", "acknowledgement", "picks", "adapters", "proof")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PICKS_FIELD_NUMBER: _ClassVar[int]
-    QUESTION_FIELD_NUMBER: _ClassVar[int]
-    ANSWER_FIELD_NUMBER: _ClassVar[int]
-    WITHDRAWAL_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     entries: Entries
     acknowledgement: Acknowledgement
     picks: Picks
-    question: Question
-    answer: Answer
-    withdrawal: Withdrawal
     adapters: Adapters
     proof: Proof
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("router_id", "answers", "nonce", "believes_callers")
+    __slots__ = ("router_id", "nonce", "believes_callers")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     BELIEVES_CALLERS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    answers: bool
     nonce: bytes
     believes_callers: bool
-    def __init__(self, router_id: _Optional[str] = ..., answers: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., believes_callers: _Optional[bool] = ...) -> None: ...
+    def __init__(self, router_id: _Optional[str] = ..., nonce: _Optional[bytes] = ..., believes_callers: _Optional[bool] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ("mac",)
@@ -93,62 +85,6 @@ class EndedPick(_message.Message):
     number: int
     has_run: bool
     def __init__(self, number: _Optional[int] = ..., has_run: _Optional[bool] = ...) -> None: ...
-
-class Question(_message.Message):
-    __slots__ = ("number", "model", "path", "body_bytes", "age_ms", "hold_ms", "request_id", "session", "objective", "fairness_id", "slo_ttft_ms", "slo_tpot_ms", "prefix_hashes", "subset", "written")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    AGE_MS_FIELD_NUMBER: _ClassVar[int]
-    HOLD_MS_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
-    FAIRNESS_ID_FIELD_NUMBER: _ClassVar[int]
-    SLO_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
-    SLO_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
-    SUBSET_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    model: str
-    path: str
-    body_bytes: int
-    age_ms: int
-    hold_ms: int
-    request_id: str
-    session: str
-    objective: str
-    fairness_id: str
-    slo_ttft_ms: float
-    slo_tpot_ms: float
-    prefix_hashes: _containers.RepeatedScalarFieldContainer[int]
-    subset: Subset
-    written: str
-    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ..., hold_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., session: _Optional[str] = ..., objective: _Optional[str] = ..., fairness_id: _Optional[str] = ..., slo_ttft_ms: _Optional[float] = ..., slo_tpot_ms: _Optional[float] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., subset: _Optional[_Union[Subset, _Mapping]] = ..., written: _Optional[str] = ...) -> None: ...
-
-class Subset(_message.Message):
-    __slots__ = ("addresses",)
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class Answer(_message.Message):
-    __slots__ = ("number", "address", "held_ms")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    HELD_MS_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    address: str
-    held_ms: int
-    def __init__(self, number: _Optional[int] = ..., address: _Optional[str] = ..., held_ms: _Optional[int] = ...) -> None: ...
-
-class Withdrawal(_message.Message):
-    __slots__ = ("number",)
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("loads", "declared", "wanted", "failed", "changed", "leaving")

@@ -133,18 +133,12 @@ class Fleet:
             self._agenda.run_until(arrival.at_s)
             self._agenda.now = arrival.at_s
             router = choose_router(num_routers) if num_routers > 1 else 0
-            asker, router = router, router if self.settings.lead_delay_s is None else 0
             tenant = self.workload.tenants.get(arrival.tenant, PLAIN)
             flight = Flight(str(number), arrival, router, tenant.has_objectives)
             self.flights[flight.id] = flight
             if self.settings.patience_s is not None:
                 self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
-            decide = partial(self._decide, flight, self._info(flight))
-            hop_s = self.settings.lead_delay_s
-            if hop_s is None or asker == router:
-                decide()
-            else:
-                self._agenda.after(hop_s, decide)
+            self._decide(flight, self._info(flight))
             end_s = self.now + self.settings.drain_s
             if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
                 return self._result(is_cut=True)

@@ -61,8 +61,6 @@ class FleetSettings:
         completion_flush_s: Interval of Envoy's access log. Envoy's own default is 1 s.
         peer_delay_s: Age of a pick, or of an end, when the other routers hear of it; None if
             routers do not tell each other.
-        lead_delay_s: Age of a request, when the first router decides it, that came to another one;
-            None if each router decides its own.
         peer_loss: Part of the picks and ends told that are lost, 0 to 1.
         models_interval_s: Between two requests of one router for a pod's `/v1/models`.
         discovery_delay_s: Time until routers learn that a pod came or died: an endpoint slice
@@ -93,7 +91,6 @@ class FleetSettings:
     completion_flush_s: float = 0.05
     peer_delay_s: float | None = None
     peer_loss: float = 0.0
-    lead_delay_s: float | None = None
     models_interval_s: float = 1.0
     discovery_delay_s: float = 2.0
     report_expiry_s: float = 2.0

@@ -218,15 +218,6 @@ def test_routers_that_tell_each_other_know_the_others_picks_after_the_delay() ->
     assert told_counts() == told_counts(peer_delay_s=0.01, peer_loss=1.0) == [0] * 10
 
 
-def test_where_one_router_leads_it_decides_all_requests_and_those_of_others_a_hop_later() -> None:
-    work = workload(*(arrival(number / 10, output_tokens=2) for number in range(40)))
-    result = run(work, LeastPending, num_routers=2, lead_delay_s=0.02)
-    ways_s = {round((each.dispatched_s or 0.0) - each.arrival.at_s, 6) for each in result.flights}
-
-    assert {flight.router for flight in result.flights} == {0}
-    assert ways_s == {0.0, 0.02}
-
-
 def test_lost_messages_of_routers_leave_picks_unknown_and_none_for_ever() -> None:
     work = poisson(200, rate_rps=40)
     settings = FleetSettings(num_routers=2, peer_delay_s=0.01, peer_loss=0.5, warm_up_s=0.0)
