@@ -52,7 +52,8 @@ class QueueConfig(Section):
         le=3600,
         allow_inf_nan=False,
         description="Seconds for which an adapter keeps its slot while a request for another one "
-        "has waited as long for one; 0 means as long as it has requests. Live.",
+        "has waited as long for one, or a quarter of a second if no third one waits; 0 means as "
+        "long as it has requests. Live.",
     )
     max_requests: int = Field(
         20_000, ge=0, le=1_000_000, description="Requests held at a time; others get 429. Live."
