@@ -11,6 +11,7 @@ way Envoy tries another router, or continues without one if it fails open.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -41,6 +42,46 @@ class TimerHandle(Protocol):
         """Cancel it."""
 
 
+class _Turn:
+    """A pass over a body that has its turn later, unless it is cancelled."""
+
+    __slots__ = ("take",)
+
+    def __init__(self, take: Callable[[], None]) -> None:
+        self.take: Callable[[], None] | None = take
+
+    def cancel(self) -> None:
+        self.take = None
+
+
+class _Turns:
+    """Passes over bodies, one in each round of the event loop.
+
+    However many are read at a time, what arrives meanwhile waits for one pass and not for all.
+    """
+
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], TimerHandle]) -> None:
+        self._call_later = call_later
+        self._turns = deque[_Turn]()
+
+    def add(self, take: Callable[[], None]) -> TimerHandle:
+        """Give a pass its turn, the last one so far."""
+        turn = _Turn(take)
+        self._turns.append(turn)
+        if len(self._turns) == 1:
+            self._call_later(0.0, self._take)
+        return turn
+
+    def _take(self) -> None:
+        take = None
+        while take is None and self._turns:
+            take = self._turns.popleft().take
+        if self._turns:
+            self._call_later(0.0, self._take)
+        if take is not None:
+            take()
+
+
 @dataclass(slots=True)
 class ExternalProcessor:
     """Opens a stream per RPC.
@@ -61,7 +102,11 @@ class ExternalProcessor:
     is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
+    turns: _Turns = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
+
+    def __post_init__(self) -> None:
+        self.turns = _Turns(self.call_later)
 
     def methods(self) -> list[Method]:
         """Return the service's methods."""
@@ -146,6 +191,14 @@ class _Session:
             self._timer.cancel()
         self._timer = self._service.call_later(0.0, self._wake)
 
+    def _wake_at(self, after_s: float) -> TimerHandle:
+        service = self._service
+        return (
+            service.call_later(after_s, self._wake)
+            if after_s > 0
+            else service.turns.add(self._wake)
+        )
+
     def _wake(self) -> None:
         self._timer = None
         self._handle(m.Wakeup())
@@ -160,7 +213,7 @@ class _Session:
                 if isinstance(command, m.End):
                     call.end()
                 elif isinstance(command, m.WakeAt):
-                    self._timer = service.call_later(max(0.0, command.at_s - now), self._wake)
+                    self._timer = self._wake_at(command.at_s - now)
                 else:
                     call.send(service.codec.encode(command))
             if self._is_holding or stream.held_bytes:

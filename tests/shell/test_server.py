@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -494,3 +495,20 @@ def test_silence_is_no_fault_where_the_data_plane_owes_nothing(num_waits: int) -
         service.processor.tick()
 
     assert call.ended is None
+
+
+def test_passes_over_bodies_take_turns_one_in_each_round_of_the_event_loop() -> None:
+    service, done = Service(), list[str]()
+    turns = service.processor.turns
+    for name in "abc":
+        handle = turns.add(partial(done.append, name))
+        if name == "b":
+            handle.cancel()
+
+    assert (done, len(service.timers)) == ([], 1)
+    service.timers[0].callback()
+    turns.add(partial(done.append, "d"))
+    assert (done, len(service.timers)) == (["a"], 2)
+    service.timers[1].callback()
+    service.timers[2].callback()
+    assert (done, len(service.timers)) == (["a", "c", "d"], 3)

@@ -163,6 +163,11 @@ class Planner:
         pods = self._book.fleet.pods.items()
         return [(address, pod.leaving) for address, pod in pods if pod.leaving]
 
+    @property
+    def has_deleted(self) -> bool:
+        """Whether pods may have what is declared no longer."""
+        return bool(self._book.deleted)
+
     def leaving(self) -> frozenset[str]:
         """Return the served names of which `is_leaving` is true."""
         return self._book.leaving()
