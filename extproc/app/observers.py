@@ -1,8 +1,8 @@
 """The calls of observers, which must not fail a request. Part of `app`.
 
 Telemetry, published decisions, attainment, spans, the relay to peers and what they are told are
-observers: no response depends on them. An exception of theirs is counted
-and logged, and goes no further.
+observers: no response depends on them. An exception of theirs is counted and logged, and goes no
+further.
 """
 
 from __future__ import annotations

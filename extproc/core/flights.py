@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from extproc.core.beginnings import Beginnings, with_cached
 from extproc.core.outliers import Outliers
 from extproc.core.speeds import probe_of
-from extproc.core.told import PickObserver, Told, ToldPick
+from extproc.core.told import PickObserver, Told
 from extproc.core.tracked import InFlight, Tracked
 from extproc.core.types import Pick
 from extproc.core.verdicts import Verdict, likeness, tried_in_order, verdicts
@@ -74,23 +74,6 @@ class Flights:
         self._count(flight, now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
-
-    def start_told(self, pick: Pick, *, now: float) -> bool:
-        """Count a pick that we made for another router, as if that one had told of it.
-
-        Return False if there is no room to count it.
-        """
-        request, tracked = pick.request, self._find(pick.address)
-        told = ToldPick(
-            pick.id, pick.address, request.adapter, request.rest_bytes(pick.address), 0.0
-        )
-        self._told.start(told, now=now)
-        if tracked is None or not self._told.is_counted(pick.id):
-            return False
-        self._beginnings.add(request, tracked.kv_cache)
-        claim, adapter = request.claim, tracked.listed_adapter(request.adapter)
-        tracked.use(adapter, claim.priority, claim.flow, now=now)
-        return True
 
     def move(self, pick_id: str, address: str, *, now: float) -> bool:
         """Count a pick at `address` instead: the data plane fell back to another endpoint.

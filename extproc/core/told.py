@@ -161,11 +161,6 @@ class Told:
             if flight is None:
                 self._count_once(pick, tracked, now)
 
-    def is_counted(self, pick_id: str) -> bool:
-        """Return whether a pick is in flight here."""
-        router = self._routers.get(router_of(pick_id))
-        return router is not None and pick_id in router.flights
-
     def finish(
         self,
         pick_id: str,

@@ -1,8 +1,8 @@
 """`extproc.v1.Peers`: the link between two replicas of this router, from either end.
 
 Links carry access log entries (`core.relay` decides which and when) and the picks that routers tell
-each other. The end that listens and the end that dials
-(`peerdial`) run the same session, a `peerlink`.
+each other. The end that listens and the end that dials (`peerdial`) run the same session, a
+`peerlink`.
 
 A link is for both directions where each side knows who the other is: by a key that they share, or
 by TLS. Else the side that dials listens alone: it found the other at an address of its own

@@ -83,6 +83,7 @@ class FakeDispatcher:
         is_over = self.hold_s is None and self.num_looks > self.num_waits
         if is_over and not isinstance(self.result, Wait):
             return self.result
+        ticket.give_up_s = max(ticket.give_up_s, now)
         return ticket.result or ticket
 
     def gone(self, ticket: Ticket | None, *, now: float) -> None:

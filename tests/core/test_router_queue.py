@@ -513,55 +513,93 @@ ACTIONS = st.lists(
 )
 
 
+@dataclass
+class Clients:
+    """Clients of a router that do anything in any order, and what came of it.
+
+    Attributes:
+        served: Picks that were taken and have not ended.
+        num_over: Requests that were refused, have left or have ended.
+    """
+
+    router: Router
+    now: float = 0.0
+    waiting: list[Held] = field(default_factory=list)
+    served: list[Pick] = field(default_factory=list)
+    num_asked: int = 0
+    num_over: int = 0
+
+    def ask(self, **fields: Any) -> None:
+        held = ask(self.router, self.now, **fields)
+        self.num_asked += 1
+        if isinstance(held.result, Ticket):
+            self.waiting.append(held)
+        else:
+            self._end(held.result)
+
+    def act(self, action: str, number: int) -> None:
+        """Do it to one of those that there are."""
+        match action:
+            case "end" if self.served:
+                ended = self.served.pop(number % len(self.served))
+                self.router.pool.flights.finish(ended.id, now=self.now)
+                self.num_over += 1
+            case "leave" if self.waiting:
+                left = self.waiting.pop(number % len(self.waiting))
+                self.router.leave(left.ticket, now=self.now)
+                self.num_over += 1
+            case "take" if self.waiting:
+                self._take(self.waiting[number % len(self.waiting)])
+            case "offer":
+                self.router.offer(now=self.now)
+
+    def check(self) -> None:
+        """Each is counted once, where it is."""
+        held = [each.ticket.result for each in self.waiting]
+        not_taken = [each for each in held if isinstance(each, Pick)]
+        assert len(self.router.pool.flights) == len(self.served) + len(not_taken)
+        assert len(self.router.queue) == held.count(None)
+        assert all(each.num_wakes == (each.ticket.result is not None) for each in self.waiting)
+
+    def check_ends(self, after_s: float) -> None:
+        """By then nobody waits, and each had one end."""
+        self.now += after_s
+        for held in tuple(self.waiting):
+            self._take(held)
+        assert self.num_asked == self.num_over + len(self.served)
+        assert len(self.router.queue) == len(self.waiting) == 0
+
+    def _take(self, held: Held) -> None:
+        result = held.resume(self.now)
+        if not isinstance(result, Ticket):
+            self.waiting.remove(held)
+            self._end(result)
+
+    def _end(self, result: Pick | Rejection) -> None:
+        if isinstance(result, Pick):
+            self.served.append(result)
+        else:
+            self.num_over += 1
+
+
 @given(ACTIONS)
 def test_whatever_happens_each_request_has_one_end_and_every_pick_is_counted_once(
     actions: list[tuple[str, int]],
 ) -> None:
-    made, now = router(2), 0.0
-    waiting: list[Held] = []
-    served: list[Pick] = []
-    num_asked = num_over = 0
-
-    def take(held: Held) -> int:
-        result = held.resume(now)
-        if isinstance(result, Ticket):
-            return 0
-        waiting.remove(held)
-        if isinstance(result, Pick):
-            served.append(result)
-        return isinstance(result, Rejection)
-
+    clients = Clients(router(2))
     for action, number in actions:
         match action:
             case "ask":
-                held = ask(made, now=now, claim=Claim(max_wait_s=3.0))
-                num_asked += 1
-                if isinstance(held.result, Ticket):
-                    waiting.append(held)
-                else:
-                    served.append(routed(held.result))
-            case "end" if served:
-                made.pool.flights.finish(served.pop(number % len(served)).id, now=now)
-                num_over += 1
-            case "leave" if waiting:
-                made.leave(waiting.pop(number % len(waiting)).ticket, now=now)
-                num_over += 1
-            case "take" if waiting:
-                num_over += take(waiting[number % len(waiting)])
-            case "offer":
-                made.offer(now=now)
+                num_over = clients.num_over
+                clients.ask(claim=Claim(max_wait_s=3.0))
+                assert clients.num_over == num_over  # nobody is refused at once
             case "time":
-                now += number / 5
-        not_taken = [held for held in waiting if isinstance(held.ticket.result, Pick)]
-        assert len(made.pool.flights) == len(served) + len(not_taken) <= 2
-        assert len(made.queue) == sum(held.ticket.result is None for held in waiting)
-        assert all(held.num_wakes == (held.ticket.result is not None) for held in waiting)
-    now += 3.0
-    for held in tuple(waiting):
-        num_over += take(held)
-
-    assert num_asked == num_over + len(served)
-    assert len(made.queue) == len(waiting) == 0
+                clients.now += number / 5
+            case _:
+                clients.act(action, number)
+        clients.check()
+        assert len(clients.router.pool.flights) <= 2
+    clients.check_ends(3.0)
 
 
 MIXED = st.lists(
@@ -584,63 +622,30 @@ def claim_of(number: int) -> Claim:
 def test_whatever_happens_over_slots_each_request_has_one_end_and_nobody_waits_for_ever(
     actions: list[tuple[str, int]],
 ) -> None:
-    made, now, names = router_of(1, 2, policy="least_harm"), 0.0, "vwxyz"
-    waiting: list[Held] = []
-    served: list[Pick] = []
-    num_asked = num_over = 0
+    clients, names = Clients(router_of(1, 2, policy="least_harm")), "vwxyz"
+    pool = clients.router.pool
 
-    def tell(number: int) -> None:
-        running = [each for each in served if each.address == address(number)]
-        said = report(num_running=len(running), max_loras=2)
-        made.pool.record_report(address(number), said, taken_at_s=now)
+    def tell(pod: str) -> None:
+        num_running = sum(each.address == pod for each in clients.served)
+        said = report(num_running=num_running, max_loras=2)
+        pool.record_report(pod, said, taken_at_s=clients.now)
 
-    def settle(held: Held) -> int:
-        result = held.result = made.resume(held.ticket, now=now)
-        if isinstance(result, Ticket):
-            return 0
-        waiting.remove(held)
-        if isinstance(result, Pick):
-            served.append(result)
-        return isinstance(result, Rejection)
-
-    for number in (1, 2):
-        made.pool.record_models(address(number), cards(*names), now=0.0)
-        tell(number)
+    for pod in (address(1), address(2)):
+        pool.record_models(pod, cards(*names), now=0.0)
+        tell(pod)
     for action, number in actions:
+        name, pod = names[number % 5], address(1 + number % 2)
         match action:
             case "ask":
-                name = names[number % 5]
-                held = ask(made, now, model=name, adapter=name, claim=claim_of(number))
-                num_asked += 1
-                if isinstance(held.result, Ticket):
-                    waiting.append(held)
-                elif isinstance(held.result, Pick):
-                    served.append(held.result)
-                else:
-                    num_over += 1
-            case "end" if served:
-                made.pool.flights.finish(served.pop(number % len(served)).id, now=now)
-                num_over += 1
-            case "leave" if waiting:
-                made.leave(waiting.pop(number % len(waiting)).ticket, now=now)
-                num_over += 1
-            case "take" if waiting:
-                num_over += settle(waiting[number % len(waiting)])
-            case "offer":
-                made.offer(now=now)
+                clients.ask(model=name, adapter=name, claim=claim_of(number))
             case "time":
-                now += number / 30
+                clients.now += number / 30
             case "report":
-                tell(1 + number % 2)
+                tell(pod)
             case "lose":
-                made.pool.record_unreachable(address(1 + number % 2))
-                made.pool.record_silence(address(1 + number % 2))
-        not_taken = [held for held in waiting if isinstance(held.ticket.result, Pick)]
-        assert len(made.pool.flights) == len(served) + len(not_taken)
-        assert len(made.queue) == sum(held.ticket.result is None for held in waiting)
-    now += 12.0
-    for held in tuple(waiting):
-        num_over += settle(held)
-
-    assert num_asked == num_over + len(served)
-    assert len(made.queue) == len(waiting) == 0
+                pool.record_unreachable(pod)
+                pool.record_silence(pod)
+            case _:
+                clients.act(action, number)
+        clients.check()
+    clients.check_ends(12.0)

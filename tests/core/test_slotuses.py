@@ -47,14 +47,5 @@ def test_what_others_tell_says_whose_turn_it_was_and_a_base_model_has_no_slot() 
     }
 
 
-def test_what_is_decided_for_another_router_is_known_as_our_own() -> None:
-    made = pool()
-    info = request(model="a", adapter="a", claim=CLAIM)
-    counted = made.flights.start_told(pick("bb-1", info=info), now=1.0)
-
-    assert counted
-    assert made.slots(address(1)) == {"a": SlotUse(1.0, 1.0, 3, CLAIM.flow)}
-
-
 def test_nothing_is_known_of_an_endpoint_that_is_not_there() -> None:
     assert pool().slots(address(9)) == {}

@@ -173,8 +173,6 @@ class Fleet:
 
     def _decide(self, flight: Flight, request: RequestInfo) -> None:
         """Ask the flight's router now."""
-        if flight.state is not FlightState.RUNNING:
-            return
         router = self.routers[flight.router].router
         started_s = self._clock() if self._clock else 0.0
         wake = partial(self._wake, flight)
