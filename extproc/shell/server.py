@@ -255,7 +255,9 @@ class _Session:
         service.closed(self)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         try:
             self.stream.handle(m.Ended(), now=service.clock())
         except Exception:
             service.broke(INTERNAL, "a request could not be ended", with_traceback=True)
+        self.stream.retire()

@@ -153,6 +153,7 @@ class _Wire(asyncio.Protocol):
         self._transport = None
         if self.connection is not None:
             self.connection.lose()
+            self.connection = None
         self._server.on_wire_lost(self)
 
     def _schedule_flush(self) -> None:

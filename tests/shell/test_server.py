@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -323,6 +324,54 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
 
     assert service.processor.num_open == 0
     assert "could not be ended" in caplog.text
+
+
+def _answered(service: Service) -> Session:
+    _, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+    return session
+
+
+def _cut(service: Service) -> Session:
+    _, session = service.open()
+    session.receive(request_headers())
+    return session
+
+
+def _listed(service: Service) -> Session:
+    _, session = service.open()
+    session.receive(request_headers("/v1/models", method="GET"))
+    return session
+
+
+def _refused(service: Service) -> Session:
+    _, session = service.open()
+    session.receive(b"garbage\xff")
+    return session
+
+
+def _held(service: Service) -> Session:
+    return held(service)[1]
+
+
+@pytest.mark.parametrize("begun", [_answered, _cut, _listed, _refused, _held])
+def test_an_ended_request_leaves_nothing_to_the_garbage_collector(
+    begun: Callable[[Service], Session],
+) -> None:
+    """Whoever cuts off many requests must not cause pauses for others."""
+    service = Service()
+    gc.collect()
+    gc.disable()
+    try:
+        begun(service).closed()
+        service.timers.clear()
+        service.dispatcher.tickets.clear()
+        service.dispatcher.left.clear()
+
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 # --- held requests --------------------------------------------------------------------------

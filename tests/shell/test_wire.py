@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,25 @@ async def test_connection_above_the_limit_is_closed() -> None:
         second.close()
 
         assert server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] == 1
+
+
+async def test_a_lost_connection_leaves_nothing_to_the_garbage_collector() -> None:
+    """Whoever connects again and again must not cause pauses for others."""
+    async with running() as (server, _):
+        _, writer = await raw_client(server, echo_request(1))
+        await wait_until(lambda: any(wire.connection for wire in server.wires))
+        [wire] = server.wires
+        gone = weakref.ref(wire.connection)
+        del wire
+        gc.collect()
+        gc.disable()
+        try:
+            writer.close()
+            await wait_until(lambda: not server.wires)
+
+            assert gone() is None
+        finally:
+            gc.enable()
 
 
 async def test_silent_connection_is_closed() -> None:
