@@ -11,9 +11,10 @@ Rules:
    admission of the next. Who was picked since the report before explains waiting that says nothing:
    the engine may not have looked at those yet. Nor does waiting for an adapter slot alone: it holds
    up nobody whose adapter runs.
-2. It has room for that many, for `SPARE`, and for as many as end between two reports on average.
+2. It has room for that many, for `SPARE`, and for as many as have ended, on average, without our
+   having heard of it: those that are known to be there and that a report does not show.
 3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
-   on. Nobody has waited for `FORGET_S`: nothing is known, as at first.
+   on. It has not run so many for `FORGET_S`: nothing is known, as at first.
 4. What is there is what routers know to be there, and no more than the last report has and picks
    that it may not show: we may hear of ends late. A page shows the end of a step, and a step begins
    with those who came before; so a report has a pick for sure once its page has changed twice, or
@@ -31,8 +32,8 @@ NUM_WAITING = 2
 SPARE = 1
 """Requests that may wait in an engine, beyond those that end until we hear of it."""
 FORGET_S = 10.0
-ENDS_KEPT = 7 / 8
-"""Of the mean number of ends between two reports, with each report."""
+LATE_KEPT = 7 / 8
+"""Of the mean number of ends that were not heard of, with each report."""
 NUM_STEPS = 2
 """Between two pages, so that the last has all that came before the first."""
 _NEVER_S = float("-inf")
@@ -46,17 +47,17 @@ class Room:
     """
 
     __slots__ = (
-        *("_asked_s", "_before_s", "_ends", "_moved_s", "_num_deferred", "_num_ended"),
-        *("_num_seen", "_num_young", "_report", "_step", "_waited_s", "_waiting"),
+        *("_asked_s", "_before_s", "_mean_late", "_moved_s", "_num_deferred"),
+        *("_num_seen", "_num_young", "_report", "_step", "_full_s", "_waiting"),
         "limit",
     )
 
     def __init__(self) -> None:
         self.limit: int | None = None
         self._waiting: deque[int] = deque(maxlen=NUM_WAITING)  # that ran while others waited
-        self._waited_s = _NEVER_S
+        self._full_s = _NEVER_S
         self._step = 1
-        self._ends, self._num_ended = 0.0, 0  # mean between two reports, and since the last
+        self._mean_late = 0.0  # ends that were not heard of when a report came
         self._asked_s = _NEVER_S  # for the last report
         self._report = LoadReport()
         # The page did not change last, and the time before, until then.
@@ -70,7 +71,6 @@ class Room:
 
     def end(self, picked_at_s: float) -> None:
         """Count the end of such a pick."""
-        self._num_ended += 1
         self._num_young -= picked_at_s > self._before_s
 
     def reported(
@@ -96,8 +96,8 @@ class Room:
         self._asked_s = asked_at_s
         self._num_seen = report.num_running + report.num_waiting
         self._num_young = num_since(self._before_s)
-        self._ends = ENDS_KEPT * self._ends + (1 - ENDS_KEPT) * self._num_ended
-        self._num_ended = 0
+        num_late = max(0, num_since(_NEVER_S) - self._num_seen - self._num_young)
+        self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def has_room(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
         """Return whether it has room for one more.
@@ -111,18 +111,20 @@ class Room:
         if most is None:
             if self.limit is None:
                 return True
-            most = self.limit + SPARE + min(self.limit, round(self._ends))
+            most = self.limit + SPARE + min(self.limit, round(self._mean_late))
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
         return num_known < most
 
     def _limit_to(self, num_running: int, now: float) -> None:
         self._waiting.append(num_running)
-        self.limit, self._waited_s, self._step = max(self._waiting), now, 1
+        self.limit, self._full_s, self._step = max(self._waiting), now, 1
 
     def _grow(self, num_running: int, now: float) -> None:
         assert self.limit is not None
-        if now - self._waited_s >= FORGET_S:
+        if num_running >= self.limit:
+            self._full_s = now
+        if now - self._full_s >= FORGET_S:
             self.limit = None
             self._waiting.clear()
         elif num_running > self.limit:
