@@ -103,11 +103,27 @@ class Plan:
         for level in by_level(tickets, scene.now, self._settings.ageing_s):
             flows = self._flows(level)
             part = replace(scene, service_s=scene.service_s * len(flows))
+            late_by_flow = {}
             for name, flow in flows.items():
-                flows[name], late = self._ordered(flow, part)
-                given_up += late
+                flows[name], late_by_flow[name] = self._ordered(flow, part)
+            given_up += self._given_up(flows, late_by_flow)
             levels.append(flows)
         return levels, given_up
+
+    def _given_up(self, flows: _Flows, late_by_flow: _Flows) -> list[Ticket]:
+        """Return those to give up: not the last that a flow has which was served less than every
+        other. They would take its turn, again and again.
+        """
+        served = sorted((self._served_in(flow, name), name) for name, flow in flows.items())
+        if len(served) > 1 and served[0][0] < served[1][0]:
+            name = served[0][1]
+            late = late_by_flow[name]
+            if len(late) == len(flows[name]):
+                late_by_flow[name] = [each for each in late if each.is_refusable]
+        return [each for late in late_by_flow.values() for each in late]
+
+    def _served_in(self, flow: list[Ticket], name: str) -> float:
+        return self.served(flow[0].request.claim.priority, name)
 
     def by_arrival(self, tickets: Iterable[Ticket], now: float) -> list[_Flows]:
         """Return the flows of each level, each in order of arrival.
@@ -129,10 +145,7 @@ class Plan:
     def _by_turns(self, flows: _Flows) -> Iterator[Ticket]:
         """Yield always the next ticket of the flow that was served least."""
         rest = {name: iter(flow) for name, flow in flows.items()}
-        counter = {
-            name: self.counters[flow[0].request.claim.priority] for name, flow in flows.items()
-        }
-        heap = [(counter[name].counter(name), name) for name in flows]
+        heap = [(self._served_in(flow, name), name) for name, flow in flows.items()]
         heapify(heap)
         while heap:
             name = heap[0][1]
@@ -141,7 +154,7 @@ class Plan:
                 heappop(heap)
                 continue
             yield ticket
-            heapreplace(heap, (counter[name].counter(name), name))
+            heapreplace(heap, (self._served_in(flows[name], name), name))
 
     def _flows(self, level: list[Ticket]) -> _Flows:
         if not self._settings.fair:

@@ -12,7 +12,8 @@
    tenth of a core at most, those that got an endpoint aside; newcomers stand in line meanwhile.
 4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
    as the queue's own pace says so. Others that are late are looked at once a second, so that what
-   is freed is there for the next who can be in time.
+   is freed is there for the next who can be in time; not so where a tenant that got less than every
+   other has none but late ones.
 5. The queue is bounded by number, bytes and time. Where it is full the one that is furthest behind
    goes, which may be the newcomer.
 6. Where one of priority 0 or above is refused, those below 0 that wait for the same endpoints are

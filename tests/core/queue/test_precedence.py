@@ -243,15 +243,17 @@ def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:
 
 
 def test_late_ones_are_let_go_first_by_nobody() -> None:
+    """But for one who was served least, whose turn it is."""
     scene = Scene(stuck=frozenset({"slot"}))
-    scene.queue.charge(newcomer(GREEDY))
+    for tenant in (GREEDY, MODEST):
+        scene.queue.charge(newcomer(tenant))
     scene.hold(MODEST, "slot", tenant=MODEST, goal_s=0.1)
     scene.now = 1.0
     scene.free(9)
     scene.hold("more", tenant=GREEDY)
 
     assert scene.free(9, after_s=2 * LATE_LOOK_S) == ["more"]
-    assert scene.looked == [MODEST, "more"]
+    assert scene.looked == ["more", MODEST]
     assert behind_s(scene, GREEDY) == 0
 
 

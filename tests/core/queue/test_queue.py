@@ -352,6 +352,24 @@ def test_what_is_freed_is_left_to_those_in_time_for_a_while() -> None:
     assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["late"]
 
 
+@pytest.mark.parametrize(
+    ("num_served", "sent"), [(0, ["late one"]), (1, ["in time"])], ids=["least", "as much"]
+)
+def test_a_tenant_that_was_served_least_keeps_its_turn_though_all_of_it_is_late(
+    num_served: int, sent: list[str]
+) -> None:
+    """Else a tenant that sends without end would always have one that is in time."""
+    scene = Scene()
+    scene.hold("late one", tenant="modest", goal_s=0.5)
+    scene.hold("of the flood", tenant="flood", goal_s=0.5)
+    for name in ("of the flood", *["late one"] * num_served):
+        scene.queue.charge(scene.tickets[name].request)
+    scene.free(0)
+    scene.hold("in time", tenant="flood", goal_s=0.5)
+
+    assert scene.free(after_s=0.1) == sent
+
+
 def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in_vain() -> None:
     scene = Scene()
     for name in "abc":
