@@ -11,8 +11,7 @@ from extproc.app.observers import Observers
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.engines import PROFILES
-from extproc.core.losses import Losses
-from extproc.core.losslines import Part
+from extproc.core.losses import Losses, Part
 from extproc.core.pool import Pool
 from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint, LoadReport, ModelCard

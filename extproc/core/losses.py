@@ -1,261 +1,173 @@
 """What an operator should hear about pods: each loss once, and each return.
 
-A pod has two parts that are lost separately: its load reports, and its list of models. Where both
-fail, the pod is lost, and only its reports are mentioned.
+A pod has two parts that are lost separately: its load reports, and its list of models.
 
-Rules:
-1. The reports of a pod are lost when none is left that is trusted, or when the pod has refused
-   connections for `UNREACHABLE_S`; and when requests for them have failed twice in a row and for
-   `PATIENCE_S`. A router that was suspended has old reports and no failures: nothing is lost.
-2. A list of models is lost when requests for it have failed twice in a row and for `PATIENCE_S`,
-   while reports arrive.
-3. A part is back when it has not been lost for `STEADY_S`: a pod that flaps faster is mentioned
-   once. One that flaps slower causes two lines in more than `STEADY_S`.
-4. More than `MAX_LINES` pods that change alike between two looks share one line, and so do fewer
-   as soon as there would be more than `MAX_RECENT` lines of that kind in `RECENT_S`.
-5. Discovery decides which pods are due: one that is not ready is not found lost, and one that is
+1. A part is lost when requests for it have failed twice in a row and for `PATIENCE_S`; reports only
+   once none is left that is trusted, or the pod refuses connections. A router that was suspended
+   has old reports and no failures. The list of models is not found lost while reports fail, or
+   nothing answers.
+2. A part is back when it has answered for `STEADY_S` without a failure: a pod that flaps faster is
+   said once.
+3. Pods that change alike between two looks share a line: the log leaves none out.
+4. Discovery decides which pods are due: one that is not ready is not found lost, and one that is
    removed is forgotten in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 
 from msgspec import Struct
 
-from extproc.core.losslines import Change, Line, Part, line_about, most, shared_line
 from extproc.core.types import EndpointView, Snapshot
 from extproc.core.words import listed, pod_name, pod_title, shortened
 
-PATIENCE_S = 1.0
+PATIENCE_S = 2.0
 """A request that fails alone, or just after a pause of this process, is no loss."""
-UNREACHABLE_S = 2.0
-"""For one that refuses connections: its last report may be trusted for minutes more."""
 STEADY_S = 5.0
-MAX_LINES = 5
-MAX_RECENT, RECENT_S = 10, 10.0
-"""Half of what the log takes of one kind (`shell.logs`): a line a second still fits after them."""
+MAX_TITLES = 10
+"""Pods that a line names."""
 _MAX_CAUSE_CHARS = 200
-_ALL_LOST = "no pod reports (%d of %d lost): requests fail unless a pod answers Envoy"
-_ALL_UNREPORTED = "no pod reports (%d of %d lost): routing goes by what routers have sent to each"
-_SOME_BACK = "%d of %d pods report"
+
+
+class Part(StrEnum):
+    """What a pod is asked for."""
+
+    REPORTS = "reports"
+    MODELS = "list of models"
+
+
+class Line(Struct, frozen=True):
+    """One line of the log. The log limits lines with the same template together."""
+
+    template: str
+    values: tuple[object, ...]
+    is_loss: bool  # False: a return
 
 
 class _State(Struct):
-    """One part of one pod. Lost while `lost_s` is set, perhaps back since `back_s`."""
+    """One part of one pod. Lost from `lost_s` on, the last answer before."""
 
     due_s: float  # of the last answer, or since when there should be one
-    has_answered: bool = False
-    failing_s: float | None = None  # of the first failure after it
-    num_failures: int = 0
+    num_failures: int = 0  # since then
+    failing_s: float = 0.0  # of the first of them
+    failed_s: float = 0.0  # of the last of all
     cause: str = ""
-    lost_s: float | None = None  # the `due_s` of the loss
-    back_s: float | None = None
-    num_losses: int = 0
-
-    @property
-    def is_well(self) -> bool:
-        return self.has_answered and self.failing_s is None and self.lost_s is None
+    lost_s: float | None = None
 
     @property
     def is_lost(self) -> bool:
-        return self.lost_s is not None and self.back_s is None
-
-    def fails(self, cause: str, now: float) -> None:
-        self.failing_s = now if self.failing_s is None else self.failing_s
-        self.num_failures, self.cause = self.num_failures + 1, cause
+        return self.lost_s is not None and self.num_failures > 0
 
     def answers(self, now: float) -> None:
-        self.due_s, self.has_answered = now, True
-        self.failing_s, self.num_failures = None, 0
+        self.due_s, self.num_failures = now, 0
+
+    def fails(self, cause: str, now: float) -> None:
+        self.failing_s = self.failing_s if self.num_failures else now
+        self.failed_s, self.num_failures, self.cause = now, self.num_failures + 1, cause
 
     def excuse(self, now: float) -> None:
         """Forget failures that are no loss, unless it is lost already."""
         if self.lost_s is None:
-            self.failing_s, self.num_failures = None, 0
-            if not self.has_answered:
-                self.due_s = now
+            self.answers(now)
 
-    def keeps_failing(self, now: float) -> bool:
-        has_lasted = self.failing_s is not None and now - self.failing_s >= PATIENCE_S
-        return has_lasted and self.num_failures > 1
+    def turns(self, can_be_lost: bool, now: float) -> tuple[bool, float] | None:
+        """Return whether it is lost or back from now on, and for how long it gave no answer."""
+        if self.lost_s is None:
+            keeps_failing = self.num_failures > 1 and now - self.failing_s >= PATIENCE_S
+            if can_be_lost and keeps_failing:
+                self.lost_s = self.due_s
+                return True, now - self.due_s
+        elif self.due_s - self.failed_s >= STEADY_S:
+            after_s, self.lost_s = self.failed_s - self.lost_s, None
+            return False, after_s
+        return None
 
 
-class _Pod(Struct):
-    reports: _State
-    models: _State
-    title: str = ""
-    name: str = ""
-    is_due: bool = False
-    serves: bool = False  # also without reports
-
-    @property
-    def has_answered_since(self) -> bool:
-        """Whether it has listed its models since its reports began to fail."""
-        failing_s = self.reports.failing_s
-        has_listed = failing_s is not None and self.models.due_s > failing_s
-        return has_listed and self.models.has_answered
-
-    @property
-    def is_well(self) -> bool:
-        """Due, and without a failure since the last answers: most pods at most times."""
-        return self.is_due and self.reports.is_well and self.models.is_well
-
-    @property
-    def is_silent(self) -> bool:
-        """Due and reporting, but without a list of models."""
-        return self.is_due and self.models.is_lost and not self.reports.is_lost
-
-    def state(self, part: Part) -> _State:
-        return self.reports if part is Part.REPORTS else self.models
+_Change = tuple[str, float, str]
+"""The title of a pod, how long it gave no answer, and the cause."""
 
 
 class Losses:
-    """Follows which pods are lost. `look` about once a second; its cost is that of the pods."""
+    """Follows which pods are lost. `look` about once a second; its cost is that of the pods.
+
+    Attributes:
+        num_due: Pods that should send reports: ready ones, and those that were so when they were
+            lost.
+    """
 
     def __init__(self) -> None:
-        self._pods: dict[str, _Pod] = {}
-        self._is_all_lost = False  # as the log has it
-        self._recent_s: dict[tuple[Part, bool], list[float]] = {}  # of lines, by kind
-
-    # --- events -----------------------------------------------------------------------------
-
-    def answered(self, address: str, part: Part, *, now: float) -> None:
-        """Record that a pod sent a report or listed its models."""
-        pod = self._pods.get(address)
-        if pod is not None:
-            pod.state(part).answers(now)
-
-    def failed(self, address: str, part: Part, cause: str, *, now: float) -> None:
-        """Record that a request for a part failed; the cause is for people."""
-        pod = self._pods.get(address)
-        if pod is not None:
-            pod.state(part).fails(shortened(cause, _MAX_CAUSE_CHARS), now)
-
-    def look(self, snapshot: Snapshot) -> list[Line]:
-        """Return what has changed since the last look: a few lines, however many pods."""
-        now = snapshot.now
-        self._pods = {
-            view.address: self._pods.get(view.address) or _Pod(_State(now), _State(now))
-            for view in snapshot.endpoints
-        }
-        changes: list[Change] = []
-        for view in snapshot.endpoints:
-            pod = self._pods[view.address]
-            if not (view.is_ready and pod.is_well):
-                changes += _changes(pod, view, now)
-        lines = [
-            line
-            for part in Part
-            for is_loss in (True, False)
-            for line in self._about(part, is_loss, changes, now)
-        ]
-        return [*lines, *self._whole_pool()]
-
-    # --- state ------------------------------------------------------------------------------
-
-    @property
-    def num_due(self) -> int:
-        """Pods that should send reports: ready ones, and those that were so when they were lost."""
-        return sum(pod.is_due for pod in self._pods.values())
+        self._pods: dict[str, dict[Part, _State]] = {}
+        self._lost: dict[Part, list[tuple[str, str]]] = {part: [] for part in Part}
+        self.num_due = 0
 
     @property
     def num_lost(self) -> int:
         """Those of them whose reports are lost."""
-        return sum(pod.reports.is_lost for pod in self._pods.values())
+        return len(self._lost[Part.REPORTS])
+
+    def answered(self, address: str, part: Part, *, now: float) -> None:
+        """Record that a pod sent a report or listed its models."""
+        if pod := self._pods.get(address):
+            pod[part].answers(now)
+
+    def failed(self, address: str, part: Part, cause: str, *, now: float) -> None:
+        """Record that a request for a part failed; the cause is for people."""
+        if pod := self._pods.get(address):
+            pod[part].fails(shortened(cause, _MAX_CAUSE_CHARS), now)
+
+    def look(self, snapshot: Snapshot) -> list[Line]:
+        """Return what has changed since the last look: a line a kind, however many pods."""
+        now = snapshot.now
+        self._pods = {
+            view.address: self._pods.get(view.address)
+            or {part: _State(view.reported_at_s or now) for part in Part}
+            for view in snapshot.endpoints
+        }
+        self.num_due, self._lost = 0, {part: [] for part in Part}
+        changes: defaultdict[tuple[Part, bool], list[_Change]] = defaultdict(list)
+        for view in snapshot.endpoints:
+            for part, is_loss, change in self._judge(view, self._pods[view.address], now):
+                changes[part, is_loss].append(change)
+        return [self._line(part, is_loss, each) for (part, is_loss), each in changes.items()]
 
     def warnings(self) -> list[str]:
         """Return what is wrong as of the last look, for people; empty when all is well."""
-        pods = self._pods.values()
-        lost = [pod for pod in pods if pod.reports.is_lost]
-        silent = [pod for pod in pods if pod.is_silent]
-        found = []
-        if lost:
-            causes = most([pod.reports.cause for pod in lost])
-            names = listed([pod.name for pod in lost])
-            found.append(f"{len(lost)} of {self.num_due} pods give no reports: {causes}: {names}")
-            num_serving = sum(pod.serves for pod in lost)
-            if num_serving:
-                found[-1] += f"; {num_serving} of them answer, and get requests by routers' counts"
-        if silent:
-            causes = most([pod.models.cause for pod in silent])
-            names = listed([pod.name for pod in silent])
-            found.append(f"{len(silent)} of {self.num_due} pods list no models: {causes}: {names}")
-        return found
+        return [
+            f"{len(lost)} of {self.num_due} pods give no {part}: "
+            f"{_alike(cause for _, cause in lost)}: {listed([name for name, _ in lost])}"
+            for part, lost in self._lost.items()
+            if lost
+        ]
 
-    # --- inside -----------------------------------------------------------------------------
+    def _judge(
+        self, view: EndpointView, pod: dict[Part, _State], now: float
+    ) -> Iterable[tuple[Part, bool, _Change]]:
+        reports, models = pod.values()
+        if not view.is_ready:
+            reports.excuse(now)
+        if reports.num_failures or view.is_unreachable or not view.is_ready:
+            models.excuse(now)
+        for part, state in pod.items():
+            can_be_lost = state is models or view.is_unreachable or not view.is_known
+            turned = state.turns(can_be_lost, now)
+            if turned is not None:
+                yield part, turned[0], (pod_title(view), turned[1], state.cause)
+        self.num_due += view.is_ready or reports.lost_s is not None
+        if reports.is_lost:
+            self._lost[Part.REPORTS].append((pod_name(view), reports.cause))
+        elif models.is_lost and view.is_ready:
+            self._lost[Part.MODELS].append((pod_name(view), models.cause))
 
-    def _about(
-        self, part: Part, is_loss: bool, changes: Iterable[Change], now: float
-    ) -> Iterable[Line]:
-        alike = [each for each in changes if each.part is part and each.is_loss is is_loss]
-        before = self._recent_s.get((part, is_loss), [])
-        recent = [at_s for at_s in before if now - at_s < RECENT_S]
-        most_lines = max(1, min(MAX_LINES, MAX_RECENT - len(recent)))
-        few = len(alike) <= most_lines
-        lines = [line_about(each) for each in alike] if few else [shared_line(alike)]
-        self._recent_s[part, is_loss] = recent + [now] * len(lines)
-        return lines
-
-    def _whole_pool(self) -> list[Line]:
-        """Return a line when the last pod is lost, and when the first is back."""
-        due = [pod.reports for pod in self._pods.values() if pod.is_due]
-        any_serves = any(pod.serves for pod in self._pods.values() if pod.is_due)
-        if not self._is_all_lost:
-            if not due or not all(each.is_lost for each in due):
-                return []
-            self._is_all_lost = True
-            template = _ALL_UNREPORTED if any_serves else _ALL_LOST
-            return [Line(template, (len(due), len(due)), is_loss=True)]
-        num_back = sum(each.lost_s is None and each.has_answered for each in due)
-        if not num_back:
-            return []
-        self._is_all_lost = False
-        return [Line(_SOME_BACK, (num_back, len(due)), is_loss=False)]
+    def _line(self, part: Part, is_loss: bool, changes: Sequence[_Change]) -> Line:
+        titles, after_s, causes = zip(*changes, strict=True)
+        who, why = listed(titles, MAX_TITLES), [_alike(causes)] if is_loss else []
+        what = f"no {part} for %.0f s: %s" if is_loss else f"{part} again after %.0f s"
+        counts = (len(self._lost[part]), self.num_due)
+        return Line(f"%s: {what}; lost: %d of %d", (who, max(after_s), *why, *counts), is_loss)
 
 
-def _changes(pod: _Pod, view: EndpointView, now: float) -> Iterable[Change]:
-    reports, models = pod.reports, pod.models
-    pod.name, pod.title = pod_name(view), pod_title(view)
-    pod.serves = not (view.is_silent or view.is_lost) and pod.has_answered_since
-    if view.reported_at_s is not None and not reports.has_answered:  # before the first look
-        reports.due_s, reports.has_answered = view.reported_at_s, True
-    if not view.is_ready:
-        reports.excuse(now)
-        models.excuse(now)
-    pod.is_due = view.is_ready or reports.lost_s is not None
-    is_gone = view.is_unreachable and now - reports.due_s >= UNREACHABLE_S
-    is_down = (is_gone or not view.is_known) and reports.keeps_failing(now)
-    yield from _judge(pod, Part.REPORTS, is_down, now)
-    if reports.failing_s is not None:
-        models.excuse(now)
-    else:
-        yield from _judge(pod, Part.MODELS, models.keeps_failing(now), now)
-
-
-def _judge(pod: _Pod, part: Part, is_down: bool, now: float) -> Iterable[Change]:
-    state = pod.state(part)
-    if is_down and state.lost_s is None:
-        state.lost_s, state.num_losses = state.due_s, 1
-        yield _change(pod, part, state, now - state.lost_s)
-    elif is_down and state.back_s is not None:
-        state.back_s, state.num_losses = None, state.num_losses + 1
-    elif not is_down and state.lost_s is not None:
-        state.back_s = now if state.back_s is None else state.back_s
-        if now - state.back_s >= STEADY_S:
-            yield _change(pod, part, state, state.back_s - state.lost_s)
-            state.lost_s = state.back_s = None
-
-
-def _change(pod: _Pod, part: Part, state: _State, after_s: float) -> Change:
-    return Change(
-        part=part,
-        is_loss=state.back_s is None,
-        title=pod.title,
-        name=pod.name,
-        after_s=after_s,
-        cause=state.cause,
-        has_answered=state.has_answered,
-        num_losses=state.num_losses,
-        serves=pod.serves and part is Part.REPORTS,
-    )
+def _alike(causes: Iterable[str]) -> str:
+    return listed(sorted(set(causes)))

@@ -6,6 +6,9 @@ forms that every reader understands alike are accepted here: RFC 7578 as clients
 bare parameters. Anything else is an error, so no request is routed by one `model` and served by
 another. Of repeated fields the last one counts, as in Starlette's `FormData.get`. Other parts are
 skipped and not kept.
+
+python-multipart itself would take more code than this and up to ten times the CPU: it is lenient,
+tells no positions, and cannot be stopped within a chunk. The tests compare the two.
 """
 
 from __future__ import annotations

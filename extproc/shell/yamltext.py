@@ -1,9 +1,9 @@
 """YAML as operators write it: the configuration and the file of endpoints.
 
-PyYAML bounds the types that it creates, not their number: ten short lines of aliases stand for
-billions of values ("billion laughs"), and some of its errors are no YAMLError. Here the text, its
-values, their depth and their length are bounded, aliases counted with their contents, and every
-error is a `YamlError` of one line.
+PyYAML's safe loader bounds the types that it creates, not their number: ten short lines of aliases
+stand for billions of values ("billion laughs"). It takes repeated keys, and some of its errors are
+no YAMLError. Here the text, its values and their length are bounded, aliases counted with their
+contents, and every error is a `YamlError` of one line. Python's own limit ends deep nesting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ MAX_CHARS = 1024 * 1024
 """The limit of a Kubernetes ConfigMap, in bytes."""
 MAX_VALUES = 50_000
 """Keys and values, those of aliases included: 10,000 pods with names, which take 1.5 s."""
-MAX_DEPTH = 32
 MAX_VALUE_CHARS = 4096
 """The longest path (PATH_MAX). Longer numbers are slow: `1:1:1:...` is read to base 60."""
 _MAX_MESSAGE_CHARS = 300
@@ -41,6 +40,8 @@ def load_yaml(text: str) -> Any:
         raise
     except yaml.MarkedYAMLError as error:
         raise YamlError(f"not YAML: {_marked(error)}") from error
+    except RecursionError as error:
+        raise YamlError("nested too deep") from error
     except Exception as error:
         # 2024-13-45 is a ValueError, `!!bool x` a KeyError, `!!int ""` an IndexError, and so on.
         raise YamlError(f"not YAML: {_one_line(str(error) or type(error).__name__)}") from error
@@ -52,32 +53,22 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._num_values = 0
-        self._depth = 0
-        self._num_values_of: dict[str, int] = {}
+        self._num_values_of: dict[str | None, int] = {}  # by anchor, whole ones only
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call] # it has no stubs
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor in self.anchors and event.anchor not in self._num_values_of:
-                raise YamlError(f"*{event.anchor} contains itself")
-            self._count(self._num_values_of.get(str(event.anchor), 0))
-            return super().compose_node(parent, index)
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_VALUE_CHARS:
             raise YamlError(f"a value of more than {MAX_VALUE_CHARS} characters")
-        before, self._depth = self._num_values, self._depth + 1
-        if self._depth > MAX_DEPTH:
-            raise YamlError(f"nested more than {MAX_DEPTH} deep")
-        self._count(1)
+        before = self._num_values
         node = super().compose_node(parent, index)
-        self._depth -= 1
-        if event.anchor is not None:
+        if isinstance(event, yaml.AliasEvent):  # without an end, if it is within its anchor
+            self._num_values += self._num_values_of.get(event.anchor, MAX_VALUES + 1)
+        else:
+            self._num_values += 1
             self._num_values_of[event.anchor] = self._num_values - before
-        return node
-
-    def _count(self, num_values: int) -> None:
-        self._num_values += num_values
         if self._num_values > MAX_VALUES:
             raise YamlError(f"more than {MAX_VALUES} values, aliases written out")
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from extproc.shell.yamltext import (
     MAX_CHARS,
-    MAX_DEPTH,
     MAX_VALUE_CHARS,
     MAX_VALUES,
     YamlError,
@@ -41,11 +40,10 @@ def num_values(value: Any) -> int:
     ("text", "message"),
     [
         (BOMB, f"more than {MAX_VALUES} values, aliases written out"),
-        ("a: &a [*a]", r"\*a contains itself"),
-        ("&a {b: {c: *a}}", r"\*a contains itself"),
-        (f"{'[' * 33}{']' * 33}", f"nested more than {MAX_DEPTH} deep"),
-        ("[" * 100_000, f"nested more than {MAX_DEPTH} deep"),
-        ("- " * 100_000, f"nested more than {MAX_DEPTH} deep"),
+        ("a: &a [*a]", f"more than {MAX_VALUES} values, aliases written out"),
+        ("&a {b: {c: *a}}", f"more than {MAX_VALUES} values, aliases written out"),
+        ("[" * 100_000, "nested too deep"),
+        ("- " * 100_000, "nested too deep"),
         ("[" + "x, " * MAX_VALUES + "]", f"more than {MAX_VALUES} values"),
         ("x" * (MAX_CHARS + 1), f"more than {MAX_CHARS} characters"),
         ("1" + ":1" * 300_000, f"a value of more than {MAX_VALUE_CHARS} characters"),
@@ -71,6 +69,10 @@ def test_every_yaml_error_is_one_line(text: str, message: str | None) -> None:
 
     assert len(str(error.value).splitlines()) == 1
     assert str(error.value).isprintable()
+
+
+def test_a_safe_loader_alone_takes_few_lines_that_stand_for_billions_of_values() -> None:
+    assert num_values(yaml.safe_load(BOMB)) > MAX_VALUES
 
 
 def test_aliases_that_stand_for_little_are_taken() -> None:
