@@ -16,7 +16,7 @@ from extproc.config.adapters import AdaptersConfig
 from extproc.config.routes import RouteConfig
 from extproc.core.adapters.declared import Declaration
 from extproc.core.kubernetes.llmroutes import read_route
-from extproc.core.kubernetes.objects import route_queries
+from extproc.core.kubernetes.objects import routes_query
 from extproc.shell.stores.content import decode, decode_asked
 from tests.core.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
 from tests.core.kubernetes.declared import POOL, POOLS, item, listed
@@ -59,7 +59,7 @@ def of_a_list(fields: Fields) -> Declaration:
 
 def of_an_llmroute(fields: Fields, **spec: Any) -> Declaration:
     found = item({"backendRefs": [POOL], "adapter": fields, **spec})
-    read = read_route(listed(route_queries()[0], found)[0], POOLS, engine="vllm")
+    read = read_route(listed(routes_query(), found)[0], POOLS, engine="vllm")
     assert read is not None
     return read[0].declaration
 

@@ -25,9 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from extproc.app.declarations import Cluster, Declarations, OnOffers, OnRules
 from extproc.app.inferencepool import OnEndpoints, PoolPresence
-from extproc.app.optionalkind import OptionalKind
 from extproc.app.publisher import Publisher
 from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
 from extproc.core.kubernetes.objectives import priorities, without_pool
@@ -36,9 +34,8 @@ from extproc.core.kubernetes.objects import (
     InferenceObjective,
     InferencePool,
     KubeObject,
-    PoolRef,
     Query,
-    objective_queries,
+    objectives_query,
     pods_query,
     pool_query,
     slices_query,
@@ -85,11 +82,11 @@ class Kubernetes:
         namespace: str | None = None,
         scheme: str = "http",
     ) -> None:
-        self._client = KubernetesClient(kubeconfig)
+        self.client = KubernetesClient(kubeconfig)
         self._clock = clock
         self._rng = rng
-        self._times = times or WatchTimes()
-        self._namespace = namespace or ""
+        self.times = times or WatchTimes()
+        self.namespace = namespace or ""
         self._scheme = scheme
         self._stats = WatchStats()
 
@@ -120,8 +117,8 @@ class Kubernetes:
                 return None
 
         with Publisher(on_endpoints) as publisher:
-            await self._watch(
-                slices_query(service, namespace=self._namespace),
+            await self.watch(
+                slices_query(service, namespace=self.namespace),
                 lambda slices: publisher.publish(lambda: read(slices)),
             ).run()
 
@@ -138,7 +135,7 @@ class Kubernetes:
                 def on_pools(pools: Collection[InferencePool]) -> None:
                     nonlocal chosen, following
                     pool = next(iter(pools), None)
-                    presence.record(pool, self._namespace or self._client.known_namespace)
+                    presence.record(pool, self.namespace or self.client.known_namespace)
                     before, chosen = chosen, selection(pool)
                     if following is not None and chosen != before:
                         following.cancel()
@@ -148,57 +145,24 @@ class Kubernetes:
                     elif chosen is not None and following is None:
                         following = tasks.create_task(self._follow_pods(*chosen, publisher))
 
-                query = pool_query(presence.name, namespace=self._namespace)
-                await self._watch(query, on_pools).run()
+                query = pool_query(presence.name, namespace=self.namespace)
+                await self.watch(query, on_pools).run()
 
     async def follow_objectives(self, pools: Sequence[str], on_priorities: OnPriorities) -> None:
         """Follow the priorities that the InferenceObjectives of pools give, by their names."""
 
-        def on_objectives(
-            _: Query[InferenceObjective] | None, found: Collection[InferenceObjective]
-        ) -> None:
+        def on_objectives(found: Collection[InferenceObjective]) -> None:
             on_priorities(priorities(found, pools))
             if lost := without_pool(found):
                 log.warning(
                     "InferenceObjectives that name no pool have no effect: %s", listed(lost)
                 )
 
-        await OptionalKind(
-            self._client,
-            f"InferencePool {', '.join(pools)}: InferenceObjectives",
-            objective_queries(self._namespace),
-            new_watch=self._watch_beside,
-            on_objects=on_objectives,
-            relist_s=self._times.relist_s,
-            clock=self._clock,
-            rng=self._rng,
-        ).run()
-
-    def declarations(
-        self,
-        pools: Collection[PoolRef],
-        *,
-        engine: str,
-        on_rules: OnRules,
-        on_offers: OnOffers,
-        wall_clock: Callable[[], float],
-    ) -> Declarations:
-        """Return what is declared for pools of ours; see there. Nothing is followed yet."""
-        cluster = Cluster(
-            self._client,
-            frozenset(pools),
-            self._namespace,
-            engine,
-            self._times.relist_s,
-            wall_clock,
-            self._clock,
-            self._rng,
-        )
-        return Declarations(cluster, self._watch_beside, on_rules=on_rules, on_offers=on_offers)
+        await self.watch(objectives_query(self.namespace), on_objectives).run()
 
     async def aclose(self) -> None:
         """Close all connections; each `follow_*` must have been cancelled."""
-        await self._client.aclose()
+        await self.client.aclose()
 
     @property
     def lists(self) -> Mapping[str, int]:
@@ -218,30 +182,22 @@ class Kubernetes:
     async def _follow_pods(
         self, selector: str, ports: Sequence[int], publisher: Publisher[Sequence[Endpoint]]
     ) -> None:
-        await self._watch(
-            pods_query(selector, namespace=self._namespace),
+        await self.watch(
+            pods_query(selector, namespace=self.namespace),
             lambda pods: publisher.publish(lambda: pod_endpoints(pods, ports, scheme=self._scheme)),
         ).run()
 
-    def _watch_beside(
-        self, query: Query[T], on_change: Callable[[Collection[T]], None]
+    def watch(
+        self, query: Query[T], on_change: Callable[[Collection[T]], None], hint: str = ""
     ) -> ListWatch[T]:
-        # Its contacts are not the endpoints': the age of those is an alert.
-        stats = WatchStats(self._stats.lists, self._stats.failures)
-        return self._watch(query, on_change, stats)
-
-    def _watch(
-        self,
-        query: Query[T],
-        on_change: Callable[[Collection[T]], None],
-        stats: WatchStats | None = None,
-    ) -> ListWatch[T]:
+        """Return what follows a query; see there. Nothing is followed yet."""
         return ListWatch(
-            self._client,
+            self.client,
             query,
             on_change=on_change,
-            stats=stats or self._stats,
+            stats=self._stats,
             clock=self._clock,
             rng=self._rng,
-            times=self._times,
+            times=self.times,
+            hint=hint,
         )

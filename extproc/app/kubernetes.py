@@ -58,12 +58,13 @@ class KubernetesDiscovery:
             self._presences = [PoolPresence(name) for name in config.inference_pool or ()]
             pools = _pools(config) if config.declarations else ()
             if pools and on_rules is not None and on_offers is not None:
-                self._declarations = self._kubernetes.declarations(
+                self._declarations = Declarations(
+                    self._kubernetes,
                     pools,
                     engine=engine,
+                    wall_clock=world.wall_clock,
                     on_rules=on_rules,
                     on_offers=on_offers,
-                    wall_clock=world.wall_clock,
                 )
 
     def why_not_ready(self) -> list[str]:

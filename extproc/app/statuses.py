@@ -54,11 +54,19 @@ class Statuses:
         relist_s: Until the next attempt where a Role does not allow it.
     """
 
-    def __init__(self, client: Client, *, wall_clock: Callable[[], float], relist_s: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        query: Query[Any],
+        *,
+        wall_clock: Callable[[], float],
+        relist_s: float,
+    ) -> None:
         self._client = client
+        self._query = query
         self._wall_clock = wall_clock
         self._relist_s = relist_s
-        self._query: Query[Any] | None = None
+        self._api = ""
         self._objects: dict[str, DeclaringObject] = {}
         self._wanted: Mapping[str, Collection[Part]] = {}
         self._settled: dict[tuple[str, str], Part] = {}
@@ -66,10 +74,10 @@ class Statuses:
         self._woken = asyncio.Event()
         self._warned = False
 
-    def know(self, query: Query[Any] | None, objects: Collection[DeclaringObject]) -> None:
-        """Take note of the objects as they are, after a list or a change."""
-        before = self._objects if query == self._query else {}
-        self._query, self._objects = query, {origin_of(each): each for each in objects}
+    def know(self, api: str, objects: Collection[DeclaringObject]) -> None:
+        """Take note of an API's objects as they are, after a list or a change; "" for no API."""
+        before = self._objects if api == self._api else {}
+        self._api, self._objects = api, {origin_of(each): each for each in objects}
         self._settled = {
             key: part
             for key, part in self._settled.items()
@@ -114,8 +122,8 @@ class Statuses:
                 await asyncio.sleep(0)
 
     async def _write(self, origin: str, part: Part) -> None:
-        source, query = self._objects.get(origin), self._query
-        if source is None or query is None:
+        source = self._objects.get(origin)
+        if source is None:
             return
         key = origin, part.manager
         known = replace(source, status=_UNKNOWN) if key in self._left else source
@@ -123,7 +131,7 @@ class Statuses:
         status = patch(known, part, wall_time=wall_time)
         if status is not None:
             try:
-                await self._apply(query, source, part.manager, status)
+                await self._apply(source, part.manager, status)
             except ApiError as error:
                 if error.reason not in _PERMANENT:
                     raise
@@ -132,12 +140,12 @@ class Statuses:
         self._left.discard(key)
 
     async def _apply(
-        self, query: Query[Any], source: DeclaringObject, manager: str, status: Mapping[str, Any]
+        self, source: DeclaringObject, manager: str, status: Mapping[str, Any]
     ) -> None:
-        metadata, origin = source.metadata, origin_of(source)
-        path = f"{query.path(await self._client.namespace())}/{metadata.name}/status"
+        api, query, metadata, origin = self._api, self._query, source.metadata, origin_of(source)
+        path = f"{query.path(api, await self._client.namespace())}/{metadata.name}/status"
         body = {
-            "apiVersion": query.api.removeprefix("/apis/"),
+            "apiVersion": api.removeprefix("/apis/"),
             "kind": query.kind.__name__,
             "metadata": {"name": metadata.name, "uid": metadata.uid},
             "status": status,

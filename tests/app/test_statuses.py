@@ -12,13 +12,13 @@ import pytest
 
 from extproc.app.statuses import Statuses
 from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.objects import LLMRoute, route_queries
+from extproc.core.kubernetes.objects import LLMRoute, routes_query
 from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
 from extproc.core.kubernetes.store import ApiError, error_of
 from tests.core.kubernetes.declared import item, listed
 from tests.virtualtime import in_virtual_time
 
-(QUERY,) = route_queries()
+QUERY = routes_query()
 RELIST_S = 600.0
 
 
@@ -50,11 +50,11 @@ class Written:
     def __init__(self) -> None:
         self.api = Api()
         self._task: asyncio.Future[None] | None = None
-        self.statuses = Statuses(self.api, wall_clock=lambda: 86_400.0, relist_s=RELIST_S)
+        self.statuses = Statuses(self.api, QUERY, wall_clock=lambda: 86_400.0, relist_s=RELIST_S)
 
     def know(self, *items: dict[str, Any]) -> list[LLMRoute]:
         objects = listed(QUERY, *items)
-        self.statuses.know(QUERY, objects)
+        self.statuses.know(QUERY.apis[0], objects)
         return objects
 
     async def after(self, seconds: float) -> list[str]:
@@ -117,7 +117,7 @@ async def test_a_list_that_shows_another_status_is_reason_to_write_again() -> No
 @in_virtual_time
 async def test_an_undefined_kind_has_no_status() -> None:
     written = Written()
-    written.statuses.know(None, ())
+    written.statuses.know("", ())
     written.statuses.want({origin("a"): said()})
 
     assert await written.after(5.0) == []

@@ -60,7 +60,8 @@ class Router:
         self.rules: Sequence[Reading[RuleSet]] | None = None
         self.offers: Sequence[Reading[Offer]] | None = None
         self.merged: Merged = merge()
-        self.declarations: Declarations = kubernetes.declarations(
+        self.declarations: Declarations = Declarations(
+            kubernetes,
             [PoolRef("pool")],
             engine="vllm",
             on_rules=self._on_rules,

@@ -143,5 +143,5 @@ async def test_a_role_that_may_not_list_them_costs_one_warning_until_it_may(
         await told.until({"old": 1})
 
     assert len(refused) == 1
-    assert "InferencePool pool: InferenceObjectives: not read: 403" in refused[0]
+    assert "InferenceObjectives: not read: 403" in refused[0]
     assert warnings(caplog) == refused

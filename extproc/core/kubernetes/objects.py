@@ -19,8 +19,9 @@ from msgspec import Raw, Struct, field
 
 POOL_GROUP = "inference.networking.k8s.io"
 """API group of InferencePools."""
-_GROUPS = ("llm-d.ai", "inference.networking.x-k8s.io")
-"""API groups of what refers to them, the newer one first."""
+_OF_POOLS = (f"/apis/{POOL_GROUP}/v1",)
+_BESIDE_POOLS = ("/apis/llm-d.ai/v1alpha2", "/apis/inference.networking.x-k8s.io/v1alpha2")
+"""APIs of what refers to them, the newer one first."""
 ROUTE_GROUP = "llm.extproc"
 """API group of our own kind. Kubernetes wants a dot in it; `extproc` is no top-level domain, so the
 name is nobody's."""
@@ -194,14 +195,31 @@ class Keeper(Protocol):
 
 
 class Query(Struct, Generic[T], frozen=True):
-    """A list that can be watched."""
+    """A list that can be watched: all that is to be known of a kind.
+
+    Attributes:
+        kind: What is read of an object.
+        resource: Plural, as in RBAC rules.
+        apis: Paths of the API groups and versions that may define the kind; the first one that is
+            served counts.
+        namespace: Empty for the client's own.
+        selector: The query parameter that narrows the list.
+        is_optional: A cluster need not have a definition of it.
+        keeper: What is kept of it; None for all that is read.
+    """
 
     kind: type[T]
-    api: str  # path of the API group and version
-    resource: str  # plural, as in RBAC rules
-    namespace: str  # empty for the client's own
-    selector: Mapping[str, str]  # the query parameter that narrows the list
-    keeper: Keeper | None = None  # None: all is kept that is read
+    resource: str
+    apis: tuple[str, ...]
+    namespace: str = ""
+    selector: Mapping[str, str] = {}
+    is_optional: bool = False
+    keeper: Keeper | None = None
+
+    @property
+    def title(self) -> str:
+        """Its plural, for people."""
+        return f"{self.kind.__name__}s"
 
     def kept(self, found: T) -> T | None:
         """Return what to keep of an object; None for nothing."""
@@ -212,55 +230,48 @@ class Query(Struct, Generic[T], frozen=True):
         if self.keeper is not None:
             self.keeper.bound(objects)
 
-    def path(self, own_namespace: str) -> str:
+    def path(self, api: str, own_namespace: str) -> str:
         """Return the URL's path."""
-        return f"{self.api}/namespaces/{self.namespace or own_namespace}/{self.resource}"
+        return f"{api}/namespaces/{self.namespace or own_namespace}/{self.resource}"
 
 
 def pods_query(label_selector: str, *, namespace: str = "") -> Query[Pod]:
     """Query pods by labels, in the syntax of kubectl's `-l`."""
-    return Query(Pod, "/api/v1", "pods", namespace, {"labelSelector": label_selector})
+    return Query(Pod, "pods", ("/api/v1",), namespace, {"labelSelector": label_selector})
 
 
 def slices_query(service: str, *, namespace: str = "") -> Query[EndpointSlice]:
     """Query the EndpointSlices of a Service."""
     selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
-    return Query(EndpointSlice, "/apis/discovery.k8s.io/v1", "endpointslices", namespace, selector)
+    apis = ("/apis/discovery.k8s.io/v1",)
+    return Query(EndpointSlice, "endpointslices", apis, namespace, selector)
 
 
 def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
     """Query one InferencePool, by name, so that an RBAC rule can be limited to it."""
-    return Query(
-        InferencePool,
-        f"/apis/{POOL_GROUP}/v1",
-        "inferencepools",
-        namespace,
-        {"fieldSelector": f"metadata.name={name}"},
-    )
+    selector = {"fieldSelector": f"metadata.name={name}"}
+    return Query(InferencePool, "inferencepools", _OF_POOLS, namespace, selector)
 
 
-def objective_queries(namespace: str = "") -> tuple[Query[InferenceObjective], ...]:
+def objectives_query(namespace: str = "") -> Query[InferenceObjective]:
     """Query InferenceObjectives: in the newer API group, the older one, and the pools' own."""
-    resource = "inferenceobjectives"
-    beside = Query(InferenceObjective, f"/apis/{POOL_GROUP}/v1", resource, namespace, {})
-    return *_beside_pools(InferenceObjective, resource, namespace), beside
-
-
-def rewrite_queries(
-    namespace: str = "", keeper: Keeper | None = None
-) -> tuple[Query[InferenceModelRewrite], ...]:
-    """Query InferenceModelRewrites, likewise."""
-    return _beside_pools(InferenceModelRewrite, "inferencemodelrewrites", namespace, keeper)
-
-
-def route_queries(namespace: str = "", keeper: Keeper | None = None) -> tuple[Query[LLMRoute], ...]:
-    """Query LLMRoutes."""
-    return (Query(LLMRoute, f"/apis/{ROUTE_GROUP}/v1alpha1", "llmroutes", namespace, {}, keeper),)
-
-
-def _beside_pools(
-    kind: type[T], resource: str, namespace: str, keeper: Keeper | None = None
-) -> tuple[Query[T], ...]:
-    return tuple(
-        Query(kind, f"/apis/{group}/v1alpha2", resource, namespace, {}, keeper) for group in _GROUPS
+    apis = _BESIDE_POOLS + _OF_POOLS
+    return Query(
+        InferenceObjective, "inferenceobjectives", apis, namespace=namespace, is_optional=True
     )
+
+
+def rewrites_query(
+    namespace: str = "", keeper: Keeper | None = None
+) -> Query[InferenceModelRewrite]:
+    """Query InferenceModelRewrites, in the newer API group and the older one."""
+    resource = "inferencemodelrewrites"
+    return Query(
+        InferenceModelRewrite, resource, _BESIDE_POOLS, namespace, is_optional=True, keeper=keeper
+    )
+
+
+def routes_query(namespace: str = "", keeper: Keeper | None = None) -> Query[LLMRoute]:
+    """Query LLMRoutes."""
+    apis = (f"/apis/{ROUTE_GROUP}/v1alpha1",)
+    return Query(LLMRoute, "llmroutes", apis, namespace, is_optional=True, keeper=keeper)

@@ -1,8 +1,8 @@
-"""Keeps the objects of one query current: list, watch, and again.
+"""The one reader of a cluster's objects: list, watch, and again, for whatever kind a query names.
 
 1. After the first list, a watch continues from the last resource version, with bookmarks. A new
    list follows when the server demands it (410, as status or as event), after repeated failures,
-   and every `relist_s`: a list repairs a lost event.
+   and within `relist_s`: a list repairs a lost event.
 2. Every watch has an end that we set, by `timeoutSeconds` and by a deadline of our own a little
    later: a silently dead connection is noticed by then.
 3. After a failure there is a rest that doubles with each one, with jitter, and is at least as long
@@ -12,6 +12,11 @@
    create large objects must not keep the others from being read.
 5. Only a response of the server changes the state: while it is unreachable, the last state stands.
    No failure ends the loop.
+6. A cluster need not have a definition of an optional kind, and several API groups may define it:
+   which are served is looked up before each list, and the first alone counts. Of a kind that none
+   serves there are no objects, which is looked up again `relist_s` later.
+7. Unknown is not absent. What may not be listed is unknown, unless the API server says that it has
+   no such kind: it does not ask who may know that.
 """
 
 from __future__ import annotations
@@ -25,6 +30,9 @@ from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field
 from random import Random
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from extproc.core.kubernetes.objects import KubeObject, Query
 from extproc.core.kubernetes.store import ApiError, Store
@@ -47,6 +55,18 @@ MAX_RESUMES = 3
 """Failures in a row after which a new list replaces the watch."""
 MIN_WARNED = 2
 """Failures in a row that are logged as a warning."""
+NOT_SERVED, FORBIDDEN = "status_404", "status_403"
+
+
+class _Resource(Struct):
+    name: str = ""
+
+
+class _Resources(Struct):
+    resources: tuple[_Resource, ...] = ()
+
+
+_resources = msgspec.json.Decoder(_Resources)
 
 
 class Client(Protocol):
@@ -71,8 +91,8 @@ class WatchStats:
     Attributes:
         lists: Complete lists, by resource.
         failures: Failed lists and watches, by reason.
-        contacts_s: Time of each running watch's last contact with the API server, or of its start,
-            in the clock's seconds.
+        contacts_s: Time of the last contact with the API server, or of the start, of each running
+            watch of what every cluster defines, in the clock's seconds.
     """
 
     lists: Counter[str] = field(default_factory=Counter)
@@ -86,7 +106,7 @@ class WatchTimes:
 
     Attributes:
         watch_s: Longest watch.
-        relist_s: Longest time between two lists, up to the end of the watch then open.
+        relist_s: Longest time between two lists, and between two looks at what is defined.
     """
 
     watch_s: float = 60.0
@@ -98,9 +118,13 @@ class ListWatch(Generic[T]):
     """One query, followed while `run` runs.
 
     Attributes:
-        on_change: Called with all objects after a list, and once per batch of changes.
+        on_change: Called with all objects after a list, and once per batch of changes; with none
+            when the kind is not defined any more.
         clock: Monotonic seconds.
+        hint: What to do where a Role does not allow listing, for the log.
         problem: Why the last request failed; "" once the server has answered again.
+        api: The API that is followed; "" for none.
+        is_absent: None defines the kind.
     """
 
     client: Client
@@ -111,49 +135,122 @@ class ListWatch(Generic[T]):
     clock: Callable[[], float]
     rng: Random
     times: WatchTimes | None = None
+    hint: str = ""
     problem: str = ""
+    api: str = ""
+    is_absent: bool = False
     _must_list: bool = True
     _listed_at_s: float = 0.0
     _num_failures: int = 0
+    _warned_of: str = ""
+    _warned_of_apis: tuple[str, ...] = ()
     _page_size: int = PAGE_SIZE
 
     def __post_init__(self) -> None:
         self._times = self.times or WatchTimes()
         self._store = Store(self.query)
         self._healthy_at_s = math.inf
+        self._contact_at_s = self.clock()
 
     @property
-    def contact_s(self) -> float:
-        """When the server last sent something; not before `run`."""
-        return self.stats.contacts_s.get(self, -math.inf)
+    def age_s(self) -> float:
+        """Seconds since the server last said something of it; 0 of what it does not define."""
+        is_known = self.is_absent and not self.problem
+        return 0.0 if is_known else self.clock() - self._contact_at_s
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        self.stats.contacts_s[self] = self.clock()
+        self._note_contact()
         try:
             while True:
                 rest_s = await self._follow()
                 await asyncio.sleep(rest_s)
         finally:
-            del self.stats.contacts_s[self]
+            self.stats.contacts_s.pop(self, None)
 
     async def _follow(self) -> float:
         """List if needed, then watch to the end; return the seconds to rest."""
         self._healthy_at_s = math.inf
         try:
-            path = self.query.path(await self.client.namespace())
+            namespace = await self.client.namespace()
             if self._must_list:
-                await self._list(path)
-            await self._watch(path)
+                await self._choose(namespace)
+                if self.is_absent:
+                    self._recovered()
+                    return self._times.relist_s
+                await self._list(self.query.path(self.api, namespace))
+            await self._watch(self.query.path(self.api, namespace))
         except ApiError as error:
             return self._failed(error)
         except Exception as error:
-            log.exception("%s: broke", self.query.resource)
+            log.exception("%s: broke", self.query.title)
             return self._failed(ApiError("internal", repr(error)))
         if self.clock() < self._healthy_at_s:
             return self._failed(ApiError("short", "the watch ended early"))
         self._recovered()
         return 0.0
+
+    async def _choose(self, namespace: str) -> None:
+        """Choose the API to follow, and note whether there is one.
+
+        Raises:
+            ApiError: It cannot be told, and none is followed that may be listed all the same.
+        """
+        if not self.query.is_optional:
+            self.api = self.query.apis[0]
+            return
+        try:
+            api = await self._find(namespace)
+        except ApiError:
+            if self.api:
+                return
+            raise
+        self._note_contact()
+        before, self.api, self.is_absent = self.api, api, not api
+        if api != before:
+            self._store = Store(self.query)
+            if not api:
+                self.on_change(())
+
+    async def _find(self, namespace: str) -> str:
+        """Return the API to follow, "" where the kind is not defined.
+
+        Raises:
+            ApiError: It cannot be told.
+        """
+        served, refused = [], None
+        for api in self.query.apis:
+            try:
+                await self.client.get(self.query.path(api, namespace), {"limit": "1"})
+                served.append(api)
+            except ApiError as error:
+                if error.reason == FORBIDDEN:
+                    refused = error if await self._is_defined(api) else refused
+                elif error.reason != NOT_SERVED:
+                    raise
+        if len(served) > 1 and tuple(served) != self._warned_of_apis:
+            self._warned_of_apis = tuple(served)
+            what = "of those in two API groups, those under"
+            log.warning("%s: %s %s alone count", self.query.title, what, served[0])
+        if refused is not None and not served:
+            raise refused
+        return served[0] if served else ""
+
+    async def _is_defined(self, api: str) -> bool:
+        """Return whether the server has the kind, which may not be listed.
+
+        Raises:
+            ApiError: It cannot be told.
+        """
+        try:
+            found = _resources.decode(await self.client.get(api, {}))
+        except msgspec.DecodeError:
+            return True
+        except ApiError as error:
+            if error.reason in (FORBIDDEN, NOT_SERVED):
+                return error.reason == FORBIDDEN
+            raise
+        return any(each.name == self.query.resource for each in found.resources)
 
     async def _list(self, path: str) -> None:
         parameters = {**self.query.selector, "limit": str(self._page_size)}
@@ -169,7 +266,9 @@ class ListWatch(Generic[T]):
         self.on_change(self._store.objects)
 
     async def _watch(self, path: str) -> None:
-        watch_s = max(1, round(self._times.watch_s * self.rng.uniform(0.8, 1)))
+        left_s = self._listed_at_s + self._times.relist_s - self.clock()
+        longest_s = min(self._times.watch_s, left_s)
+        watch_s = max(1, round(longest_s * self.rng.uniform(0.8, 1)))
         parameters = {
             **self.query.selector,
             "watch": "1",
@@ -184,8 +283,7 @@ class ListWatch(Generic[T]):
                 if not some:
                     self._healthy_at_s = self.clock() + min(HEALTHY_S, watch_s / 2)
                 self._read(some)
-        if self.clock() - self._listed_at_s > self._times.relist_s:
-            self._must_list = True
+        self._must_list = left_s <= self._times.watch_s
 
     def _read(self, lines: list[bytes]) -> None:
         is_changed = False
@@ -200,16 +298,18 @@ class ListWatch(Generic[T]):
 
     def _note_contact(self) -> None:
         self.problem = ""
-        self.stats.contacts_s[self] = self.clock()
+        self._contact_at_s = self.clock()
+        if not self.query.is_optional:
+            self.stats.contacts_s[self] = self._contact_at_s
 
     def _recovered(self) -> None:
-        if self._num_failures >= MIN_WARNED:
-            log.info("%s: the Kubernetes API responds again", self.query.resource)
-        self._num_failures = 0
+        if self._warned_of:
+            log.info("%s: can be read again", self.query.title)
+        self._num_failures, self._warned_of = 0, ""
 
     def _failed(self, error: ApiError) -> float:
         if self.clock() >= self._healthy_at_s:
-            self._num_failures = 0
+            self._recovered()
         self._num_failures += 1
         self.problem = str(error)
         self.stats.failures[error.reason] += 1
@@ -217,10 +317,19 @@ class ListWatch(Generic[T]):
             self._page_size = max(1, self._page_size // 8)
         if error.is_gone or self._num_failures >= MAX_RESUMES:
             self._must_list = True
-        # A single failure is normal. A second in a row is logged, once.
-        level = logging.WARNING if self._num_failures == MIN_WARNED else logging.DEBUG
-        log.log(level, "%s: the Kubernetes API: %s", self.query.resource, error)
+        self._log(error)
         rest_s = choose_backoff_s(
             self._num_failures - 1, interval_s=MIN_REST_S, max_backoff_s=MAX_REST_S, rng=self.rng
         )
         return max(rest_s, min(error.retry_after_s, MAX_RETRY_AFTER_S))
+
+    def _log(self, error: ApiError) -> None:
+        """Log a failure, each trouble once: a single one is normal, but for what a Role lacks."""
+        is_refused = self.query.is_optional and error.reason == FORBIDDEN
+        is_first = self._warned_of != FORBIDDEN if is_refused else not self._warned_of
+        is_warned = is_first and (is_refused or self._num_failures >= MIN_WARNED)
+        if is_warned:
+            self._warned_of = error.reason
+        hint = self.hint if is_refused else ""
+        level = logging.WARNING if is_warned else logging.DEBUG
+        log.log(level, "%s: not read: %s%s", self.query.title, error, hint)

@@ -16,12 +16,12 @@ from extproc.core.kubernetes.declaring import (
     SpecKeeper,
     decode_spec,
 )
-from extproc.core.kubernetes.objects import LLMRoute, route_queries
+from extproc.core.kubernetes.objects import LLMRoute, routes_query
 from extproc.core.kubernetes.store import Store
 from tests.core.kubernetes.apimodel import event, page
 from tests.core.kubernetes.declared import item, listed
 
-QUERY = route_queries()[0]
+QUERY = routes_query()
 
 
 class Counted:
@@ -126,7 +126,7 @@ class Kept:
         keeper = SpecKeeper[LLMRoute](
             lambda each: bytes(each.spec) != b'""', lambda each: each.metadata.name
         )
-        self.store = Store(route_queries(keeper=keeper)[0])
+        self.store = Store(routes_query(keeper=keeper))
         self.reader = Counted().reader
 
     def take(self, *pages: tuple[dict[str, Any], ...]) -> Kept:

@@ -12,7 +12,7 @@ from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.kubernetes.declaring import Reader
 from extproc.core.kubernetes.llmroutes import NO_PARENTS, adapter_named_in, is_route_of, read_route
-from extproc.core.kubernetes.objects import LLMRoute, PoolRef, route_queries
+from extproc.core.kubernetes.objects import LLMRoute, PoolRef, routes_query
 from extproc.core.modelroutes import ModelRoute, Objective
 from tests.core.kubernetes.declared import POOL, POOLS, item, listed
 from tests.core.kubernetes.hostile import JSON, changed
@@ -44,7 +44,7 @@ def route(adapter: Any = None, **more: Any) -> dict[str, Any]:
 
 
 def found(spec: Any, pools: frozenset[PoolRef] = POOLS) -> tuple[Offer, str] | None:
-    (source,) = listed(route_queries()[0], item(spec))
+    (source,) = listed(routes_query(), item(spec))
     return read_route(source, pools, engine="vllm")
 
 
@@ -141,7 +141,7 @@ def test_an_object_of_no_pool_of_ours_is_not_read(refs: Any) -> None:
 def test_which_adapter_an_object_of_ours_is_about_is_known_though_it_cannot_count(
     spec: Any, name: str
 ) -> None:
-    (source,) = listed(route_queries()[0], item(spec))
+    (source,) = listed(routes_query(), item(spec))
 
     assert adapter_named_in(source) == name
     with pytest.raises(ValueError, match="spec"):
@@ -150,7 +150,7 @@ def test_which_adapter_an_object_of_ours_is_about_is_known_though_it_cannot_coun
 
 def test_an_object_of_whatever_length_is_of_the_pools_that_it_names() -> None:
     long = route({"name": "sql"}, tenants=["x" * 200] * 400)
-    sources = listed(route_queries()[0], item(long, "ours"), item({"adapter": {}}, "nobodys"))
+    sources = listed(routes_query(), item(long, "ours"), item({"adapter": {}}, "nobodys"))
 
     assert [is_route_of(source, POOLS) for source in sources] == [True, False]
 
@@ -246,7 +246,7 @@ FULL = route(
 
 @given(spec=JSON | changed(FULL))
 def test_whatever_an_object_says_it_declares_an_adapter_or_has_a_reason(spec: Any) -> None:
-    objects = listed(route_queries()[0], item(spec))
+    objects = listed(routes_query(), item(spec))
 
     def read(source: LLMRoute) -> tuple[Offer, str] | None:
         return read_route(source, POOLS, engine="vllm")

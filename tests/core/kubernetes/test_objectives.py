@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.core.kubernetes.objectives import priorities, without_pool
-from extproc.core.kubernetes.objects import objective_queries
+from extproc.core.kubernetes.objects import objectives_query
 from extproc.core.kubernetes.store import Store
 
 POOL = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "pool"}
@@ -18,7 +18,7 @@ def found(
     pool_ref: dict[str, Any], more: dict[str, Any], *pools: str, **metadata: Any
 ) -> dict[str, int]:
     """The priorities of a list with one objective."""
-    store = Store(objective_queries()[0])
+    store = Store(objectives_query())
     item = {"metadata": {"name": "o", **metadata}, "spec": {"poolRef": pool_ref, **more}}
     store.read_page(json.dumps({"metadata": {}, "items": [item]}).encode(), is_first=True)
     return priorities(store.objects, pools or ["pool"])
@@ -66,7 +66,7 @@ def test_an_objective_may_refer_to_several_pools() -> None:
 
 def test_one_that_refers_to_no_pool_is_named() -> None:
     def named(spec: dict[str, Any]) -> list[str]:
-        store = Store(objective_queries()[0])
+        store = Store(objectives_query())
         page = {"metadata": {}, "items": [{"metadata": {"name": "o"}, "spec": spec}]}
         store.read_page(json.dumps(page).encode(), is_first=True)
         return without_pool(store.objects)

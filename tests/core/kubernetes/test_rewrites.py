@@ -9,7 +9,7 @@ from hypothesis import given
 
 from extproc.core.adapters.precedence import RuleSet
 from extproc.core.kubernetes.declaring import Reader
-from extproc.core.kubernetes.objects import InferenceModelRewrite, rewrite_queries
+from extproc.core.kubernetes.objects import InferenceModelRewrite, rewrites_query
 from extproc.core.kubernetes.rewrites import read_rewrite
 from extproc.core.rewrites import Rule
 from tests.core.kubernetes.declared import POOL, POOLS, item, listed
@@ -32,7 +32,7 @@ def rule(*models: str, **weights: int | None) -> dict[str, Any]:
 
 
 def found(spec: Any) -> tuple[RuleSet, str] | None:
-    (source,) = listed(rewrite_queries()[0], item(spec))
+    (source,) = listed(rewrites_query(), item(spec))
     return read_rewrite(source, POOLS)
 
 
@@ -111,7 +111,7 @@ def test_an_object_with_one_bad_rule_gives_none(bad: Any, why: str) -> None:
 
 @given(spec=JSON | changed(rewrite(rule("a", "b", v1=90, v2=10), rule("c", v1=None))))
 def test_whatever_an_object_says_it_gives_rules_or_a_reason(spec: Any) -> None:
-    objects = listed(rewrite_queries()[0], item(spec))
+    objects = listed(rewrites_query(), item(spec))
     reader = Reader[InferenceModelRewrite, RuleSet](lambda source: read_rewrite(source, POOLS))
     for each in reader.read(objects):
         if each.declared is None:

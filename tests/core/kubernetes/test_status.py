@@ -9,7 +9,7 @@ import pytest
 
 from extproc.core.adapters.precedence import Loss
 from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.objects import LLMRoute, route_queries
+from extproc.core.kubernetes.objects import LLMRoute, routes_query
 from extproc.core.kubernetes.status import (
     MAX_MESSAGE_CHARS,
     MAX_VERSIONS,
@@ -45,7 +45,7 @@ def said(part: Part) -> dict[str, tuple[str, str, str]]:
 
 
 def source(status: Any = None) -> LLMRoute:
-    (made,) = listed(route_queries()[0], item({}, status=status))
+    (made,) = listed(routes_query(), item({}, status=status))
     return made
 
 

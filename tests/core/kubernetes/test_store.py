@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from extproc.core.kubernetes.objects import (
     Pod,
-    objective_queries,
+    objectives_query,
     pods_query,
     pool_query,
-    rewrite_queries,
+    rewrites_query,
+    routes_query,
     slices_query,
 )
 from extproc.core.kubernetes.store import ApiError, Store, error_of, refusal
@@ -171,20 +172,22 @@ def test_what_is_no_list_changes_nothing(store: Store[Pod], body: bytes) -> None
 
 
 def test_queries_name_what_they_ask_for() -> None:
-    assert pods_query("a=b").path("own") == "/api/v1/namespaces/own/pods"
-    assert pods_query("a=b", namespace="n").path("own") == "/api/v1/namespaces/n/pods"
-    assert slices_query("vllm").path("n") == "/apis/discovery.k8s.io/v1/namespaces/n/endpointslices"
-    assert slices_query("vllm").selector == {"labelSelector": "kubernetes.io/service-name=vllm"}
-    assert pool_query("p").path("n").endswith("networking.k8s.io/v1/namespaces/n/inferencepools")
-    assert pool_query("p").selector == {"fieldSelector": "metadata.name=p"}
+    pods, slices, pool = pods_query("a=b", namespace="n"), slices_query("vllm"), pool_query("p")
+    assert pods_query("a=b").path("/api/v1", "own") == "/api/v1/namespaces/own/pods"
+    assert pods.path(pods.apis[0], "own") == "/api/v1/namespaces/n/pods"
+    assert (slices.apis, slices.resource) == (("/apis/discovery.k8s.io/v1",), "endpointslices")
+    assert slices.selector == {"labelSelector": "kubernetes.io/service-name=vllm"}
+    of_pools = ("/apis/inference.networking.k8s.io/v1",)
+    assert (pool.apis, pool.resource) == (of_pools, "inferencepools")
+    assert pool.selector == {"fieldSelector": "metadata.name=p"}
     groups = ("llm-d.ai", "inference.networking.x-k8s.io")
-    *beside, own = [query.path("n") for query in objective_queries()]
-    assert own == "/apis/inference.networking.k8s.io/v1/namespaces/n/inferenceobjectives"
-    for queries, resource in (
-        (beside, "inferenceobjectives"),
-        ([query.path("n") for query in rewrite_queries()], "inferencemodelrewrites"),
-    ):
-        assert queries == [f"/apis/{each}/v1alpha2/namespaces/n/{resource}" for each in groups]
+    beside = tuple(f"/apis/{each}/v1alpha2" for each in groups)
+    objectives, rewrites, routes = objectives_query(), rewrites_query(), routes_query()
+    assert (objectives.apis, objectives.resource) == (beside + of_pools, "inferenceobjectives")
+    assert (rewrites.apis, rewrites.resource) == (beside, "inferencemodelrewrites")
+    assert (routes.apis, routes.resource) == (("/apis/llm.extproc/v1alpha1",), "llmroutes")
+    assert all(each.is_optional for each in (objectives, rewrites, routes))
+    assert not any(each.is_optional for each in (pods, slices, pool))
 
 
 # --- any history, any faults --------------------------------------------------------------------

@@ -328,5 +328,5 @@ async def test_repeated_failures_are_logged_once_and_so_is_their_end(
     with caplog.at_level(logging.INFO):
         await play(ScriptedClient(api, *[[CUT]] * 5, [[bookmark(99)], CUT]), monkeypatch)
 
-    messages = [record.getMessage() for record in caplog.records if "pods" in record.getMessage()]
-    assert messages == ["pods: the Kubernetes API: cut", "pods: the Kubernetes API responds again"]
+    messages = [record.getMessage() for record in caplog.records if "Pods" in record.getMessage()]
+    assert messages == ["Pods: not read: cut", "Pods: can be read again"]

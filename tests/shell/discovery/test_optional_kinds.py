@@ -9,20 +9,15 @@ from random import Random
 
 import pytest
 
-from extproc.app.optionalkind import RETRY_S, OptionalKind
-from extproc.core.kubernetes.objects import InferenceObjective, Query, objective_queries
+from extproc.core.kubernetes.objects import InferenceObjective, objectives_query
 from extproc.core.kubernetes.store import ApiError
-from extproc.shell.discovery.kubewatch import ListWatch, WatchStats
+from extproc.shell.discovery.kubewatch import MAX_REST_S, ListWatch, WatchStats, WatchTimes
 from tests.virtualtime import in_virtual_time
 
 NEW, OLD = "llm-d.ai", "inference.networking.x-k8s.io"
 RELIST_S = 600.0
 LOST = ApiError("connection", "refused")
 NOT_SERVED, FORBIDDEN = ApiError("status_404", "404: no"), ApiError("status_403", "403: no")
-
-
-QUERIES = objective_queries()[:2]
-"""Those of the groups `NEW` and `OLD`."""
 
 
 class Api:
@@ -45,8 +40,8 @@ class Api:
             if isinstance(self.kinds, ApiError):
                 raise self.kinds
             return self.kinds
-        if group in self.refusals:
-            raise self.refusals[group]
+        if refusal := self.refusals.get(group, None if group in (NEW, OLD) else NOT_SERVED):
+            raise refusal
         item = f'{{"metadata": {{"name": "{group}"}}}}'
         return f'{{"metadata": {{}}, "items": [{item}]}}'.encode()
 
@@ -54,62 +49,45 @@ class Api:
         self, path: str, parameters: Mapping[str, str], *, within_s: float
     ) -> AsyncGenerator[list[bytes], None]:
         yield []
-        await asyncio.sleep(1e6)
+        await asyncio.sleep(float(parameters["timeoutSeconds"]))
 
 
-async def followed(api: Api, *, for_s: float) -> OptionalKind[InferenceObjective]:
-    """The kind after it has been followed for a while."""
-    clock = asyncio.get_running_loop().time
-    kind = OptionalKind(
+Objects = Collection[InferenceObjective]
+
+
+def watch_of(api: Api, on_change: Callable[[Objects], None]) -> ListWatch[InferenceObjective]:
+    return ListWatch(
         api,
-        "Objectives",
-        QUERIES,
-        new_watch=lambda query, on_change: ListWatch(
-            api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
-        ),
-        on_objects=lambda _query, _objects: None,
-        relist_s=RELIST_S,
-        clock=clock,
+        objectives_query(),
+        on_change=on_change,
+        stats=WatchStats(),
+        clock=asyncio.get_running_loop().time,
         rng=Random(1),
+        times=WatchTimes(relist_s=RELIST_S),
+        hint="; what to do",
     )
-    task = asyncio.ensure_future(kind.run())
+
+
+async def followed(api: Api, *, for_s: float) -> ListWatch[InferenceObjective]:
+    """The kind after it has been followed for a while."""
+    watch = watch_of(api, lambda _: None)
+    task = asyncio.ensure_future(watch.run())
     await asyncio.sleep(for_s)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    return kind
+    return watch
 
 
 async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[str]]:
     """The objects that are known after each change of an API server that serves none."""
     api, known, seen = Api(), list[str](), []
-    clock = asyncio.get_running_loop().time
 
-    def new_watch(
-        query: Query[InferenceObjective],
-        on_change: Callable[[Collection[InferenceObjective]], None],
-    ) -> ListWatch[InferenceObjective]:
-        return ListWatch(
-            api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
-        )
-
-    def on_objects(
-        query: Query[InferenceObjective] | None, objects: Collection[InferenceObjective]
-    ) -> None:
+    def on_change(objects: Objects) -> None:
         known[:] = [each.metadata.name for each in objects]
-        assert (query is None) == (not known)
+        assert bool(watch.api) == bool(known)
 
-    kind = OptionalKind(
-        api,
-        "Objectives",
-        QUERIES,
-        new_watch=new_watch,
-        on_objects=on_objects,
-        relist_s=RELIST_S,
-        clock=clock,
-        rng=Random(1),
-        hint="; what to do",
-    )
-    task = asyncio.ensure_future(kind.run())
+    watch = watch_of(api, on_change)
+    task = asyncio.ensure_future(watch.run())
     for change in changes:
         change(api)
         await asyncio.sleep(every_s)
@@ -182,7 +160,7 @@ def test_after_a_failure_it_is_tried_again_soon(trouble: ApiError) -> None:
         seen = await told(
             lambda api: api.refusals.update({NEW: trouble}),
             lambda api: api.refusals.pop(NEW),
-            every_s=RETRY_S,
+            every_s=MAX_REST_S,
         )
         assert seen == [[], [NEW]]
 
@@ -231,4 +209,4 @@ def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFix
     run()
 
     lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-    assert lines == ["Objectives: not read: 403: no; what to do"]
+    assert lines == ["InferenceObjectives: not read: 403: no; what to do"]
