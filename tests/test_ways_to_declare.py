@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from extproc.config.adapters import AdaptersConfig
 from extproc.config.routes import RouteConfig
 from extproc.core.adapters.declared import Declaration
-from extproc.core.kubernetes.llmroutes import read_route
+from extproc.core.kubernetes.llmroutes import routes_of
 from extproc.core.kubernetes.objects import routes_query
 from extproc.shell.stores.content import decode, decode_asked
 from tests.core.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
@@ -59,9 +59,11 @@ def of_a_list(fields: Fields) -> Declaration:
 
 def of_an_llmroute(fields: Fields, **spec: Any) -> Declaration:
     found = item({"backendRefs": [POOL], "adapter": fields, **spec})
-    read = read_route(listed(routes_query(), found)[0], POOLS, engine="vllm")
-    assert read is not None
-    return read[0].declaration
+    declared = routes_of(POOLS, engine="vllm")
+    (reading,) = declared.read(listed(routes_query(keeper=declared), found))
+    if reading.declared is None:
+        raise ValueError(reading.problem)
+    return reading.declared.declaration
 
 
 WAYS: list[Callable[[Fields], Declaration]] = [

@@ -14,18 +14,16 @@ from extproc.app.publisher import Publisher
 from extproc.app.statuses import Statuses
 from extproc.core.adapters.precedence import Loss, Offer, RuleSet
 from extproc.core.adapters.sources import SourceStatus
-from extproc.core.kubernetes.declaring import Reader, Reading, SpecKeeper
-from extproc.core.kubernetes.llmroutes import adapter_named_in, is_route_of, read_route
+from extproc.core.kubernetes.declaring import Declared, Reading
+from extproc.core.kubernetes.llmroutes import routes_of
 from extproc.core.kubernetes.objects import (
     DeclaringObject,
-    InferenceModelRewrite,
-    LLMRoute,
     PoolRef,
     Query,
     rewrites_query,
     routes_query,
 )
-from extproc.core.kubernetes.rewrites import is_rewrite_of, read_rewrite
+from extproc.core.kubernetes.rewrites import rewrites_of
 from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
 
 D = TypeVar("D", bound=DeclaringObject)
@@ -55,15 +53,10 @@ class Declarations:
         on_offers: OnOffers,
     ) -> None:
         ours = frozenset(pools)
-        keeper = SpecKeeper[InferenceModelRewrite](lambda each: is_rewrite_of(each, ours))
-        rules = Reader[InferenceModelRewrite, RuleSet](lambda each: read_rewrite(each, ours))
-        query = rewrites_query(kubernetes.namespace, keeper)
-        self._rewrites = _Kind(kubernetes, query, rules, on_rules, wall_clock)
-        known = SpecKeeper[LLMRoute](lambda each: is_route_of(each, ours), adapter_named_in)
-        offers = Reader[LLMRoute, Offer](
-            lambda each: read_route(each, ours, engine=engine), adapter_named_in
-        )
-        routes = routes_query(kubernetes.namespace, known)
+        rules, offers = rewrites_of(ours), routes_of(ours, engine=engine)
+        rewrites = rewrites_query(kubernetes.namespace, rules)
+        self._rewrites = _Kind(kubernetes, rewrites, rules, on_rules, wall_clock)
+        routes = routes_query(kubernetes.namespace, offers)
         self._routes = _Kind(kubernetes, routes, offers, on_offers, wall_clock, _UNWANTED)
 
     async def run(self) -> None:
@@ -104,12 +97,12 @@ class _Kind(Generic[D, T]):
         self,
         kubernetes: Kubernetes,
         query: Query[D],
-        reader: Reader[D, T],
+        declared: Declared[D, T],
         on_readings: Callable[[Sequence[Reading[T]]], None],
         wall_clock: Callable[[], float],
         hint: str = "",
     ) -> None:
-        self._reader = reader
+        self._declared = declared
         self._readings: Sequence[Reading[T]] = ()
         self._is_read = False
         self._said: dict[str, tuple[Reading[T], Finding, tuple[Part, ...]]] = {}
@@ -145,7 +138,7 @@ class _Kind(Generic[D, T]):
 
     def _on_objects(self, objects: Collection[D]) -> None:
         self._statuses.know(self._watch.api, objects)
-        self._publisher.publish(lambda: self._reader.read(objects))
+        self._publisher.publish(lambda: self._declared.read(objects))
 
     def _on_change(self, readings: Sequence[Reading[T]]) -> None:
         self._readings, self._is_read = readings, True

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -70,18 +70,27 @@ class _Withheld(Struct, frozen=True, array_like=True):
 _withheld = msgspec.json.Decoder(_Withheld)
 
 
-class SpecKeeper(Generic[D]):
-    """What is kept of the objects of one kind: copies, not the pages that they came in.
+class Declared(Generic[D, T]):
+    """One kind of objects: what is kept of them, and what each says.
+
+    Of objects copies are kept, not the pages that they came in; each is read once, however often
+    it is listed.
 
     Args:
-        is_ours: Whether an object is of a pool of ours.
-        named_in: Returns which adapter it is about, "" for none.
+        is_ours: Whether an object is of a pool of ours; of others nothing is kept.
+        read: Returns what an object declares, and what of it has no effect. Raises ValueError where
+            it cannot count.
+        named_in: Returns which adapter an object that cannot count is about, "" for none.
     """
 
     def __init__(
-        self, is_ours: Callable[[D], bool], named_in: Callable[[D], str] = lambda _: ""
+        self,
+        is_ours: Callable[[D], bool],
+        read: Callable[[D], tuple[T, str]],
+        named_in: Callable[[D], str] = lambda _: "",
     ) -> None:
-        self._is_ours, self._named_in = is_ours, named_in
+        self._is_ours, self._read, self._named_in = is_ours, read, named_in
+        self._known: dict[str, tuple[D, Reading[T]]] = {}
 
     def one(self, found: D) -> D | None:
         """Return what to keep of an object; None where it is not ours."""
@@ -110,32 +119,8 @@ class SpecKeeper(Generic[D]):
             MAX_STATUSES_BYTES,
         )
 
-    def _stand_in(self, each: D) -> Raw:
-        if _withheld_of(each) is not None:
-            return each.spec
-        withheld = _Withheld(_num_bytes(each.spec), self._named_in(each))
-        return Raw(msgspec.json.encode(withheld))
-
-
-class Reader(Generic[D, T]):
-    """Reads each object once, however often it is listed.
-
-    Args:
-        read: Returns what an object declares, and what of it has no effect; None where it is not
-            ours. Raises ValueError where it cannot count.
-        named_in: Returns which adapter an object that cannot count is about, "" for none.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[D], tuple[T, str] | None],
-        named_in: Callable[[D], str] = lambda _: "",
-    ) -> None:
-        self._read, self._named_in = read, named_in
-        self._known: dict[str, tuple[D, Reading[T] | None]] = {}
-
     def read(self, objects: Iterable[D]) -> list[Reading[T]]:
-        """Return what those of our pools say, in the order in which they count."""
+        """Return what those that are kept say, in the order in which they count."""
         known, self._known = self._known, {}
         readings: list[Reading[T]] = []
         total_bytes = 0
@@ -144,32 +129,33 @@ class Reader(Generic[D, T]):
             if withheld.num_bytes <= MAX_SPEC_BYTES:
                 total_bytes += withheld.num_bytes
             why = _why_refused(len(readings), total_bytes, withheld)
-            reading = self._refused(each, withheld, why) if why else self._known_of(each, known)
-            if reading is not None:
-                readings.append(reading)
+            if why:
+                named = self._named_in(each) if withheld.is_kept else withheld.named
+                readings.append(_refused(each, why, named))
+            else:
+                readings.append(self._known_of(each, known))
         return readings
 
-    def _refused(self, each: D, withheld: _Withheld, why: str) -> Reading[T]:
-        named = self._named_in(each) if withheld.is_kept else withheld.named
-        return Reading(origin_of(each), each.metadata.generation, problem=why, withheld=named)
+    def _stand_in(self, each: D) -> Raw:
+        if _withheld_of(each) is not None:
+            return each.spec
+        withheld = _Withheld(_num_bytes(each.spec), self._named_in(each))
+        return Raw(msgspec.json.encode(withheld))
 
-    def _known_of(
-        self, each: D, known: Mapping[str, tuple[D, Reading[T] | None]]
-    ) -> Reading[T] | None:
+    def _known_of(self, each: D, known: Mapping[str, tuple[D, Reading[T]]]) -> Reading[T]:
         origin = origin_of(each)
-        before, reading = known.get(origin, (None, None))
-        if before is None or each.differs(before):
-            reading = self._reading(each, origin)
+        before = known.get(origin)
+        is_known = before is not None and not each.differs(before[0])
+        reading = before[1] if before is not None and is_known else self._reading(each, origin)
         self._known[origin] = each, reading
         return reading
 
-    def _reading(self, each: D, origin: str) -> Reading[T] | None:
-        generation = each.metadata.generation
+    def _reading(self, each: D, origin: str) -> Reading[T]:
         try:
-            found = self._read(each)
+            declared, ignored = self._read(each)
         except ValueError as error:
-            return Reading(origin, generation, problem=str(error), withheld=self._named_in(each))
-        return None if found is None else Reading(origin, generation, found[0], ignored=found[1])
+            return _refused(each, str(error), self._named_in(each))
+        return Reading(origin, each.metadata.generation, declared, ignored=ignored)
 
 
 def origin_of(declaring: DeclaringObject) -> str:
@@ -190,6 +176,10 @@ def decode_spec(declaring: DeclaringObject, decoder: msgspec.json.Decoder[S]) ->
         return decoder.decode(declaring.spec)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"spec: {error}") from error
+
+
+def _refused(each: DeclaringObject, why: str, named: str) -> Reading[Any]:
+    return Reading(origin_of(each), each.metadata.generation, problem=why, withheld=named)
 
 
 def _shrink(

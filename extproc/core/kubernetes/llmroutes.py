@@ -23,7 +23,7 @@ from msgspec import Meta, Raw, Struct
 from extproc.core.adapters.declared import Declaration, LoadMode, check_fallback
 from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.engines import PROFILES
-from extproc.core.kubernetes.declaring import decode_spec, origin_of
+from extproc.core.kubernetes.declaring import Declared, decode_spec, origin_of
 from extproc.core.kubernetes.objects import LLMRoute, PoolRef
 from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.openai import MAX_MODEL_BYTES
@@ -104,22 +104,22 @@ _specs = msgspec.json.Decoder(_Spec)
 _abouts = msgspec.json.Decoder(_About)
 
 
-def read_route(
-    source: LLMRoute, pools: Collection[PoolRef], *, engine: str
-) -> tuple[Offer, str] | None:
-    """Return what an object declares, and what of it has no effect; None if it is not of `pools`.
+def routes_of(pools: Collection[PoolRef], *, engine: str) -> Declared[LLMRoute, Offer]:
+    """Return what keeps and reads the objects of pools.
 
     Args:
-        source: The object.
         pools: Ours.
         engine: Name of the profile by which the pods' metrics are read.
-
-    Raises:
-        ValueError: It cannot count.
     """
+    return Declared(
+        lambda each: bool(_pools_of(each, pools)),
+        lambda each: _read(each, pools, engine),
+        _adapter_named_in,
+    )
+
+
+def _read(source: LLMRoute, pools: Collection[PoolRef], engine: str) -> tuple[Offer, str]:
     ours = _pools_of(source, pools)
-    if not ours:
-        return None
     spec = decode_spec(source, _specs)
     _check_format(spec.adapter.metrics, engine)
     if ours == {each.name for each in pools}:
@@ -127,12 +127,7 @@ def read_route(
     return _offer(source, spec, ours), NO_PARENTS if spec.parent_refs else ""
 
 
-def is_route_of(source: LLMRoute, pools: Collection[PoolRef]) -> bool:
-    """Return whether an object is of `pools`."""
-    return bool(_pools_of(source, pools))
-
-
-def adapter_named_in(source: LLMRoute) -> str:
+def _adapter_named_in(source: LLMRoute) -> str:
     """Return which adapter an object is about, though it cannot count; "" where it names none."""
     try:
         name = _abouts.decode(source.spec).adapter.name

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from extproc.core.adapters.precedence import RuleSet
-from extproc.core.kubernetes.declaring import decode_spec, origin_of
+from extproc.core.kubernetes.declaring import Declared, decode_spec, origin_of
 from extproc.core.kubernetes.objects import InferenceModelRewrite, PoolRef
 from extproc.core.openai import MAX_MODEL_BYTES, is_model_name
 from extproc.core.rewrites import Rule
@@ -52,22 +52,18 @@ _besides = msgspec.json.Decoder(_Beside)
 _specs = msgspec.json.Decoder(_Spec)
 
 
-def read_rewrite(
-    source: InferenceModelRewrite, pools: Collection[PoolRef]
-) -> tuple[RuleSet, str] | None:
-    """Return the rules of an object, and what of it has no effect; None if it is not of `pools`.
+def rewrites_of(pools: Collection[PoolRef]) -> Declared[InferenceModelRewrite, RuleSet]:
+    """Return what keeps and reads the objects of pools."""
+    return Declared(lambda each: _is_of(each, pools), _read)
 
-    Raises:
-        ValueError: It cannot count.
-    """
-    if not is_rewrite_of(source, pools):
-        return None
+
+def _read(source: InferenceModelRewrite) -> tuple[RuleSet, str]:
     rules = decode_spec(source, _specs).rules or ()
     name = source.metadata.name
     return RuleSet(origin_of(source), tuple(map(_rule, repeat(name), count(), rules))), ""
 
 
-def is_rewrite_of(source: InferenceModelRewrite, pools: Collection[PoolRef]) -> bool:
+def _is_of(source: InferenceModelRewrite, pools: Collection[PoolRef]) -> bool:
     """Return whether an object is of `pools`, whatever its length."""
     try:
         return _besides.decode(source.spec).pool_ref in pools

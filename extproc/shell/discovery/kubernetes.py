@@ -113,13 +113,7 @@ class KubernetesClient:
         Raises:
             ApiError: On any failure.
         """
-        access = await self._connect()
-        try:
-            async with asyncio.timeout(RESPONSE_S):
-                async with await self._request(access, path, parameters) as response:
-                    return await _read(response)
-        except _FAILURES as error:
-            raise await self._failure(access, error) from error
+        return await self._body(path, parameters)
 
     async def apply(self, path: str, manager: str, body: Mapping[str, Any]) -> bytes:
         """Apply a part of an object as a field manager; return the object.
@@ -130,14 +124,7 @@ class KubernetesClient:
         Raises:
             ApiError: As `get`.
         """
-        access = await self._connect()
-        parameters = {"fieldManager": manager, "force": "true"}
-        try:
-            async with asyncio.timeout(RESPONSE_S):
-                async with await self._request(access, path, parameters, body) as response:
-                    return await _read(response)
-        except _FAILURES as error:
-            raise await self._failure(access, error) from error
+        return await self._body(path, {"fieldManager": manager, "force": "true"}, body)
 
     async def watch(
         self, path: str, parameters: Mapping[str, str], *, within_s: float
@@ -174,6 +161,17 @@ class KubernetesClient:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._renew(self._access)
+
+    async def _body(
+        self, path: str, parameters: Mapping[str, str], applied: Mapping[str, Any] | None = None
+    ) -> bytes:
+        access = await self._connect()
+        try:
+            async with asyncio.timeout(RESPONSE_S):
+                async with await self._request(access, path, parameters, applied) as response:
+                    return await _read(response)
+        except _FAILURES as error:
+            raise await self._failure(access, error) from error
 
     async def _request(
         self,

@@ -134,7 +134,7 @@ class ListWatch(Generic[T]):
     stats: WatchStats
     clock: Callable[[], float]
     rng: Random
-    times: WatchTimes | None = None
+    times: WatchTimes = field(default_factory=WatchTimes)
     hint: str = ""
     problem: str = ""
     api: str = ""
@@ -147,7 +147,6 @@ class ListWatch(Generic[T]):
     _page_size: int = PAGE_SIZE
 
     def __post_init__(self) -> None:
-        self._times = self.times or WatchTimes()
         self._store = Store(self.query)
         self._healthy_at_s = math.inf
         self._contact_at_s = self.clock()
@@ -177,7 +176,7 @@ class ListWatch(Generic[T]):
                 await self._choose(namespace)
                 if self.is_absent:
                     self._recovered()
-                    return self._times.relist_s
+                    return self.times.relist_s
                 await self._list(self.query.path(self.api, namespace))
             await self._watch(self.query.path(self.api, namespace))
         except ApiError as error:
@@ -266,8 +265,8 @@ class ListWatch(Generic[T]):
         self.on_change(self._store.objects)
 
     async def _watch(self, path: str) -> None:
-        left_s = self._listed_at_s + self._times.relist_s - self.clock()
-        longest_s = min(self._times.watch_s, left_s)
+        left_s = self._listed_at_s + self.times.relist_s - self.clock()
+        longest_s = min(self.times.watch_s, left_s)
         watch_s = max(1, round(longest_s * self.rng.uniform(0.8, 1)))
         parameters = {
             **self.query.selector,
@@ -283,7 +282,7 @@ class ListWatch(Generic[T]):
                 if not some:
                     self._healthy_at_s = self.clock() + min(HEALTHY_S, watch_s / 2)
                 self._read(some)
-        self._must_list = left_s <= self._times.watch_s
+        self._must_list = left_s <= self.times.watch_s
 
     def _read(self, lines: list[bytes]) -> None:
         is_changed = False

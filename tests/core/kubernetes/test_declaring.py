@@ -11,9 +11,8 @@ from extproc.core.kubernetes import declaring
 from extproc.core.kubernetes.declaring import (
     MAX_SPEC_BYTES,
     MAX_STATUS_BYTES,
-    Reader,
+    Declared,
     Reading,
-    SpecKeeper,
     decode_spec,
 )
 from extproc.core.kubernetes.objects import LLMRoute, routes_query
@@ -29,17 +28,21 @@ class Counted:
 
     def __init__(self) -> None:
         self.num_read = 0
-        self.reader = Reader(self._read, lambda source: source.metadata.name)
+        self.declared = Declared[LLMRoute, str](
+            lambda source: bytes(source.spec) != b'""',
+            self._read,
+            lambda source: source.metadata.name,
+        )
 
-    def _read(self, source: LLMRoute) -> tuple[str, str] | None:
+    def _read(self, source: LLMRoute) -> tuple[str, str]:
         self.num_read += 1
         said = bytes(source.spec).decode().strip('"')
         if said == "no":
             raise ValueError("it says no")
-        return (said, f"{said} ignored") if said else None
+        return said, f"{said} ignored"
 
     def read(self, *items: dict[str, Any]) -> list[Reading[str]]:
-        return self.reader.read(listed(QUERY, *items))
+        return self.declared.read(listed(routes_query(keeper=self.declared), *items))
 
 
 def test_the_oldest_counts_first_and_those_of_one_age_by_their_names() -> None:
@@ -123,11 +126,8 @@ class Kept:
     """A store that keeps what is ours: specs that are not `""`."""
 
     def __init__(self) -> None:
-        keeper = SpecKeeper[LLMRoute](
-            lambda each: bytes(each.spec) != b'""', lambda each: each.metadata.name
-        )
-        self.store = Store(routes_query(keeper=keeper))
-        self.reader = Counted().reader
+        self.declared = Counted().declared
+        self.store = Store(routes_query(keeper=self.declared))
 
     def take(self, *pages: tuple[dict[str, Any], ...]) -> Kept:
         for number, items in enumerate(pages):
@@ -149,7 +149,7 @@ class Kept:
 
     @property
     def read(self) -> list[tuple[str, str | None, str]]:
-        read = self.reader.read(self.store.objects)
+        read = self.declared.read(self.store.objects)
         return [(each.origin[-2:], each.declared, each.withheld) for each in read]
 
 
@@ -170,7 +170,7 @@ def test_of_a_long_spec_or_status_and_of_labels_nothing_is_kept() -> None:
     assert kept.num_bytes < 100
     assert [each.metadata.labels for each in kept.store.objects] == [None, None]
     assert kept.read == [("o0", "x", ""), ("o1", None, "o1")]
-    assert "allowed" in kept.reader.read(kept.store.objects)[1].problem
+    assert "allowed" in kept.declared.read(kept.store.objects)[1].problem
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
@@ -182,7 +182,7 @@ def test_all_specs_together_are_bounded_and_the_newest_beyond_are_refused(
     kept = Kept().take(*((items[number],) for number in order))
     refused = [("o1", None, "o1"), ("o0", None, "o0")]
     assert kept.read == [("o3", "x" * 98, ""), ("o2", "x" * 98, ""), *refused]
-    assert "allowed: 250" in kept.reader.read(kept.store.objects)[2].problem
+    assert "allowed: 250" in kept.declared.read(kept.store.objects)[2].problem
     assert kept.num_bytes < 300
 
     newest = item("x" * 98, "o0", status={"conditions": []})
@@ -217,7 +217,7 @@ def test_a_spec_that_was_not_kept_is_refused_until_the_next_list(
     kept = Kept().take(tuple(items))
     kept.hear("DELETED", items[1])
     assert kept.read == [("o0", None, "o0")]
-    assert "next list" in kept.reader.read(kept.store.objects)[0].problem
+    assert "next list" in kept.declared.read(kept.store.objects)[0].problem
 
     kept.take((items[0],))
     assert kept.read == [("o0", "x" * 98, "")]

@@ -10,9 +10,9 @@ from hypothesis import given
 
 from extproc.core.adapters.declared import Declaration, LoadMode
 from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.kubernetes.declaring import Reader
-from extproc.core.kubernetes.llmroutes import NO_PARENTS, adapter_named_in, is_route_of, read_route
-from extproc.core.kubernetes.objects import LLMRoute, PoolRef, routes_query
+from extproc.core.kubernetes.declaring import Reading
+from extproc.core.kubernetes.llmroutes import NO_PARENTS, routes_of
+from extproc.core.kubernetes.objects import PoolRef, routes_query
 from extproc.core.modelroutes import ModelRoute, Objective
 from tests.core.kubernetes.declared import POOL, POOLS, item, listed
 from tests.core.kubernetes.hostile import JSON, changed
@@ -43,15 +43,24 @@ def route(adapter: Any = None, **more: Any) -> dict[str, Any]:
     return {"backendRefs": [POOL], "adapter": {"name": "a", **(adapter or {})}, **more}
 
 
+def read(*items: Any, pools: frozenset[PoolRef] = POOLS) -> list[Reading[Offer]]:
+    declared = routes_of(pools, engine="vllm")
+    return declared.read(listed(routes_query(keeper=declared), *items))
+
+
 def found(spec: Any, pools: frozenset[PoolRef] = POOLS) -> tuple[Offer, str] | None:
-    (source,) = listed(routes_query(), item(spec))
-    return read_route(source, pools, engine="vllm")
+    """What an object declares, and what of it has no effect; None if it is not ours."""
+    for each in read(item(spec), pools=pools):
+        if each.declared is None:
+            raise ValueError(each.problem)
+        return each.declared, each.ignored
+    return None
 
 
 def offer_of(spec: Any) -> Offer:
-    read = found(spec)
-    assert read is not None
-    return read[0]
+    declared = found(spec)
+    assert declared is not None
+    return declared[0]
 
 
 def test_an_adapter_with_all_its_fields_is_declared() -> None:
@@ -141,18 +150,17 @@ def test_an_object_of_no_pool_of_ours_is_not_read(refs: Any) -> None:
 def test_which_adapter_an_object_of_ours_is_about_is_known_though_it_cannot_count(
     spec: Any, name: str
 ) -> None:
-    (source,) = listed(routes_query(), item(spec))
+    (reading,) = read(item(spec))
 
-    assert adapter_named_in(source) == name
-    with pytest.raises(ValueError, match="spec"):
-        found(spec)
+    assert (reading.declared, reading.withheld) == (None, name)
+    assert "spec" in reading.problem
 
 
 def test_an_object_of_whatever_length_is_of_the_pools_that_it_names() -> None:
     long = route({"name": "sql"}, tenants=["x" * 200] * 400)
-    sources = listed(routes_query(), item(long, "ours"), item({"adapter": {}}, "nobodys"))
+    readings = read(item(long, "ours"), item({"adapter": {}}, "nobodys"))
 
-    assert [is_route_of(source, POOLS) for source in sources] == [True, False]
+    assert [each.origin for each in readings] == ["llmroute n/ours"]
 
 
 # --- priority and objectives --------------------------------------------------------------------
@@ -246,12 +254,7 @@ FULL = route(
 
 @given(spec=JSON | changed(FULL))
 def test_whatever_an_object_says_it_declares_an_adapter_or_has_a_reason(spec: Any) -> None:
-    objects = listed(routes_query(), item(spec))
-
-    def read(source: LLMRoute) -> tuple[Offer, str] | None:
-        return read_route(source, POOLS, engine="vllm")
-
-    for each in Reader(read).read(objects):
+    for each in read(item(spec)):
         if each.declared is None:
             assert each.problem
         else:

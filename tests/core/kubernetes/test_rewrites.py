@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from extproc.core.adapters.precedence import RuleSet
-from extproc.core.kubernetes.declaring import Reader
-from extproc.core.kubernetes.objects import InferenceModelRewrite, rewrites_query
-from extproc.core.kubernetes.rewrites import read_rewrite
+from extproc.core.kubernetes.declaring import Reading
+from extproc.core.kubernetes.objects import rewrites_query
+from extproc.core.kubernetes.rewrites import rewrites_of
 from extproc.core.rewrites import Rule
 from tests.core.kubernetes.declared import POOL, POOLS, item, listed
 from tests.core.kubernetes.hostile import JSON, changed
@@ -31,17 +31,26 @@ def rule(*models: str, **weights: int | None) -> dict[str, Any]:
     }
 
 
+def read(spec: Any) -> list[Reading[RuleSet]]:
+    declared = rewrites_of(POOLS)
+    return declared.read(listed(rewrites_query(keeper=declared), item(spec)))
+
+
 def found(spec: Any) -> tuple[RuleSet, str] | None:
-    (source,) = listed(rewrites_query(), item(spec))
-    return read_rewrite(source, POOLS)
+    """The rules of an object, and what of it has no effect; None if it is not ours."""
+    for each in read(spec):
+        if each.declared is None:
+            raise ValueError(each.problem)
+        return each.declared, each.ignored
+    return None
 
 
 def rules_of(spec: Any) -> tuple[Rule, ...]:
-    read = found(spec)
-    assert read is not None
-    assert read[0].origin == "inferencemodelrewrite n/it"
-    assert read[1] == ""
-    return read[0].rules
+    rules = found(spec)
+    assert rules is not None
+    assert rules[0].origin == "inferencemodelrewrite n/it"
+    assert rules[1] == ""
+    return rules[0].rules
 
 
 def test_matches_are_alternatives_and_weights_stay_as_they_are() -> None:
@@ -111,9 +120,7 @@ def test_an_object_with_one_bad_rule_gives_none(bad: Any, why: str) -> None:
 
 @given(spec=JSON | changed(rewrite(rule("a", "b", v1=90, v2=10), rule("c", v1=None))))
 def test_whatever_an_object_says_it_gives_rules_or_a_reason(spec: Any) -> None:
-    objects = listed(rewrites_query(), item(spec))
-    reader = Reader[InferenceModelRewrite, RuleSet](lambda source: read_rewrite(source, POOLS))
-    for each in reader.read(objects):
+    for each in read(spec):
         if each.declared is None:
             assert each.problem
         else:

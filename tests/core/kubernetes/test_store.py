@@ -186,6 +186,7 @@ def test_queries_name_what_they_ask_for() -> None:
     assert (objectives.apis, objectives.resource) == (beside + of_pools, "inferenceobjectives")
     assert (rewrites.apis, rewrites.resource) == (beside, "inferencemodelrewrites")
     assert (routes.apis, routes.resource) == (("/apis/llm.extproc/v1alpha1",), "llmroutes")
+    assert (pods.title, routes.title) == ("Pods", "LLMRoutes")
     assert all(each.is_optional for each in (objectives, rewrites, routes))
     assert not any(each.is_optional for each in (pods, slices, pool))
 

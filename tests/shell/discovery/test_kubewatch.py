@@ -115,7 +115,7 @@ async def play(
         stats=played.stats,
         clock=lambda: client.now,
         rng=Random(1),
-        times=times,
+        times=times or WatchTimes(),
     )
     task = asyncio.ensure_future(watch.run())
     async with asyncio.timeout(60):

@@ -16,6 +16,7 @@ from tests.virtualtime import in_virtual_time
 
 NEW, OLD = "llm-d.ai", "inference.networking.x-k8s.io"
 RELIST_S = 600.0
+NEW_API = f"/apis/{NEW}/v1alpha2"
 LOST = ApiError("connection", "refused")
 NOT_SERVED, FORBIDDEN = ApiError("status_404", "404: no"), ApiError("status_403", "403: no")
 
@@ -40,16 +41,20 @@ class Api:
             if isinstance(self.kinds, ApiError):
                 raise self.kinds
             return self.kinds
-        if refusal := self.refusals.get(group, None if group in (NEW, OLD) else NOT_SERVED):
-            raise refusal
+        self._check(group)
         item = f'{{"metadata": {{"name": "{group}"}}}}'
         return f'{{"metadata": {{}}, "items": [{item}]}}'.encode()
 
     async def watch(
         self, path: str, parameters: Mapping[str, str], *, within_s: float
     ) -> AsyncGenerator[list[bytes], None]:
+        self._check(path.split("/")[2])
         yield []
         await asyncio.sleep(float(parameters["timeoutSeconds"]))
+
+    def _check(self, group: str) -> None:
+        if refusal := self.refusals.get(group, None if group in (NEW, OLD) else NOT_SERVED):
+            raise refusal
 
 
 Objects = Collection[InferenceObjective]
@@ -109,6 +114,31 @@ async def test_a_definition_is_found_and_lost_within_the_time_between_two_lists(
     )
 
     assert seen == [[], [OLD], [NEW], [OLD], []]
+
+
+@in_virtual_time
+async def test_a_definition_that_is_removed_is_noticed_when_its_watch_ends() -> None:
+    seen = await told(
+        lambda api: api.refusals.pop(NEW),
+        lambda api: api.refusals.update({NEW: NOT_SERVED}),
+        every_s=2 * WatchTimes().watch_s,
+    )
+
+    assert seen == [[NEW], []]
+
+
+@in_virtual_time
+async def test_a_group_that_fails_does_not_keep_the_one_that_is_followed_from_being_read() -> None:
+    api = Api()
+    api.refusals = {OLD: LOST}
+    watch = watch_of(api, lambda _: None)
+    watch.api = NEW_API
+    task = asyncio.ensure_future(watch.run())
+    await asyncio.sleep(1.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert (watch.problem, watch.stats.lists) == ("", {"inferenceobjectives": 1})
 
 
 @in_virtual_time
@@ -210,3 +240,25 @@ def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFix
 
     lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
     assert lines == ["InferenceObjectives: not read: 403: no; what to do"]
+
+
+def test_a_refusal_after_a_loss_is_told_as_well_and_so_is_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        await told(
+            lambda api: api.refusals.update({NEW: LOST}),
+            lambda api: api.refusals.update({NEW: FORBIDDEN}),
+            lambda api: api.refusals.pop(NEW),
+            every_s=100.0,
+        )
+
+    with caplog.at_level(logging.INFO):
+        run()
+
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.INFO] == [
+        "InferenceObjectives: not read: refused",
+        "InferenceObjectives: not read: 403: no; what to do",
+        "InferenceObjectives: can be read again",
+    ]
