@@ -135,6 +135,7 @@ async def test_a_group_that_fails_does_not_keep_the_one_that_is_followed_from_be
     watch.api = NEW_API
     task = asyncio.ensure_future(watch.run())
     await asyncio.sleep(1.0)
+    assert not watch.stats.contacts_s, "the age of the endpoints is an alert, theirs is none"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
