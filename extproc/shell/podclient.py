@@ -153,14 +153,13 @@ class _Connection(asyncio.Protocol):
 
     Attributes:
         is_open: Another request can be made.
-        is_asked: A request is under way.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.is_open = self.is_asked = False
+        self.is_open = False
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[tuple[int, bytes]] = loop.create_future()
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self._parser = HttpResponseParser(self)
         # As far as aiohttp goes, for servers that the router has always read.
         self._parser.set_dangerous_leniencies(
@@ -169,16 +168,22 @@ class _Connection(asyncio.Protocol):
             lenient_spaces_after_chunk_size=True,
         )
 
+    @property
+    def is_asked(self) -> bool:
+        """A request is under way."""
+        return self._answer is not None
+
     def ask(self, request: bytes, max_bytes: int) -> asyncio.Future[tuple[int, bytes]]:
         """Send a request; only while `is_open` and not `is_asked`."""
         assert self._transport is not None
-        self._answer = self._loop.create_future()
-        self.is_asked, self._is_silent = True, True
-        self._max_bytes, self._num_bytes, self._pieces = max_bytes, 0, []
+        self._answer = answer = self._loop.create_future()
+        self._is_silent = True
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._pieces: list[bytes] = []
         self._num_heads = self._num_fields = self._num_idle_bytes = 0
         self._status, self._ends_with_connection = 0, True
         self._transport.write(request)
-        return self._answer
+        return answer
 
     def abort(self) -> None:
         """Close at once."""
@@ -271,18 +276,17 @@ class _Connection(asyncio.Protocol):
     # --- ends of a request
 
     def _complete(self) -> None:
-        self.is_asked = False
-        pieces, self._pieces = self._pieces, []
-        if not self._answer.done():  # else cancelled
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self._answer.set_result((self._status, body))
+        body, self._pieces = b"".join(self._pieces), []
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():  # else cancelled
+            answer.set_result((self._status, body))
 
     def _fail(self, error: Exception) -> None:
         self.abort()
         self._pieces = []
-        if self.is_asked and not self._answer.done():
-            self._answer.set_exception(error)
-        self.is_asked = False
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
 
 
 def _reason(error: HttpParserError | HttpParserUpgrade) -> str:

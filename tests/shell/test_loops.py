@@ -144,6 +144,42 @@ async def test_a_hanging_endpoint_times_out_again_and_again_and_delays_no_other(
     assert set(visits.failures) == {(A.address, "timed out")}
 
 
+@in_virtual_time
+async def test_each_visit_has_the_whole_time_and_no_more() -> None:
+    """However the visits before it ended, and although one timer serves them all."""
+    loop, visits = asyncio.get_running_loop(), Visits()
+    lengths_s = iter([0.9, 0.3, 0.999, HOUR_S, 0.999, HOUR_S, 0.5])
+    ended_s = list[tuple[float, bool]]()
+
+    async def last() -> None:
+        began_s, length_s = loop.time(), next(lengths_s, 0.1)
+        try:
+            await asyncio.sleep(length_s)
+        finally:
+            ended_s.append((round(loop.time() - began_s, 3), length_s == HOUR_S))
+
+    visits.behave[A.address] = last
+    async with running(visits, interval_s=0.05, timeout_s=1.0) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: len(ended_s) >= 7)
+
+    assert ended_s[:7] == [
+        *[(0.9, False), (0.3, False), (0.999, False), (1.0, True), (0.999, False), (1.0, True)],
+        (0.5, False),
+    ]
+    assert visits.failures == [(A.address, "timed out")] * 2
+
+
+async def test_a_loop_that_is_ended_during_a_visit_ends_at_once_and_says_nothing() -> None:
+    visits = Visits()
+    visits.behave[A.address] = lambda: asyncio.sleep(HOUR_S)
+    async with running(visits) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.num_now == 1)
+
+    assert (visits.num_now, visits.failures) == (0, [])
+
+
 @pytest.mark.parametrize("error", [ResponseError("HTTP 503"), OSError("HTTP 503")])
 async def test_a_failed_visit_is_reported_and_repeated(error: Exception) -> None:
     def fail() -> None:

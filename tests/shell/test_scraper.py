@@ -242,6 +242,29 @@ async def test_a_large_page_is_read_like_a_small_one() -> None:
         assert await watch.report() == REPORT
 
 
+async def test_a_page_is_not_read_again_as_long_as_it_stays_the_same() -> None:
+    pod = Pod()
+    async with watching(pod) as watch:
+        first, second = await watch.report(), await watch.report()
+        pod.page = GOLDEN.replace("num_requests_running{", "num_requests_running {")
+        while (third := await watch.report()) is first:
+            pass
+
+    assert first is second
+    assert third == first == REPORT
+
+
+async def test_a_long_page_is_not_kept() -> None:
+    pod = Pod()
+    pod.page += "".join(f"other_{i} {i}\n" for i in range(10_000))
+    pod.can_filter = False
+    async with watching(pod) as watch:
+        first, second = await watch.report(), await watch.report()
+
+    assert first is not second
+    assert first == second == REPORT
+
+
 async def test_a_server_whose_page_is_dear_to_read_is_visited_less_often() -> None:
     """Three readings of the clock a visit: asked, answered, read. Each is a second later here."""
     seconds, pod = itertools.count(), Pod()
