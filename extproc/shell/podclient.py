@@ -20,6 +20,7 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from yarl import URL
 
+from extproc.core.bounds import fits_header
 from extproc.shell.podhttp import MAX_HEADS, ResponseError, TooLargeError
 
 MAX_FIELDS: Final = 128
@@ -30,7 +31,6 @@ MAX_PIECES: Final = 16 * 1024
 """Chunks, or reads of the socket, of one body. Each costs as much as some kilobytes."""
 
 _USUAL: Final = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "extproc"}
-_FORBIDDEN: Final = frozenset("\r\n\0")
 
 
 class UnansweredError(ConnectionError):
@@ -48,7 +48,7 @@ class PodClient:
         tls: For a server behind TLS; None for the system's trust.
 
     Raises:
-        ValueError: A header holds a line's end.
+        ValueError: A header is not one line of printable ASCII.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class PodClient:
         known = {name.lower() for name in given}
         usual = {name: value for name, value in _USUAL.items() if name.lower() not in known}
         lines = [f"{name}: {value}" for name, value in {**usual, **given}.items()]
-        if any(not _FORBIDDEN.isdisjoint(line) for line in lines):
-            raise ValueError("a header holds a line's end")
+        if not all(map(fits_header, lines)):
+            raise ValueError("a header that is not one line of printable ASCII")
         self._lines = "\r\n".join(lines)
         self._tls = tls
         self._requests: dict[URL, bytes] = {}
@@ -123,21 +123,20 @@ async def _connect(host: str, port: int) -> socket.socket:
     try:  # an IP address, as nearly always: without a thread
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    failure = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in found:
+        found = await loop.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+        )
+    for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
         sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
         try:
+            sock.setblocking(False)
             await loop.sock_connect(sock, address)
             return sock
-        except OSError as error:
+        except BaseException as error:
             sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-    raise failure
+            if not isinstance(error, OSError) or number == len(found):
+                raise
+    raise OSError(f"{host} has no address")
 
 
 async def _ask(connection: _Connection, request: bytes, max_bytes: int) -> tuple[int, bytes]:
