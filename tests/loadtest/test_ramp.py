@@ -1,0 +1,132 @@
+"""The search for a capacity with real runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.commands.ramp import conclusion, step_words
+from extproc.loadtest.blocks import Block
+from extproc.loadtest.loads import Load, Overrides, find_load, workload_load
+from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, next_rate, run_ramp
+from extproc.loadtest.runs import BlockRun
+from extproc.loadtest.targets import TargetError, TargetSpec
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.sim.trials.search import CapacitySearch
+from tests.loadtest.builders import run
+
+
+def attainment(rate_rps: float, knee_rps: float) -> float:
+    return 1.0 if rate_rps <= knee_rps else knee_rps / rate_rps
+
+
+@given(st.floats(0.5, 500), st.floats(0.5, 50), st.floats(1.05, 1.5))
+def test_the_search_is_the_laboratorys_step_by_step(
+    knee_rps: float, from_rps: float, resolution: float
+) -> None:
+    search = CapacitySearch(lambda rate: attainment(rate, knee_rps), 0.9, resolution)
+    found = search.run([from_rps])
+    ramp = Ramp(0.9)
+
+    while (
+        rate_rps := next_rate(ramp.points, from_rps=from_rps, target=0.9, resolution=resolution)
+    ) is not None:
+        ramp.points[rate_rps] = attainment(rate_rps, knee_rps)
+
+    assert list(ramp.points) == list(search.points)
+    assert ramp.capacity_rps == found
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ({}, "nothing was measured"),
+        ({4.0: 1.0}, "at least 4.00 requests/s"),
+        ({4.0: 0.5}, "below 4.00 requests/s"),
+        ({4.0: 1.0, 5.0: 0.8}, "4.50 requests/s (4.00 passed, 5.00 did not)"),
+    ],
+)
+def test_the_conclusion_is_one_line(points: dict[float, float], words: str) -> None:
+    assert words in conclusion(Ramp(0.9, points))
+
+
+def test_a_step_is_one_line_with_its_figures() -> None:
+    assert step_words(Step(4.0, 0.7, 0.9, None)) == "missed     4.00/s  at most 70.0%: aborted"
+    assert "ok         4.00/s  95.0% of 4 requests, TTFT p50 100 ms" in step_words(
+        Step(4.0, 0.95, 0.9, run())
+    )
+    assert "missed" in step_words(Step(4.0, 0.5, 0.9, BlockRun("x", run().block)))
+
+
+def test_a_step_has_its_length_and_a_least_number_of_requests() -> None:
+    plan = RampPlan(find_load("quick"), seconds=10)
+
+    assert len(plan.block(20).workload.arrivals) == pytest.approx(200, rel=0.3)
+    assert len(plan.block(0.1).workload.arrivals) >= 10
+
+
+def plan_for_a_slow_pod() -> RampPlan:
+    load = workload_load("zipf", Overrides(["drain_s=10"], slo=(0.15, 1.0, 0.8)))
+    return RampPlan(_Short(load), seconds=1.5, from_rps=10, resolution=3.0)
+
+
+class _Short:
+    """The same load with answers of one token."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
+        made = self._load.block(rate_rps=rate_rps, num_requests=num_requests, seed=seed)
+        arrivals = tuple(
+            replace(a, prompt_tokens=5, output_tokens=1) for a in made.workload.arrivals
+        )
+        return replace(made, workload=replace(made.workload, arrivals=arrivals))
+
+
+@pytest.mark.slow
+async def test_it_finds_the_capacity_of_an_endpoint_by_itself() -> None:
+    """A pod that takes 10 ms for one request at a time serves less than 100 in a second."""
+    profile = replace(INSTANT, step_s=0.01, max_num_seqs=1)
+    pod = await start_pod(PodConfig(adapters=["x", "y"], profile=profile))
+    ramp, steps = Ramp(0.8), list[Step]()
+    try:
+        await run_ramp(
+            TargetSpec("url", pod.url, "pod"),
+            plan_for_a_slow_pod(),
+            ramp,
+            headers={},
+            on_stage=lambda _: None,
+            on_step=steps.append,
+        )
+    except LaggedError as error:
+        pytest.skip(f"the machine is too busy: {error}")
+    finally:
+        await pod.stop()
+
+    low, high = ramp.bracket
+    assert high is not None
+    assert high <= 320
+    assert low < high
+    assert [step.rate_rps for step in steps] == list(ramp.points)
+    assert any(not step.has_passed for step in steps)
+
+
+async def test_an_endpoint_that_fails_every_request_ends_the_search() -> None:
+    pod = await start_pod(PodConfig(adapters=["x"], api_key="secret"))
+    try:
+        with pytest.raises(TargetError, match="401"):
+            await run_ramp(
+                TargetSpec("url", pod.url, "pod"),
+                plan_for_a_slow_pod(),
+                Ramp(0.8),
+                headers={},
+                on_stage=lambda _: None,
+                on_step=lambda _: None,
+            )
+    finally:
+        await pod.stop()
