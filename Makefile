@@ -9,7 +9,7 @@ PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
-	@echo 'make demo       a real Envoy, four fake pods, 16 adapters: one minute (ARGS=--keep)'
+	@echo 'make demo       a real Envoy, four fake pods, 16 adapters, three policies: one minute'
 	@echo 'make test       every folder, and a real Envoy in each mode: less than five minutes on two cores'
 	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (20 minutes)'
 	@echo 'make test-long  the same at greater length: all stores and modes in trouble, the laboratory beside real runs'
