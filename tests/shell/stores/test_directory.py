@@ -459,6 +459,22 @@ async def test_nothing_is_written_where_the_mount_is_lost(tmp_path: Path) -> Non
     assert files(folder) == []
 
 
+async def test_no_more_is_declared_than_is_read(
+    media: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("store", "directory"):
+        monkeypatch.setattr(f"extproc.shell.stores.{each}.MAX_DECLARATIONS", 2)
+    store = await media.store()
+    for name in "ab":
+        await store.put(declared(name))
+    with pytest.raises(StoreFullError, match="2 declarations are there"):
+        await store.put(declared("c"))
+    await store.delete("a")
+    await store.put(declared("c"))
+
+    assert shown(store).keys() == {"b", "c"}
+
+
 async def test_after_closing_the_store_can_be_opened_again(media: Opened) -> None:
     store: Store = await media.store()
     await store.put(declared())
