@@ -30,7 +30,6 @@ from extproc.commands.labrun import (
     run,
     tune,
 )
-from extproc.loadtest.report.page import page_of
 from extproc.loadtest.results import FORMAT as LOADTEST_FORMAT
 from extproc.loadtest.results import load
 from extproc.plugins import PolicyError
@@ -241,16 +240,15 @@ def _values(pairs: Iterable[str]) -> dict[str, Any]:
 def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
     """Write the HTML page of a result beside its JSON file, and return its path.
 
-    The result may also be that of a load test.
-
     Raises:
         OSError: A file cannot be read or written.
         ValueError: There is no result, or the file is not one.
     """
     result = result or newest(out)
+    if _is_load_test(result):
+        raise ValueError(f"{result} is a load test's: `{own_command()} lab table {result}`")
     page = result.with_suffix(".html")
-    text = page_of(result) if _is_load_test(result) else render(read_result(result))
-    page.write_text(text, encoding="utf-8")
+    page.write_text(render(read_result(result)), encoding="utf-8")
     return page
 
 

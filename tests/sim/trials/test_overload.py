@@ -115,6 +115,7 @@ def test_a_load_test_s_real_runs_are_shown_apart_from_their_twins(tmp_path: Path
     without = tmp_path / "without.json"
     save(LoadResult(name="t", runs=real), without)
     refused = CliRunner().invoke(lab_app, ["table", str(without)])
+    no_page = CliRunner().invoke(lab_app, ["report", str(path)])
 
     shown, predicted = found.split("virtual:")
     assert shown.startswith("real:")
@@ -123,6 +124,8 @@ def test_a_load_test_s_real_runs_are_shown_apart_from_their_twins(tmp_path: Path
     assert cells(predicted, "t@8", "`founding`", "people")[0] == f"{of_twin:.1f}"
     assert "alone@" not in found
     assert "a load test without a suite" in refused.output + refused.stderr
+    assert f"lab table {path}`" in no_page.stderr
+    assert no_page.exit_code == 1
 
 
 def test_those_alone_send_what_they_send_beside_others() -> None:

@@ -1,0 +1,352 @@
+"""A load test inside locust: one user class over our workloads, with its own statistics.
+
+Locust has the users, the processes, the table, charts and reports. It has no open loop and no times
+of tokens: a process's first user takes the process's whole share and sends each request when it is
+due. In a closed loop each user takes one request after the other.
+
+All processes begin at one moment of the wall clock, set by the one that makes the plan. It reaches
+the workers in the options that locust sends them with its start message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+import gevent
+import msgspec
+from locust import User, task
+from locust.env import Environment
+from locust.event import Events
+from locust.exception import StopUser
+from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, Runner, WorkerRunner
+
+from extproc.loadtest.blocks import PlanError
+from extproc.loadtest.locust.plan import Plan, add_options, make_plan
+from extproc.loadtest.locust.sending import WATCH_S, LoopThread
+from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S, open_sender, send_when_due
+from extproc.workload.exchange import RequestRecord, save_records
+from extproc.workload.requests import Arrival
+
+LEAD_S = 0.3
+"""From the plan to the begin: time for the sender to start."""
+WORKER_LEAD_S = 1.0
+"""The same with workers, without the time for making the workload and for spawning users."""
+EXIT_LAGGED = 3
+_SWITCH_S = 0.0005
+"""So long the thread that sends waits for the one that fills locust's table; Python's own 5 ms
+would be most of a first token's time."""
+_WHOLE, _MET, _TTFT, _GAP, _DELAY = "POST", "served well", "TTFT", "inter-token", "schedule delay"
+"""Rows of locust's table."""
+
+_log = logging.getLogger(__name__)
+
+
+class WorkloadUser(User):
+    """A client. In an open loop, a process's first one stands for all of them."""
+
+    abstract = True
+    load_test: ClassVar[LoadTest]
+
+    def wait_time(self) -> float:
+        """Return the time to think before the next request of a closed loop, in seconds."""
+        return self.load_test.think_s()
+
+    @task
+    def send(self) -> None:
+        """Send what is this user's."""
+        self.load_test.send()
+
+
+class RequestError(Exception):
+    """A failed request; the text is the kind of error."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class LoadTest:
+    """The listeners of locust's events, for one locustfile.
+
+    Args:
+        events: Locust's.
+        clock: Monotonic seconds.
+        wall_clock: Seconds of the epoch.
+    """
+
+    def __init__(
+        self, events: Events, *, clock: Callable[[], float], wall_clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._environment: Environment
+        self._plan: Plan | None = None
+        self._num_requests = 0
+        self._share: _Share | None = None
+        self._records: list[RequestRecord] = []
+        events.init_command_line_parser.add_listener(add_options)
+        events.init.add_listener(self._on_init)
+        events.test_start.add_listener(self._on_test_start)
+        events.spawning_complete.add_listener(self._on_spawning_complete)
+        events.test_stop.add_listener(self._on_test_stop)
+        events.report_to_master.add_listener(self._on_report_to_master)
+        events.worker_report.add_listener(self._on_worker_report)
+
+    # --- what users do ------------------------------------------------------------------------
+
+    def think_s(self) -> float:
+        """See `WorkloadUser.wait_time`."""
+        return self._share.think_s() if self._share else 0.0
+
+    def send(self) -> None:
+        """Send the next request, or all in an open loop.
+
+        Raises:
+            StopUser: None is left.
+        """
+        if self._share is not None and self._share.left:
+            self._share.send(partial(self._log_record, self._share.plan))
+        if self._share is None or not self._share.left:
+            raise StopUser
+
+    def _log_record(self, plan: Plan, record: RequestRecord) -> None:
+        """Log a request that ended: as a whole, its delay, its first token and each gap after it.
+
+        The whole goes through locust's `request` event, so that its plugins see it. The others are
+        in the table alone: they are not requests, and the row `Aggregated` must not count them.
+        """
+        entries: Mapping[tuple[str, str], Any] = self._environment.stats.entries
+        path = plan.form.path
+
+        def log(row: str, seconds: float) -> None:
+            entries[path, row].log(seconds * 1000, 0)
+
+        self._environment.events.request.fire(
+            request_type=_WHOLE,
+            name=path,
+            response_time=(record.ended_s - record.sent_s) * 1000,
+            response_length=record.num_tokens,
+            exception=RequestError(record.error) if record.error else None,
+            context={},
+        )
+        log(_DELAY, record.delay_s)
+        if record.ttft_s is not None:
+            log(_TTFT, record.ttft_s)
+            if plan.slo.is_met(record):
+                log(_MET, record.ttft_s)
+        # 1.2 us each; reading the piece took ten.
+        for gap_s in record.gaps_s:
+            log(_GAP, gap_s)
+        if self._options.records:
+            self._records.append(record)
+
+    # --- locust's events ----------------------------------------------------------------------
+
+    @property
+    def _runner(self) -> Runner:
+        assert self._environment.runner is not None
+        return self._environment.runner
+
+    @property
+    def _options(self) -> Any:
+        return self._environment.parsed_options
+
+    def _on_init(self, environment: Environment, **_: Any) -> None:
+        self._environment = environment
+        options = self._options
+        options.num_users = options.num_users or options.expect_workers
+        options.spawn_rate = options.spawn_rate or options.expect_workers
+        # Runs before locust's own listener, which tells the master that this worker is gone:
+        # listeners are called in the opposite order.
+        environment.events.quitting.add_listener(self._on_quitting)
+
+    def _on_test_start(self, **_: Any) -> None:
+        runner, options = self._runner, self._options
+        self._records.clear()
+        try:
+            if not isinstance(runner, WorkerRunner):
+                self._environment.process_exit_code = None
+                options.extproc_plan = None
+                self._plan = self._planned(runner)
+                options.extproc_plan = msgspec.to_builtins(self._plan)
+            plan = options.extproc_plan and msgspec.convert(options.extproc_plan, type=Plan)
+            if plan and _id(runner) in plan.workers:  # else it joined after the work was divided
+                begun_s = self._clock() + plan.starts_at_s - self._wall_clock()
+                self._share = _Share(plan, plan.workers.index(_id(runner)), self._clock, begun_s)
+        except Exception as error:  # locust would only log it; without a share users end at once
+            if not isinstance(error, PlanError):
+                _log.exception("the test cannot begin")
+            text = str(error) or type(error).__name__
+            _log.error("%s", text)
+            runner.log_exception(_id(runner), text, "")
+
+    def _on_spawning_complete(self, **_: Any) -> None:
+        if not isinstance(self._runner, WorkerRunner):
+            gevent.spawn(self._end_after_users)
+
+    def _end_after_users(self) -> None:
+        """End locust, or with the web UI the test only, when all users have ended or are lost."""
+        runner = self._runner
+        while runner.state == STATE_RUNNING and runner.user_count:
+            gevent.sleep(WATCH_S)
+        is_lost = isinstance(runner, MasterRunner) and not runner.worker_count
+        if self._options.headless and (is_lost or runner.state == STATE_RUNNING):
+            runner.quit()
+        elif runner.state == STATE_RUNNING:
+            runner.stop()
+
+    def _on_test_stop(self, **_: Any) -> None:
+        share, self._share = self._share, None
+        if share is not None:
+            share.close()
+        if not self._options.headless:
+            self._conclude()
+
+    def _on_quitting(self, **_: Any) -> None:
+        runner = self._runner
+        if isinstance(runner, WorkerRunner):  # what was cut is reported, too
+            runner.stop()
+            data: dict[str, Any] = {}
+            self._environment.events.report_to_master.fire(client_id=runner.client_id, data=data)
+            runner.send_message("stats", data)
+        elif runner.state in (STATE_RUNNING, STATE_SPAWNING):
+            runner.quit()
+        self._conclude()
+
+    def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
+        data["extproc"] = msgspec.msgpack.encode(self._records)
+        self._records.clear()
+
+    def _on_worker_report(self, data: dict[str, Any], **_: Any) -> None:
+        self._records += msgspec.msgpack.decode(data["extproc"], type=list[RequestRecord])
+
+    # --- begin and end of a test --------------------------------------------------------------
+
+    def _planned(self, runner: Runner) -> Plan:
+        begun_s, workers = self._clock(), _senders(runner)
+        plan = make_plan(self._options, self._environment.host or "", workers=workers)
+        if runner.target_user_count < len(workers):
+            raise PlanError(
+                f"{runner.target_user_count} users cannot send from {len(workers)} workers: "
+                f"-u {len(workers)} or more"
+            )
+        workload = plan.make_workload()
+        self._num_requests = len(workload.arrivals)
+        if not self._num_requests:
+            raise PlanError(f"workload {plan.workload} has no requests")
+        lead_s = LEAD_S
+        if isinstance(runner, MasterRunner):
+            lead_s = WORKER_LEAD_S + 2 * (self._clock() - begun_s)
+            lead_s += (len(workers) - 1) / runner.spawn_rate
+        is_open = plan.mode == "open"
+        _log.info(
+            "%s: %d requests for %d adapters%s, %s loop, to %s%s",
+            workload.name,
+            self._num_requests,
+            sum(name is not None for name in workload.shares),
+            f" at {workload.rate_rps:.3g}/s" if is_open else "",
+            plan.mode,
+            plan.url,
+            plan.form.path,
+        )
+        return msgspec.structs.replace(plan, starts_at_s=self._wall_clock() + lead_s)
+
+    def _conclude(self) -> None:
+        """Say what was served well and whether that can be trusted; set the exit code."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return
+        environment, path = self._environment, plan.form.path
+        num, num_met = (environment.stats.get(path, row).num_requests for row in (_WHOLE, _MET))
+        late_ms = environment.stats.get(path, _DELAY).median_response_time
+        _log.info(
+            "served well: %d of %d requests, %.1f %%", num_met, num, 100 * num_met / (num or 1)
+        )
+        if num < self._num_requests:
+            environment.process_exit_code = 1
+            _log.error(
+                "%d of %d requests were never sent, or lost with their worker",
+                self._num_requests - num,
+                self._num_requests,
+            )
+        if late_ms > 1e3 * MAX_MEDIAN_DELAY_S:
+            _log.error("THE GENERATOR LAGGED: its median request was sent %d ms late", late_ms)
+            if self._options.fail_on_lag:
+                environment.process_exit_code = EXIT_LAGGED
+        if self._options.records:
+            try:
+                ordered = sorted(self._records, key=lambda record: record.index)
+                save_records(ordered, Path(self._options.records))
+            except OSError as error:
+                _log.error("cannot write the records: %s", error)
+                environment.process_exit_code = 1
+
+
+class _Share:
+    """A process's share of a test, which begins at the clock's `begun_s`.
+
+    Attributes:
+        left: Requests that no user has taken, with their places in the workload.
+    """
+
+    def __init__(self, plan: Plan, place: int, clock: Callable[[], float], begun_s: float) -> None:
+        self.plan = plan
+        self.left = deque(plan.share(plan.make_workload(), place))
+        self._rng = Random(f"think/{plan.seed}/{place}")
+        self._thread, self._opened = LoopThread(), AsyncExitStack()
+        opening = open_sender(plan.settings, clock, begun_s)
+        self._sender = self._thread.wait(lambda: self._opened.enter_async_context(opening))
+        sys.setswitchinterval(_SWITCH_S)
+        # What is there now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+
+    def think_s(self) -> float:
+        return self._rng.expovariate(1 / self.plan.think_s) if self.plan.think_s else 0.0
+
+    def send(self, sink: Callable[[RequestRecord], None]) -> None:
+        """Send the next request, or all in an open loop, and wait until all of them ended."""
+        is_open, sender = self.plan.mode == "open", self._sender
+        requests = [self.left.popleft() for _ in range(len(self.left) if is_open else 1)]
+        # Filled by the thread, emptied by the greenlet: only greenlets may call locust.
+        ended: deque[RequestRecord] = deque()
+
+        async def send(index: int, arrival: Arrival) -> None:
+            ended.append(await sender.send(arrival, index, at_s=arrival.at_s if is_open else None))
+
+        async def send_all() -> None:
+            await asyncio.sleep(-sender.now())
+            await send_when_due(requests, send, sender.now if is_open else lambda: inf)
+
+        def empty() -> None:
+            for _ in range(len(ended)):
+                sink(ended.popleft())
+
+        self._thread.wait(send_all, empty)
+
+    def close(self) -> None:
+        self._thread.wait(self._opened.aclose)
+        self._thread.close()
+
+
+def _id(runner: Runner) -> str:
+    return str(getattr(runner, "client_id", ""))
+
+
+def _senders(runner: Runner) -> list[str]:
+    """Return the ids of the processes that share the work, in the order of their numbers."""
+    if not isinstance(runner, MasterRunner):
+        return [_id(runner)]
+    clients = runner.clients
+    ready = [client.id for client in (*clients.ready, *clients.running, *clients.spawning)]
+    return sorted(ready, key=runner.get_worker_index)
