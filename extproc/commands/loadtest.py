@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from extproc.commands.failure import FAILED, failure
-from extproc.commands.ramp import ramp_command
 from extproc.commands.session import (
     FleetOption,
     KeyOption,
@@ -36,7 +35,7 @@ from extproc.loadtest.loads import (
     plan_suite,
     read_suite,
     scenarios_of,
-    workload_load,
+    workload_block,
 )
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
@@ -155,7 +154,7 @@ def compare_command(
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
 ) -> None:
     """Send the same requests to several targets, block by block in turn, and compare them."""
-    overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
+    overrides = Overrides(fleet or (), profile, ttft_s, tpot_s)
     with refusing():
         specs = parse_targets(targets)
         if is_suite(load):
@@ -194,13 +193,20 @@ def _slices(
     num_requests: int | None,
     num_slices: int,
 ) -> list[Block]:
-    load = workload_load(name, overrides)
     wholes = (
-        load.block(rate_rps=rate_rps, num_requests=num_requests, seed=seed)
+        workload_block(name, overrides, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
         for seed in seeds
         for rate_rps in rates or (None,)
     )
     return [part for whole in wholes for part in sliced(whole, num_slices)]
 
 
-loadtest_app.command("ramp")(ramp_command)
+@loadtest_app.command(
+    "ramp",
+    hidden=True,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def ramp_command() -> None:
+    """Refuse a command of earlier versions."""
+    text = "ramp is gone: name the rates, `compare LOAD --target TARGET --rate 4 --rate 6 --rate 9`"
+    raise failure(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import yaml
@@ -24,71 +24,6 @@ from extproc.sim.trials.suites import (
     parse_suite,
     slo_of,
 )
-from extproc.workload.judge import Slo
-
-
-class Load(Protocol):
-    """Makes blocks of one kind at any rate."""
-
-    def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
-        """Return a block of about `num_requests`; None for the load's own number.
-
-        Raises:
-            PlanError: There is no such block.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteLoad:
-    """A scenario of a suite."""
-
-    suite: Suite
-    scenario: ScenarioSpec
-
-    def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
-        """See `Load`."""
-        scenario = self.scenario
-        if num_requests is not None:
-            # In the scenario, whose own number would override the suite's.
-            workload_spec = {**scenario.workload, "num_requests": num_requests}
-            scenario = msgspec.structs.replace(scenario, workload=workload_spec)
-        try:
-            settings, workload, events = make_trial_parts(
-                self.suite, scenario, rate_rps=rate_rps, seed=seed
-            )
-        except SuiteError as error:
-            raise PlanError(str(error)) from error
-        if events:
-            kinds = ", ".join(sorted({type(event).__name__ for event in events}))
-            raise PlanError(f"scenario {self.scenario.name}: {kinds}: in virtual time only")
-        variants = {
-            variant.label: make_trial_parts(
-                self.suite, in_fleet(scenario, variant.fleet), rate_rps=rate_rps, seed=seed
-            )[0]
-            for variant in self.suite.variants
-        }
-        slo = slo_of(self.suite)
-        return Block(self.scenario.name, rate_rps, seed, workload, settings, slo, variants)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadLoad:
-    """A workload by its name or file (see `workloads.make`), for a fleet given by options."""
-
-    name: str
-    settings: FleetSettings
-    slo: Slo
-
-    def block(self, *, rate_rps: float | None, num_requests: int | None, seed: int) -> Block:
-        """See `Load`; the default rate is the workload's own."""
-        try:
-            workload = make(self.name, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
-        except WorkloadError as error:
-            raise PlanError(str(error)) from error
-        settings = replace(self.settings, warm_up_s=WARM_UP * workload.duration_s)
-        rate_rps = round(workload.rate_rps, 2) if rate_rps is None else rate_rps
-        return Block(workload.name, rate_rps, seed, workload, settings, self.slo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +33,14 @@ class Overrides:
     Attributes:
         knobs: Fields of `FleetSettings`, each `KEY=VALUE`.
         profile: Name of an engine profile, "" for the suite's.
-        slo: Fields of `SloSpec`; None leaves one unchanged.
+        slo_ttft_s: Of `SloSpec`; None leaves it unchanged.
+        slo_tpot_s: The same.
     """
 
     knobs: Sequence[str] = ()
     profile: str = ""
-    slo: tuple[float | None, float | None, float | None] = (None, None, None)
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
 
     def apply(self, suite: Suite) -> Suite:
         """Return the suite with these overrides.
@@ -111,8 +48,8 @@ class Overrides:
         Raises:
             PlanError: A profile or a knob is unknown.
         """
-        names = ("ttft_s", "tpot_s", "target")
-        slo = {k: v for k, v in zip(names, self.slo, strict=True) if v is not None}
+        given = {"ttft_s": self.slo_ttft_s, "tpot_s": self.slo_tpot_s}
+        slo = {key: value for key, value in given.items() if value is not None}
         return msgspec.structs.replace(
             suite,
             fleet={**suite.fleet, **self._knobs()},
@@ -159,27 +96,20 @@ def read_suite(name: str, overrides: Overrides = NO_OVERRIDES) -> Suite:
         raise PlanError(str(error)) from error
 
 
-def find_load(name: str, overrides: Overrides = NO_OVERRIDES) -> Load:
-    """Return a load by its name: `SUITE/SCENARIO`, a suite for its first scenario, or a workload.
+def workload_block(
+    name: str,
+    overrides: Overrides,
+    *,
+    rate_rps: float | None,
+    num_requests: int | None,
+    seed: int,
+) -> Block:
+    """Return a workload by its name or file (see `workloads.make`), for the overrides' fleet.
+
+    None leaves its own rate and number.
 
     Raises:
-        PlanError: There is none, or it cannot be used.
-    """
-    if is_suite(name):
-        suite = read_suite(name, overrides)
-        return SuiteLoad(suite, suite.scenarios[0])
-    suite_name, _, scenario_name = name.rpartition("/")
-    if suite_name and is_suite(suite_name):
-        suite = read_suite(suite_name, overrides)
-        return SuiteLoad(suite, scenarios_of(suite, [scenario_name])[0])
-    return workload_load(name, overrides)
-
-
-def workload_load(name: str, overrides: Overrides) -> WorkloadLoad:
-    """Return a workload by its name, for the fleet of the overrides.
-
-    Raises:
-        PlanError: There is no such fleet.
+        PlanError: There is no such workload or fleet.
     """
     empty = Suite(
         name="", about="", num_requests=1, seeds=[], rates_rps=[], policies=[], scenarios=[]
@@ -188,9 +118,14 @@ def workload_load(name: str, overrides: Overrides) -> WorkloadLoad:
     try:
         settings = FleetSettings(**suite.fleet, profile=PROFILES[suite.profile])
         settings.profile.kv_blocks(settings.max_loras, settings.max_lora_rank)
+        workload = make(name, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
+    except WorkloadError as error:
+        raise PlanError(str(error)) from error
     except (TypeError, ValueError) as error:
         raise PlanError(f"fleet: {error}") from error
-    return WorkloadLoad(name, settings, slo_of(suite))
+    settings = replace(settings, warm_up_s=WARM_UP * workload.duration_s)
+    rate_rps = round(workload.rate_rps, 2) if rate_rps is None else rate_rps
+    return Block(workload.name, rate_rps, seed, workload, settings, slo_of(suite))
 
 
 def is_suite(name: str) -> bool:
@@ -230,8 +165,25 @@ def plan_suite(
         PlanError: A block cannot be made.
     """
     return [
-        SuiteLoad(suite, scenario).block(rate_rps=rate_rps, num_requests=None, seed=seed)
+        _suite_block(suite, scenario, rate_rps, seed)
         for scenario in scenarios
         for seed in seeds or suite.seeds
         for rate_rps in rates_rps or suite.rates_of(scenario)
     ]
+
+
+def _suite_block(suite: Suite, scenario: ScenarioSpec, rate_rps: float, seed: int) -> Block:
+    try:
+        settings, workload, events = make_trial_parts(suite, scenario, rate_rps=rate_rps, seed=seed)
+    except SuiteError as error:
+        raise PlanError(str(error)) from error
+    if events:
+        kinds = ", ".join(sorted({type(event).__name__ for event in events}))
+        raise PlanError(f"scenario {scenario.name}: {kinds}: in virtual time only")
+    variants = {
+        variant.label: make_trial_parts(
+            suite, in_fleet(scenario, variant.fleet), rate_rps=rate_rps, seed=seed
+        )[0]
+        for variant in suite.variants
+    }
+    return Block(scenario.name, rate_rps, seed, workload, settings, slo_of(suite), variants)

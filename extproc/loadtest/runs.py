@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from math import inf
 from statistics import fmean
@@ -19,21 +19,10 @@ from extproc.loadtest.targets import Target
 from extproc.loadtest.words import delay_words, error_words
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
-from extproc.workload.judge import MAX_UNSEEN_S, Slo
-from extproc.workload.requests import Arrival
 
-LOOK_S = 0.25
-"""Between two checks whether a run can still reach its target."""
-SETTLE_S = 20.0
-"""Longest wait for a fleet to drop the requests of an aborted run."""
-STRANGER_SETTLE_S = 2.0
-"""The wait for an endpoint whose pods are unknown."""
 _READ_TIMEOUT_S = 5.0
 _TTFT = "vllm:time_to_first_token_seconds"
 _NUMBER = r"\{[^}]*\} (\S+)$"
-
-GivesUp = Callable[[Mapping[int, RequestRecord], float], bool]
-"""Whether to abort, by the records so far and the seconds since the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,56 +67,32 @@ class _Reading:
 _Readings = Mapping[str, _Reading]
 
 
-async def run_block(
-    target: Target, block: Block, gives_up: GivesUp | None = None, *, max_added_s: float = inf
-) -> BlockRun:
+async def run_block(target: Target, block: Block, *, max_added_s: float = inf) -> BlockRun:
     """Send a block to a target and wait for every response.
 
     Args:
         target: The target.
         block: The block.
-        gives_up: Whether to abort, called regularly.
         max_added_s: The run does not count if more than this is added to the mean first token.
-
-    Returns:
-        The run; after an abort without result and trouble.
     """
-    records: dict[int, RequestRecord] = {}
-
-    def keep(record: RequestRecord) -> None:
-        records[record.index] = record
-
+    records: list[RequestRecord] = []
     before = await _read_pods(target)
-    loop, settings = asyncio.get_running_loop(), block.settings
-    started_s = loop.time()
-
-    async def leave_off() -> None:
-        if gives_up is None:
-            await asyncio.Event().wait()
-            return
-        is_hopeless = False
-        while not is_hopeless:
-            await asyncio.sleep(LOOK_S)
-            is_hopeless = gives_up(records, loop.time() - started_s)
-
     async with asyncio.TaskGroup() as group:
-        sent = group.create_task(replay(block.workload, target.replay_settings(block), keep))
-        warm = group.create_task(_read_pods(target, after_s=settings.warm_up_s))
-        died, left = group.create_task(target.died()), group.create_task(leave_off())
-        await asyncio.wait({sent, died, left}, return_when=asyncio.FIRST_COMPLETED)
-        is_over = sent.done()
+        sent = group.create_task(
+            replay(block.workload, target.replay_settings(block), records.append)
+        )
+        warm = group.create_task(_read_pods(target, after_s=block.settings.warm_up_s))
+        died = group.create_task(target.died())
+        await asyncio.wait({sent, died}, return_when=asyncio.FIRST_COMPLETED)
         why = f"{target.label}: {died.result()}" if died.done() else ""
         begin = warm.result() if warm.done() else None
-        for task in (sent, warm, died, left):
+        for task in (sent, warm, died):
             task.cancel()
     if why:
         return BlockRun(target.label, block, trouble=why, is_gone=True)
-    if not is_over:
-        await _settle(target)
-        return BlockRun(target.label, block)
     after = await _read_pods(target)
-    run = _judged(target, block, list(records.values()), begin, after)
-    run = replace(run, added_s=_added_s(records.values(), before, after))
+    run = _judged(target, block, records, begin, after)
+    run = replace(run, added_s=_added_s(records, before, after))
     if run.trouble or run.added_s is None or run.added_s <= max_added_s:
         return run
     return replace(run, trouble=f"{target.label}: {added_words(run.added_s)}")
@@ -202,7 +167,8 @@ async def _read_pods(target: Target, after_s: float = 0.0) -> _Readings | None:
 
 
 async def _read_pod(session: aiohttp.ClientSession, url: str) -> _Reading:
-    engine = await _engine(session, url)
+    async with session.get(f"{url}/debug/engine") as response:
+        engine = msgspec.json.decode(await response.read(), type=_Engine)
     query = f"name[]={_TTFT}_count&name[]={_TTFT}_sum"
     async with session.get(f"{url}/metrics/?{query}") as response:
         page = await response.text()
@@ -218,55 +184,3 @@ class _Engine(msgspec.Struct):
 
     num_gpu_loads: int
     num_disk_loads: int
-    running: list[msgspec.Raw]
-    waiting: list[msgspec.Raw]
-
-
-async def _engine(session: aiohttp.ClientSession, url: str) -> _Engine:
-    async with session.get(f"{url}/debug/engine") as response:
-        return msgspec.json.decode(await response.read(), type=_Engine)
-
-
-async def _settle(target: Target) -> None:
-    """Wait until the target is idle, as far as that is visible."""
-    if not target.pods:
-        await asyncio.sleep(STRANGER_SETTLE_S)
-        return
-    try:
-        async with asyncio.timeout(SETTLE_S), aiohttp.ClientSession() as session:
-            is_busy = True
-            while is_busy:
-                await asyncio.sleep(LOOK_S)
-                engines = [await _engine(session, url) for url in target.pods.values()]
-                is_busy = any(engine.running or engine.waiting for engine in engines)
-    except (aiohttp.ClientError, TimeoutError):
-        return  # the next run reports the error
-
-
-# --- giving up --------------------------------------------------------------------------------
-
-
-def attainment_at_most(block: Block, records: Mapping[int, RequestRecord], now_s: float) -> float:
-    """Return the highest attainment that a block can still reach.
-
-    Args:
-        block: The block being sent.
-        records: Records so far, by the request's place in the workload.
-        now_s: Seconds since the start.
-    """
-    counted = [
-        (index, arrival)
-        for index, arrival in enumerate(block.workload.arrivals)
-        if arrival.at_s >= block.settings.warm_up_s
-    ]
-    missed = sum(
-        _is_missed(arrival, records.get(index), now_s, block.slo) for index, arrival in counted
-    )
-    return 1 - missed / max(1, len(counted))
-
-
-def _is_missed(arrival: Arrival, record: RequestRecord | None, now_s: float, slo: Slo) -> bool:
-    if record is None:  # not sent yet, or in flight: late if it should have ended
-        longest_s = slo.ttft_s + slo.tpot_s * max(1, arrival.output_tokens - 1)
-        return now_s - arrival.at_s > longest_s + MAX_UNSEEN_S
-    return not slo.is_met(record)

@@ -52,7 +52,7 @@ def watching(console: Console, num_runs: int) -> Iterator[Watch]:
 def line_of(run: BlockRun) -> str:
     """Return a run as one line."""
     if run.result is None:
-        return f"{run.block.name}: {run.trouble or f'{run.label}: aborted'}"
+        return f"{run.block.name}: {run.trouble}"
     summary = run.result.summary
     line = (
         f"{run.block.name}: {run.label}: served well {summary.attainment:.1%}, "

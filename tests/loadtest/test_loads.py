@@ -9,17 +9,14 @@ import pytest
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.loads import (
     Overrides,
-    SuiteLoad,
-    WorkloadLoad,
-    find_load,
     is_suite,
     plan_suite,
     read_suite,
     scenarios_of,
-    workload_load,
+    workload_block,
 )
+from extproc.sim.trials.suites import make_trial_parts
 from extproc.workload.judge import Slo
-from extproc.workload.requests import Workload
 from tests.sim.trials.test_suites import tiny
 
 TWO_SCENARIOS = """
@@ -84,8 +81,8 @@ def test_a_real_block_is_the_virtual_run_of_the_same_suite(suite_path: str) -> N
 
     assert planned.settings.num_pods == 2
     assert planned.settings.warm_up_s == pytest.approx(0.15 * planned.workload.duration_s)
-    again = SuiteLoad(suite, suite.scenarios[0]).block(rate_rps=5, num_requests=None, seed=1)
-    assert planned == again
+    _, workload, _ = make_trial_parts(suite, suite.scenarios[0], rate_rps=5, seed=1)
+    assert planned.workload == workload
 
 
 def test_events_of_the_fleet_are_for_virtual_time() -> None:
@@ -96,14 +93,14 @@ def test_events_of_the_fleet_are_for_virtual_time() -> None:
 
 
 def test_overrides_change_fleet_and_objective(suite_path: str) -> None:
-    overrides = Overrides(["max_loras=3", "drain_s=7"], "a100-8b", (0.2, None, 0.5))
+    overrides = Overrides(["max_loras=3", "drain_s=7"], "a100-8b", slo_ttft_s=0.2)
 
     suite = read_suite(suite_path, overrides)
     (first, *_) = plan_suite(suite, suite.scenarios)
 
     assert (first.settings.max_loras, first.settings.num_pods) == (3, 2)
     assert first.settings.profile.name == "a100-8b"
-    assert (first.slo.ttft_s, first.slo.tpot_s, first.slo.target) == (0.2, 0.05, 0.5)
+    assert (first.slo.ttft_s, first.slo.tpot_s) == (0.2, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -118,50 +115,15 @@ def test_overrides_change_fleet_and_objective(suite_path: str) -> None:
 )
 def test_impossible_overrides_are_refused(overrides: Overrides, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        workload_load("zipf", overrides)
+        workload_block("zipf", overrides, rate_rps=None, num_requests=None, seed=1)
     with pytest.raises(PlanError, match=message):
         read_suite("quick", overrides)
 
 
-def test_a_load_is_found_by_suite_scenario_workload_or_file(
-    suite_path: str, tmp_path: Path
-) -> None:
-    made = workload_load("zipf", Overrides()).block(rate_rps=5, num_requests=30, seed=1)
-    made.workload.save(tmp_path / "saved.jsonl")
-
-    loads = [find_load(n) for n in (suite_path, f"{suite_path}/large", "zipf")]
-    saved = find_load(str(tmp_path / "saved.jsonl"))
-
-    assert isinstance(loads[0], SuiteLoad)
-    assert isinstance(loads[1], SuiteLoad)
-    assert [load.scenario.name for load in loads[:2] if isinstance(load, SuiteLoad)] == [
-        "small",
-        "large",
-    ]
-    assert isinstance(loads[2], WorkloadLoad)
-    got = saved.block(rate_rps=made.workload.rate_rps, num_requests=None, seed=1).workload
-    assert len(got.arrivals) == len(made.workload.arrivals)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nosuch", "no workload 'nosuch'"),
-        ("nosuch.yaml", "no such file"),
-        ("quick/nosuch", "no scenario nosuch: zipf-60"),
-    ],
-)
-def test_an_unknown_name_is_an_error(name: str, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        find_load(name).block(rate_rps=1, num_requests=10, seed=1)
-
-
-def test_a_number_of_requests_holds_also_for_a_scenario_with_its_own() -> None:
-    load = find_load("slora/table-3")
-
-    made = load.block(rate_rps=10, num_requests=50, seed=1)
-
-    assert len(made.workload.arrivals) < 100
+@pytest.mark.parametrize("name", ["nosuch", "quick/nosuch"])
+def test_an_unknown_workload_is_an_error(name: str) -> None:
+    with pytest.raises(PlanError, match="nosuch"):
+        workload_block(name, Overrides(), rate_rps=1, num_requests=10, seed=1)
 
 
 def test_files_and_names_of_workloads_are_no_suites() -> None:
@@ -172,7 +134,7 @@ def test_files_and_names_of_workloads_are_no_suites() -> None:
 
 
 def test_a_workload_by_name_comes_with_its_own_rate() -> None:
-    made = workload_load("zipf", Overrides()).block(rate_rps=None, num_requests=200, seed=1)
+    made = workload_block("zipf", Overrides(), rate_rps=None, num_requests=200, seed=1)
 
-    assert isinstance(made.workload, Workload)
     assert made.rate_rps == pytest.approx(10, rel=0.3)
+    assert made.settings.warm_up_s == pytest.approx(0.15 * made.workload.duration_s)

@@ -15,7 +15,7 @@ import msgspec
 
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.listing import Listing, ListingError, base_url, fetch_listing
-from extproc.loadtest.locust.sending import LoopThread
+from extproc.loadtest.locust.threads import LoopThread
 from extproc.loadtest.replay import ReplaySettings
 from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
 from extproc.workload.exchange import CHAT, COMPLETIONS, RequestForm

@@ -10,17 +10,10 @@ the workers in the options that locust sends them with its start message.
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
-import sys
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from functools import partial
-from math import inf
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 import gevent
@@ -29,23 +22,27 @@ from locust import User, task
 from locust.env import Environment
 from locust.event import Events
 from locust.exception import StopUser
-from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, Runner, WorkerRunner
+from locust.runners import (
+    STATE_MISSING,
+    STATE_RUNNING,
+    STATE_SPAWNING,
+    MasterRunner,
+    Runner,
+    WorkerRunner,
+)
 
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.loadtest.locust.sending import WATCH_S, LoopThread
-from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S, open_sender, send_when_due
+from extproc.loadtest.locust.share import Share
+from extproc.loadtest.locust.threads import WATCH_S
+from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.workload.exchange import RequestRecord, save_records
-from extproc.workload.requests import Arrival
 
 LEAD_S = 0.3
 """From the plan to the begin: time for the sender to start."""
 WORKER_LEAD_S = 1.0
 """The same with workers, without the time for making the workload and for spawning users."""
 EXIT_LAGGED = 3
-_SWITCH_S = 0.0005
-"""So long the thread that sends waits for the one that fills locust's table; Python's own 5 ms
-would be most of a first token's time."""
 _WHOLE, _MET, _TTFT, _GAP, _DELAY = "POST", "served well", "TTFT", "inter-token", "schedule delay"
 """Rows of locust's table."""
 
@@ -92,7 +89,9 @@ class LoadTest:
         self._environment: Environment
         self._plan: Plan | None = None
         self._num_requests = 0
-        self._share: _Share | None = None
+        self._share: Share | None = None
+        self._begun_s = 0.0
+        self._done: set[str] = set()
         self._records: list[RequestRecord] = []
         events.init_command_line_parser.add_listener(add_options)
         events.init.add_listener(self._on_init)
@@ -173,37 +172,52 @@ class LoadTest:
     def _on_test_start(self, **_: Any) -> None:
         runner, options = self._runner, self._options
         self._records.clear()
+        self._done.clear()
+        plan: Plan | None = None
         try:
             if not isinstance(runner, WorkerRunner):
                 self._environment.process_exit_code = None
                 options.extproc_plan = None
                 self._plan = self._planned(runner)
                 options.extproc_plan = msgspec.to_builtins(self._plan)
-            plan = options.extproc_plan and msgspec.convert(options.extproc_plan, type=Plan)
+            plan = msgspec.convert(options.extproc_plan, type=Plan | None)
             if plan and _id(runner) in plan.workers:  # else it joined after the work was divided
                 begun_s = self._clock() + plan.starts_at_s - self._wall_clock()
-                self._share = _Share(plan, plan.workers.index(_id(runner)), self._clock, begun_s)
+                self._share = Share(plan, plan.workers.index(_id(runner)), self._clock, begun_s)
         except Exception as error:  # locust would only log it; without a share users end at once
             if not isinstance(error, PlanError):
                 _log.exception("the test cannot begin")
             text = str(error) or type(error).__name__
             _log.error("%s", text)
             runner.log_exception(_id(runner), text, "")
+        self._begun_s = plan.starts_at_s if plan else 0.0
 
     def _on_spawning_complete(self, **_: Any) -> None:
         if not isinstance(self._runner, WorkerRunner):
-            gevent.spawn(self._end_after_users)
+            gevent.spawn(self._end_when_over)
 
-    def _end_after_users(self) -> None:
-        """End locust, or with the web UI the test only, when all users have ended or are lost."""
+    def _end_when_over(self) -> None:
+        """End locust, or with the web UI the test only, when all processes are done or lost."""
         runner = self._runner
-        while runner.state == STATE_RUNNING and runner.user_count:
+        while runner.state == STATE_RUNNING and not self._is_over():
             gevent.sleep(WATCH_S)
         is_lost = isinstance(runner, MasterRunner) and not runner.worker_count
         if self._options.headless and (is_lost or runner.state == STATE_RUNNING):
             runner.quit()
         elif runner.state == STATE_RUNNING:
             runner.stop()
+
+    def _is_over(self) -> bool:
+        runner = self._runner
+        if self._plan is None or not isinstance(runner, MasterRunner):
+            return self._is_done
+        alive = {client.id for client in runner.clients.all if client.state != STATE_MISSING}
+        return not (alive & set(self._plan.workers)) - self._done
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether this process has sent its share, if it has one, and everything has ended."""
+        return not self._runner.user_count and not (self._share and self._share.left)
 
     def _on_test_stop(self, **_: Any) -> None:
         share, self._share = self._share, None
@@ -224,11 +238,17 @@ class LoadTest:
         self._conclude()
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
-        data["extproc"] = msgspec.msgpack.encode(self._records)
+        done_s = self._begun_s if self._is_done else 0.0
+        data["extproc"] = msgspec.msgpack.encode((done_s, self._records))
         self._records.clear()
 
-    def _on_worker_report(self, data: dict[str, Any], **_: Any) -> None:
-        self._records += msgspec.msgpack.decode(data["extproc"], type=list[RequestRecord])
+    def _on_worker_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
+        done_s, records = msgspec.msgpack.decode(
+            data["extproc"], type=tuple[float, list[RequestRecord]]
+        )
+        self._records += records
+        if self._plan is not None and done_s == self._plan.starts_at_s:
+            self._done.add(client_id)
 
     # --- begin and end of a test --------------------------------------------------------------
 
@@ -290,53 +310,6 @@ class LoadTest:
             except OSError as error:
                 _log.error("cannot write the records: %s", error)
                 environment.process_exit_code = 1
-
-
-class _Share:
-    """A process's share of a test, which begins at the clock's `begun_s`.
-
-    Attributes:
-        left: Requests that no user has taken, with their places in the workload.
-    """
-
-    def __init__(self, plan: Plan, place: int, clock: Callable[[], float], begun_s: float) -> None:
-        self.plan = plan
-        self.left = deque(plan.share(plan.make_workload(), place))
-        self._rng = Random(f"think/{plan.seed}/{place}")
-        self._thread, self._opened = LoopThread(), AsyncExitStack()
-        opening = open_sender(plan.settings, clock, begun_s)
-        self._sender = self._thread.wait(lambda: self._opened.enter_async_context(opening))
-        sys.setswitchinterval(_SWITCH_S)
-        # What is there now stays: the collector need not look at it again and again.
-        gc.collect()
-        gc.freeze()
-
-    def think_s(self) -> float:
-        return self._rng.expovariate(1 / self.plan.think_s) if self.plan.think_s else 0.0
-
-    def send(self, sink: Callable[[RequestRecord], None]) -> None:
-        """Send the next request, or all in an open loop, and wait until all of them ended."""
-        is_open, sender = self.plan.mode == "open", self._sender
-        requests = [self.left.popleft() for _ in range(len(self.left) if is_open else 1)]
-        # Filled by the thread, emptied by the greenlet: only greenlets may call locust.
-        ended: deque[RequestRecord] = deque()
-
-        async def send(index: int, arrival: Arrival) -> None:
-            ended.append(await sender.send(arrival, index, at_s=arrival.at_s if is_open else None))
-
-        async def send_all() -> None:
-            await asyncio.sleep(-sender.now())
-            await send_when_due(requests, send, sender.now if is_open else lambda: inf)
-
-        def empty() -> None:
-            for _ in range(len(ended)):
-                sink(ended.popleft())
-
-        self._thread.wait(send_all, empty)
-
-    def close(self) -> None:
-        self._thread.wait(self._opened.aclose)
-        self._thread.close()
 
 
 def _id(runner: Runner) -> str:

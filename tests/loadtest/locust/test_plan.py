@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -12,9 +13,9 @@ from aiohttp import web
 
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.loadtest.locust.threads import LoopThread
+from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.workload.exchange import CHAT
-from tests.loadtest.threads import handled, pod, served
 
 
 class Parser(ArgumentParser):
@@ -40,8 +41,29 @@ def plan(url: str, *arguments: str, workers: tuple[str, ...] = ("w1",)) -> Plan:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     config = PodConfig(base_model="base-7b", adapters=["x", "y"], api_key="secret")
-    with served(pod(config)) as found:
-        yield found
+    with LoopThread() as thread:
+        pod = thread.wait(lambda: start_pod(config))
+        yield pod.url
+        thread.wait(pod.stop)
+
+
+@contextmanager
+def listing(content: object) -> Iterator[str]:
+    """The URL of a server that answers every request with this, from a thread of its own."""
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response(content)
+
+    async def start() -> web.ServerRunner:
+        runner = web.ServerRunner(web.Server(answer))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner
+
+    with LoopThread() as thread:
+        runner = thread.wait(start)
+        yield "http://{}:{}".format(*runner.addresses[0])
+        thread.wait(runner.cleanup)
 
 
 KEY = ("--api-key", "secret")
@@ -69,10 +91,7 @@ def test_with_own_names_and_a_model_nothing_is_fetched() -> None:
 
 
 def test_an_endpoint_without_adapters_lends_the_names_of_its_models() -> None:
-    async def models(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"data": [{"id": "gpt"}, {"id": "gpt-mini", "parent": None}]})
-
-    with served(handled(models)) as url:
+    with listing({"data": [{"id": "gpt"}, {"id": "gpt-mini", "parent": None}]}) as url:
         made = plan(url)
 
     assert (made.base_model, made.listed) == ("gpt", ("gpt", "gpt-mini"))
@@ -133,10 +152,7 @@ def test_an_invalid_option_is_an_error_of_one_line(
 def test_an_endpoint_without_models_is_an_error(
     answer: Mapping[str, Any] | list[int], says: str
 ) -> None:
-    async def models(_: web.Request) -> web.StreamResponse:
-        return web.json_response(answer)
-
-    with served(handled(models)) as url, pytest.raises(PlanError, match=says):
+    with listing(answer) as url, pytest.raises(PlanError, match=says):
         plan(url)
 
 
