@@ -43,7 +43,7 @@ def run_command(
     at: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SCENARIO@RATE]...",
+            metavar="SCENARIO@RATE",
             help="Run at these rates in requests/s, as zipf@68, instead of searching capacities.",
         ),
     ] = None,
