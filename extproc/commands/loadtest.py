@@ -41,7 +41,7 @@ from extproc.loadtest.loads import (
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.targets import parse_targets, suite_targets
-from extproc.sim.trials.overload import with_alone
+from extproc.sim.trials.plan import with_alone
 from extproc.sim.trials.specs import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
