@@ -9,7 +9,7 @@ PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
-	@echo 'make demo       a real Envoy, four fake pods, 16 adapters: one minute (ARGS=--keep)'
+	@echo 'make demo       a real Envoy, four fake pods, 16 adapters, three policies: one minute'
 	@echo 'make test       every folder, and a real Envoy in each mode: less than five minutes on two cores'
 	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (20 minutes)'
 	@echo 'make test-long  the same at greater length: all stores and modes in trouble, the laboratory beside real runs'
@@ -25,7 +25,7 @@ help:
 	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
 	@echo 'make bench-abuse the cost of each abuse of the wire until its limit ends it (docs/wire.md)'
-	@echo 'make loadtest   three policies under real load, and a page about it: three minutes (ARGS=...)'
+	@echo 'make loadtest   three policies under real load, beside their prediction: three minutes (ARGS=...)'
 	@echo 'make loadtest-ci checks the ratios between them: two minutes'
 	@echo 'make bench-generator the load that the generators sustain on one core (docs/locust.md)'
 	@echo 'make soak       30 minutes of load with clients that disconnect'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
@@ -86,7 +85,6 @@ class OverHttp:
     """A store, written to by the routers' admin ports."""
 
     kinds: tuple[str, ...] = ("break",)
-    forgets = False
 
     def __init__(
         self,
@@ -97,6 +95,7 @@ class OverHttp:
         lease_s: float,
         broken: Callable[[float], Awaitable[None]],
     ) -> None:
+        self.forgets = "directory" in store
         self.doubtful: set[str] = set()
         self.lost: list[str] = []
         self._urls: list[str] = []
@@ -235,7 +234,7 @@ async def _sqlite(folder: Path) -> AsyncIterator[Opened]:
     async def held(for_s: float) -> None:
         link = sqlite3.connect(path, isolation_level=None, timeout=0)
         with closing(link):
-            await _once_free(lambda: link.execute("BEGIN IMMEDIATE"), sqlite3.OperationalError)
+            await _once_free(lambda: link.execute("BEGIN IMMEDIATE"))
             await asyncio.sleep(for_s)
 
     yield {"file": str(path)}, held
@@ -243,25 +242,24 @@ async def _sqlite(folder: Path) -> AsyncIterator[Opened]:
 
 @asynccontextmanager
 async def _directory(folder: Path) -> AsyncIterator[Opened]:
-    """One whose writers wait for another one."""
-    path = folder / "store"
+    """One whose mount is lost for a while."""
+    path, away = folder / "store", folder / "away"
     path.mkdir()
 
-    async def locked(for_s: float) -> None:
-        with (path / ".lock").open("a") as file:
-            flags = fcntl.LOCK_EX | fcntl.LOCK_NB
-            await _once_free(lambda: fcntl.flock(file, flags), BlockingIOError)
-            await asyncio.sleep(for_s)
+    async def lost(for_s: float) -> None:
+        path.rename(away)
+        await asyncio.sleep(for_s)
+        away.rename(path)
 
-    yield {"path": str(path)}, locked
+    yield {"path": str(path)}, lost
 
 
-async def _once_free(take: Callable[[], object], busy: type[Exception]) -> None:
+async def _once_free(take: Callable[[], object]) -> None:
     """Take a lock that a router may have, also one that is frozen."""
     while True:
         try:
             take()
-        except busy:
+        except sqlite3.OperationalError:
             await asyncio.sleep(0.05)
         else:
             return

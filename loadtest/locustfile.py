@@ -9,18 +9,12 @@ from __future__ import annotations
 
 import time
 
-from locust import User, constant, events, task
+from locust import events
 
-from extproc.loadtest.locust.run import LoadTest
-
-LOAD_TEST = LoadTest(events, clock=time.monotonic, wall_clock=time.time)
+from extproc.loadtest.locust.users import LoadTest, WorkloadUser
 
 
-class Client(User):
-    """A user of the closed loop: the load test counts the users and sends their requests."""
+class Client(WorkloadUser):
+    """Sends the workload that the options describe."""
 
-    wait_time = constant(1)
-
-    @task
-    def wait(self) -> None:
-        """Do nothing; locust wants a task."""
+    load_test = LoadTest(events, clock=time.monotonic, wall_clock=time.time)

@@ -64,7 +64,8 @@ ARROWS_IN_SIM = {
 }
 
 SHELL_SHARED = (
-    *("aside", "files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext"),
+    *("aside", "files", "gen", "httpserver", "loops", "podclient", "podhttp", "rpc"),
+    *("turns", "yamltext"),
     *("stores.content", "stores.medium"),
 )
 """Modules that several shell files share: blocking calls, bounded reading of files and of YAML,

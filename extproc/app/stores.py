@@ -94,7 +94,7 @@ def _check_tokens(config: RegistrationConfig) -> None:
 
 def _medium(config: StoreConfig, clock: Callable[[], float]) -> Medium:
     if (directory := config.directory) is not None:
-        return Directory(directory.path, interval_s=directory.interval_s, clock=clock)
+        return Directory(directory.path, interval_s=directory.interval_s)
     if (sqlite := config.sqlite) is not None:
         return Sqlite(sqlite.file, interval_s=sqlite.interval_s, clock=clock)
     assert config.redis is not None

@@ -12,6 +12,7 @@ import typer
 from extproc.commands.failure import failure, listen_failure
 
 if TYPE_CHECKING:
+    from extproc.sim.engine.profiles import EngineProfile
     from extproc.sim.fakepod.config import PodConfig
     from extproc.sim.fakepod.pod import RunningPod
 
@@ -53,7 +54,11 @@ def fake_pod(
         ),
     ] = None,
     profile: Annotated[
-        str, typer.Option(help="Costs and limits of the engine (docs/lab.md), or `instant`.")
+        str,
+        typer.Option(
+            help="Costs and limits of the engine (docs/lab.md): a name, `instant` for none, or a "
+            ".yaml file of `extproc lab calibrate`."
+        ),
     ] = "a100-8b",
     api_key: Annotated[
         str | None, typer.Option(help="Key that requests to paths under /v1 must have.")
@@ -72,15 +77,12 @@ def fake_pod(
 
     The options that vLLM has, too, mean the same. Stop it with Ctrl-C.
     """
-    from extproc.sim.engine.profiles import PROFILES
     from extproc.sim.fakepod.apierrors import ApiError
     from extproc.sim.fakepod.config import PodConfig
     from extproc.sim.fakepod.pod import run_pods
 
     if port and port + count - 1 > 65_535:
         raise failure(f"--count {count}: there are not so many ports from {port} on")
-    if profile not in PROFILES:
-        raise failure(f"--profile {profile}: allowed: {', '.join(sorted(PROFILES))}")
     if config is not None:
         configs = [_read(config)]
     else:
@@ -91,6 +93,7 @@ def fake_pod(
             raise failure("--max-loras 0: is a server without LoRA, which has no --adapter")
         if not math.isfinite(drain_s):
             raise failure(f"--drain-s {drain_s}: must be a number of seconds")
+        costs = _profile(profile)
         names = _names(name, port, count)
         adapters = _adapters(adapter or (), base_model)
         ranks = _ranks(adapter_rank or ())
@@ -103,7 +106,7 @@ def fake_pod(
                 max_cpu_loras=max_cpu_loras,
                 max_lora_rank=max_lora_rank,
                 ranks_by_name=ranks,
-                profile=PROFILES[profile],
+                profile=costs,
                 api_key=api_key,
                 drain_s=drain_s,
             )
@@ -124,6 +127,25 @@ def _read(path: Path) -> PodConfig:
     from extproc.sim.fakepod.config import PodConfig
 
     return msgspec.json.decode(path.read_bytes(), type=PodConfig)
+
+
+def _profile(given: str) -> EngineProfile:
+    """Return a profile by its name, or the one that a file has.
+
+    Raises:
+        typer.Exit: There is none.
+    """
+    from extproc.sim.engine.profiles import PROFILES, read_profile
+
+    if given in PROFILES:
+        return PROFILES[given]
+    path = Path(given)
+    if path.suffix != ".yaml":
+        raise failure(f"--profile {given}: allowed: {', '.join(sorted(PROFILES))}, a .yaml file")
+    try:
+        return read_profile(path.read_text(encoding="utf-8"), name=path.stem)
+    except (OSError, ValueError) as error:
+        raise failure(f"--profile {given}: {error}") from error
 
 
 def _check_texts(*, name: str, base_model: str, api_key: str | None) -> None:

@@ -19,21 +19,14 @@ from extproc.sim.trials.trials import Trial, TrialResult
 _LISTS = ("policies", "variants", "bounds", "scenarios", "sweeps")
 
 
-class _Entry(msgspec.Struct):
-    key: str
-    results: list[TrialResult]
-
-
 class TrialCache:
     """A file of results, one trial per line; created with its folder by the first result."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._code = _code_digest()
-        self._known: dict[str, list[TrialResult]] = {}
         text = path.read_bytes() if path.exists() else b""
-        for line in text.splitlines():
-            self._read(line)
+        self._known = dict(entry for line in text.splitlines() for entry in _read(line))
         # An interrupted run may have left an incomplete line; the next one must not join it.
         self._separator = b"" if text.endswith(b"\n") or not text else b"\n"
 
@@ -51,25 +44,25 @@ class TrialCache:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            entry = msgspec.json.encode(_Entry(self._key(trial), results))
+            entry = msgspec.json.encode((self._key(trial), results))
             file.write(self._separator + entry + b"\n")
         self._separator = b""
 
-    def _read(self, line: bytes) -> None:
-        try:
-            entry = msgspec.json.decode(line, type=_Entry)
-        except msgspec.DecodeError:
-            return  # the line at which a run was interrupted
-        self._known[entry.key] = entry.results
-
     def _key(self, trial: Trial) -> str:
-        # The lists of a suite do not affect the result of a single trial.
-        knobs: dict[str, Any] = {name: [] for name in _LISTS}
+        # The lists of a suite and its baseline do not affect the result of a single trial.
+        knobs: dict[str, Any] = {"baseline": "", **{name: [] for name in _LISTS}}
         suite = msgspec.structs.replace(trial.suite, **knobs)
         content = msgspec.json.encode((self._code, suite, msgspec.structs.asdict(trial.scenario)))
         own = (trial.policy, trial.label, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
         kept = msgspec.json.encode((*own, trial.keeps_placement))
         return sha256(content + kept).hexdigest()
+
+
+def _read(line: bytes) -> list[tuple[str, list[TrialResult]]]:
+    try:
+        return [msgspec.json.decode(line, type=tuple[str, list[TrialResult]])]
+    except msgspec.DecodeError:
+        return []  # the line at which a run was interrupted
 
 
 def _code_digest() -> str:

@@ -9,16 +9,18 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
 from time import perf_counter, process_time
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from extproc.commands.hints import own_command
 from extproc.commands.labcache import TrialCache
@@ -26,112 +28,99 @@ from extproc.core.policies import Policy
 from extproc.plugins import load_policy
 from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.opponents import opponent
-from extproc.sim.trials.specs import Suite
-from extproc.sim.trials.suites import (
-    SuiteError,
-    check_policies,
-    in_fleet,
-    read_suite,
-    varied,
-)
+from extproc.sim.trials.plan import changed, places_of, plan, plan_fixed, with_only
+from extproc.sim.trials.suites import read_suite
 from extproc.sim.trials.summary import FORMAT, summarize
 from extproc.sim.trials.trials import Trial, TrialResult, run_trial
-from extproc.sim.trials.tuning import best_settings, settings_of
 
 DEFAULT_OUT = Path("loadtest/out")
 GC_THRESHOLDS = 50_000, 20, 50
 """A run keeps all its requests, and leaves few cycles behind: to look for them as often as Python's
 defaults do (700, 10, 10) takes a tenth of the time."""
 
-OnTrial = Callable[[Trial], None]
-Watching = Callable[[int, int], AbstractContextManager[OnTrial]]
-"""Takes the number of trials and of known results; the context is called after each trial."""
-
-
-def unwatched(_num_trials: int, _num_known: int) -> AbstractContextManager[OnTrial]:
-    """Show nothing."""
-    return nullcontext(lambda _trial: None)
+OnTrial = Callable[[int, int], None]
+"""Takes the number of trials that are done and that of all: at first, and after each."""
 
 
 def run(
     name: str,
+    places: Sequence[str] = (),
     *,
+    fixed: bool = False,
     policy: str | None = None,
     only: Sequence[str] = (),
+    num_seeds: int | None = None,
+    num_requests: int | None = None,
+    fleet: Mapping[str, Any] = MappingProxyType({}),
+    profile: Mapping[str, float] = MappingProxyType({}),
     jobs: int = 0,
     fresh: bool = False,
     out: Path = DEFAULT_OUT,
-    watching: Watching = unwatched,
+    on_trial: OnTrial = lambda _num_done, _num: None,
 ) -> dict[str, Any]:
     """Run the suite `name`, with an additional policy if one is given.
 
+    The results of a part of the suite, or of a changed one, are those of a suite `<suite>-only`,
+    and leave the whole suite's as they are.
+
     Args:
         name: A suite in `loadtest/scenarios/`, or a path.
+        places: Scenarios and rates, as `zipf@68`, to run instead of a search for capacities.
+        fixed: Run at all the suite's rates instead of a search.
         policy: As `policy.name` in the configuration file.
-        only: Policies to run instead of the suite's, without its bounds and sweeps; `policy` or
-            others of one's own may be among them. The results are those of a suite `<suite>-only`,
-            and leave the whole suite's as they are.
+        only: Policies, bounds and variants to run instead of the suite's, without its sweeps;
+            `policy` or others of one's own may be among them. The first is the baseline.
+        num_seeds: How many seeds, counted on from the suite's first; None for the suite's own.
+        num_requests: Requests of a run instead of the suite's.
+        fleet: Fields of `FleetSettings`, over the suite's and the scenarios'.
+        profile: Costs of the engine, over the suite's and the scenarios'.
         jobs: Processes; 0 for one per core. The result does not depend on it.
         fresh: Ignore the kept results of earlier runs of the same code.
         out: Where `<suite>.json` is written, and `<suite>.trials.jsonl` while it runs; a path that
             ends with `.json` is the file itself.
-        watching: Shows progress.
+        on_trial: Shows progress.
 
     Returns:
         The content of `<suite>.json`.
 
     Raises:
-        SuiteError: The suite cannot be used.
+        SuiteError: The suite, a place, a policy or a key cannot be used.
         PolicyError: The policy cannot be loaded.
         OSError: A file cannot be read or written.
     """
     suite = read_suite(name)
-    added = [policy] if policy else []
-    own = dict.fromkeys([*added, *(each for each in only if ":" in each)])
+    is_part = bool(places or fixed or only or num_seeds or num_requests or fleet or profile)
+    own = list(dict.fromkeys([*filter(None, [policy]), *(each for each in only if ":" in each)]))
     if own:
         sys.path.insert(0, os.getcwd())  # where a user's policy is
     for each in own:
         load_policy(each, {})
-    if only:
-        suite = _with_only(suite, [each for each in only if each not in own])
-    suite = msgspec.structs.replace(suite, policies=[*own, *suite.policies])
+    suite = with_only(suite, only)
+    policies = [*own, *(each for each in suite.policies if each not in own)]
+    first = suite.seeds[0]
+    suite = replace(
+        changed(suite, fleet, profile),
+        name=f"{suite.name}-only" if is_part else suite.name,
+        policies=policies,
+        seeds=list(range(first, first + num_seeds)) if num_seeds else suite.seeds,
+        num_requests=num_requests or suite.num_requests,
+    )
+    at = places_of(suite, places) if places or fixed else []
     written = result_path(out, suite.name)
     kept = written.with_suffix(".trials.jsonl")
     if fresh:
         kept.unlink(missing_ok=True)
-    results = run_all(plan(suite), jobs, watching, TrialCache(kept))
+    trials = plan_fixed(suite, at) if at else plan(suite)
+    results = run_all(trials, jobs, on_trial, TrialCache(kept))
     result = {**summarize(suite, results), "provenance": PROFILES[suite.profile].provenance}
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_bytes(msgspec.json.encode(result))
-    return result
+    return read_result(written)
 
 
 def result_path(out: Path, suite: str) -> Path:
     """Return the file of a suite's results: `out` itself if it is a `.json` file, or in it."""
     return out if out.suffix == ".json" else out / f"{suite}.json"
-
-
-def _with_only(suite: Suite, policies: Sequence[str]) -> Suite:
-    check_policies(policies)
-    fields = {"variants": [], "bounds": [], "sweeps": [], "policies": list(policies)}
-    return msgspec.structs.replace(suite, name=f"{suite.name}-only", **fields)
-
-
-def tune(
-    name: str, *, policies: Sequence[str], jobs: int = 0, watching: Watching = unwatched
-) -> dict[str, tuple[str, float]]:
-    """Return the best settings of each policy on a suite, and their mean capacity (requests/s).
-
-    Raises:
-        SuiteError: The suite cannot be used, or is the evaluation suite.
-        KeyError: A policy has nothing to tune.
-    """
-    suite = read_suite(name)
-    if suite.name == "evaluation":
-        raise SuiteError("the evaluation suite is not for tuning")
-    labels = [label for policy in policies for label in settings_of(policy)]
-    suite = msgspec.structs.replace(suite, policies=labels, variants=[], bounds=[], sweeps=[])
-    return best_settings(run_all(plan(suite), jobs, watching))
 
 
 def read_json(path: Path) -> Any:
@@ -172,50 +161,6 @@ def newest(out: Path) -> Path:
     return found[-1]
 
 
-def plan(suite: Suite) -> list[Trial]:
-    """Return every trial of a suite in a fixed order: bounds first, because they take longest."""
-    trials = [
-        Trial(
-            suite,
-            scenario,
-            policy,
-            tuple(suite.seeds),
-            tuple(suite.rates_of(scenario)),
-            keeps_placement=policy in suite.policies[:4],
-        )
-        for scenario in suite.scenarios
-        for policy in [*suite.bounds, *suite.policies]
-    ]
-    trials += [
-        Trial(
-            suite,
-            in_fleet(scenario, variant.fleet),
-            variant.policy,
-            tuple(suite.seeds),
-            tuple(suite.rates_of(scenario)),
-            label=variant.label,
-        )
-        for scenario in suite.scenarios
-        for variant in suite.variants
-    ]
-    scenarios = {scenario.name: scenario for scenario in suite.scenarios}
-    for sweep in suite.sweeps:
-        trials += [
-            Trial(
-                suite,
-                varied(scenarios[sweep.scenario], sweep, value),
-                policy,
-                tuple(suite.seeds[: sweep.num_seeds]),
-                (sweep.rate_rps,),
-                sweep=sweep.name,
-                value=value,
-            )
-            for value in sweep.values
-            for policy in sweep.policies
-        ]
-    return trials
-
-
 def make_policy(name: str) -> Callable[[], Policy]:
     """Return the factory of the policy `name`, called once for each router."""
     return opponent(name) or (lambda: load_policy(name, {}))
@@ -234,18 +179,17 @@ def _run_one(trial: Trial) -> list[TrialResult]:
 
 
 def run_all(
-    trials: list[Trial], jobs: int, watching: Watching, cache: TrialCache | None = None
+    trials: list[Trial], jobs: int, on_trial: OnTrial, cache: TrialCache
 ) -> list[TrialResult]:
     """Return results in the order of the trials; those in the cache are not run."""
-    done = {n: known for n, trial in enumerate(trials) if cache and (known := cache.get(trial))}
+    done = {n: known for n, trial in enumerate(trials) if (known := cache.get(trial))}
     rest = [n for n in range(len(trials)) if n not in done]
-    completed = _as_completed(trials, rest, jobs or os.cpu_count() or 1)
-    with watching(len(trials), len(done)) as on_trial, closing(completed):
+    on_trial(len(done), len(trials))
+    with closing(_as_completed(trials, rest, jobs or os.cpu_count() or 1)) as completed:
         for number, results in completed:
             done[number] = results
-            if cache:
-                cache.add(trials[number], results)
-            on_trial(trials[number])
+            cache.add(trials[number], results)
+            on_trial(len(done), len(trials))
     return [result for number in range(len(trials)) for result in done[number]]
 
 
@@ -256,7 +200,7 @@ def _as_completed(
         yield from ((number, _run_one(trials[number])) for number in numbers)
         return
     others = active_children()
-    # Spawned, not forked: the progress bar has threads.
+    # Spawned, not forked: nothing of this process's threads is theirs.
     pool = ProcessPoolExecutor(
         jobs, mp_context=get_context("spawn"), initializer=_end_with_the_parent
     )

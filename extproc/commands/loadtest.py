@@ -38,17 +38,13 @@ from extproc.loadtest.loads import (
     scenarios_of,
     workload_load,
 )
-from extproc.loadtest.report.page import render
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.targets import parse_targets, suite_targets
-from extproc.sim.trials.overload import with_alone
-from extproc.sim.trials.pages import check_libraries
+from extproc.sim.trials.plan import with_alone
 from extproc.sim.trials.specs import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
-NUM_RATES_BETWEEN = 2
-"""Rates of virtual runs between two of the real ones, for the report's lines."""
 
 loadtest_app = typer.Typer(
     name="loadtest",
@@ -86,9 +82,8 @@ def run_command(
     scenarios: ScenariosOption = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = DEFAULT_OUT,
 ) -> None:
-    """Run a whole suite with real requests and in virtual time; write JSON and an HTML page."""
+    """Run a whole suite with real requests and in virtual time; print and write the results."""
     with refusing():
-        check_libraries()
         found = with_alone(read_suite(suite))
         specs = suite_targets(found, policies or ())
         chosen = scenarios_of(found, scenarios or ())
@@ -96,16 +91,17 @@ def run_command(
     console, began = Console(), _now()
     labels = [spec.label for spec in specs]
     rounds = measured(specs, blocks, console, headers={})
-    print_comparison(console, labels, rounds)
-    if counted(rounds):
-        real = _results(rounds)
+    real = _results(rounds)
+    twins = twins_of(found, real)
+    print_comparison(console, labels, rounds, twins)
+    if real:
         result = LoadResult(
             name=found.name,
             about=found.about,
             date=began,
             machine=describe_machine(),
             slo=found.slo,
-            runs=[*real, *twins_of(found, real, more_rates=NUM_RATES_BETWEEN)],
+            runs=[*real, *twins],
             suite=found,
             note="; ".join(remarks(labels, rounds)),
         )
@@ -119,19 +115,16 @@ def _results(rounds: Sequence[Round]) -> list[RunResult]:
 
 
 def _write(result: LoadResult, path: Path, console: Console) -> None:
-    """Write a load test as JSON, and a page beside it.
+    """Write a load test as JSON.
 
     Raises:
-        typer.Exit: They cannot be written.
+        typer.Exit: It cannot be written.
     """
-    page = path.with_suffix(".html")
     try:
         save(result, path)
-        page.write_text(render(result, link=path.name), encoding="utf-8")
     except OSError as error:
         raise failure(error, FAILED) from error
     console.print(f"results: {path}", soft_wrap=True)
-    console.print(f"page:    {page}", soft_wrap=True)
 
 
 @loadtest_app.command("compare")
@@ -159,15 +152,11 @@ def compare_command(
     ttft_s: TtftOption = None,
     tpot_s: TpotOption = None,
     api_key: KeyOption = "",
-    out: Annotated[
-        Path | None, typer.Option(help="JSON file to write, with an HTML page beside it.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
 ) -> None:
     """Send the same requests to several targets, block by block in turn, and compare them."""
     overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
     with refusing():
-        if out is not None:
-            check_libraries()
         specs = parse_targets(targets)
         if is_suite(load):
             suite = read_suite(load, overrides)

@@ -20,8 +20,8 @@ from extproc.commands.session import (
 )
 from extproc.loadtest.loads import Overrides, find_load
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
-from extproc.loadtest.report.words import error_words
 from extproc.loadtest.targets import parse_target
+from extproc.loadtest.words import error_words
 from extproc.stack.signals import SignalledError
 
 

@@ -16,7 +16,6 @@ from extproc.loadtest.blocks import Block, PlanError
 from extproc.loadtest.compare import Round, counted, fitted, run_rounds
 from extproc.loadtest.screen import print_comparison, watching
 from extproc.loadtest.targets import TargetError, TargetSpec
-from extproc.sim.trials.pages import PageError
 from extproc.stack.signals import SignalledError, until_signalled
 
 NOT_MEASURED = 3
@@ -112,5 +111,5 @@ def refusing() -> Iterator[None]:
     """
     try:
         yield
-    except (PlanError, TargetError, PageError) as error:
+    except (PlanError, TargetError) as error:
         raise failure(error) from error

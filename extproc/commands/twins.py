@@ -57,42 +57,23 @@ def virtual_run(
     )
 
 
-def twins_of(suite: Suite, runs: Sequence[RunResult], *, more_rates: int = 0) -> list[RunResult]:
-    """Return the virtual twins of real runs, with all of the suite's seeds.
+def twins_of(suite: Suite, runs: Sequence[RunResult]) -> list[RunResult]:
+    """Return the virtual twins of real runs.
 
-    The prediction is the mean of all seeds, even if few of them were run for real. Runs of targets
-    that the laboratory does not simulate have no twin.
-
-    Args:
-        suite: The suite of the real runs.
-        runs: Runs of any kind.
-        more_rates: Number of rates to add between two of the real ones, for lines.
+    Runs of targets that the laboratory does not simulate have no twin.
 
     Raises:
         SuiteError: A scenario cannot be run.
         PolicyError: A policy cannot be loaded.
     """
     scenarios = {scenario.name: scenario for scenario in suite.scenarios}
-    wanted: dict[tuple[str, str, float, int], None] = {}
-    for run in runs:
-        if run.kind == "real" and run.target.startswith(PREFIX) and run.scenario in scenarios:
-            rates = sorted({r.rate_rps for r in runs if r.scenario == run.scenario})
-            for rate_rps in _filled(run.rate_rps, rates, more_rates):
-                wanted[run.scenario, run.policy, rate_rps, run.seed] = None
-            for seed in suite.seeds:
-                wanted[run.scenario, run.policy, run.rate_rps, seed] = None
     return [
-        virtual_run(suite, scenarios[name], policy, rate_rps=rate_rps, seed=seed)
-        for name, policy, rate_rps, seed in wanted
+        virtual_run(
+            suite, scenarios[run.scenario], run.policy, rate_rps=run.rate_rps, seed=run.seed
+        )
+        for run in runs
+        if run.kind == "real" and run.target.startswith(PREFIX) and run.scenario in scenarios
     ]
-
-
-def _filled(rate_rps: float, rates: Sequence[float], num: int) -> list[float]:
-    """Return a rate, and `num` more up to the next one."""
-    above = next((rate for rate in rates if rate > rate_rps), rate_rps)
-    if above == rate_rps:
-        return [rate_rps]
-    return [round(rate_rps * (above / rate_rps) ** (k / (num + 1)), 3) for k in range(num + 1)]
 
 
 def records_of(result: FleetResult) -> list[RequestRecord]:

@@ -29,7 +29,7 @@ class RootConfig(Section):
 
 
 class DirectoryStoreConfig(Section):
-    """Files of one directory, which may be a network mount or a ConfigMap."""
+    """Files of one directory, also a mount or a ConfigMap. Of several writers the last one wins."""
 
     path: Path = Field(description="The directory; it must be there, and may be read-only.")
     interval_s: float = Field(
@@ -141,7 +141,7 @@ class AdaptersConfig(Section):
         ge=1,
         le=600,
         description="Seconds after which another router loads adapters, where the one that does "
-        "is gone without a word.",
+        "is gone without a word. In a directory nobody has a lease.",
     )
     registration: RegistrationConfig | None = Field(None, description=RegistrationConfig.__doc__)
 

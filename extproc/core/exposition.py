@@ -228,14 +228,16 @@ def _read_lora_info(
     series = [(at_s, block) for block, at_s in all_series if 0 < at_s < MAX_WALL_S]
     last_seen_s: dict[str, float] = {}
     max_loras, newest_s = 0, 0.0
+    texts = (info.max_label, info.running_label, info.waiting_label, info.separator)
     for at_s, block in heapq.nlargest(_MAX_LORA_SERIES, series):
-        labels = lines.labels(block)
-        if labels is None:
+        try:
+            slots, adapters = _read_adapters(block, *texts)
+        except ExpositionError as error:
+            lines.note(str(error))
             continue
         newest_s = newest_s or at_s
-        max_loras = max(max_loras, _parse_count(labels.get(info.max_label, "")))
-        running, waiting = labels.get(info.running_label, ""), labels.get(info.waiting_label, "")
-        for adapter in _split_adapters(running, waiting, info.separator):
+        max_loras = max(max_loras, slots)
+        for adapter in adapters:
             last_seen_s.setdefault(adapter, at_s)
     log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
     # Several series have the newest time: servers that write whole seconds.
@@ -258,9 +260,15 @@ def _read_kv_cache_tokens(lines: _Lines, info: CacheInfo | None) -> int | None:
     return None if lines.num_unreadable > num_unreadable else sum(sizes) or None
 
 
-def _find_names(running: str, waiting: str, separator: str) -> frozenset[str]:
-    names = map(str.strip, running.split(separator) + waiting.split(separator))
-    return frozenset(name for name in names if 0 < len(name) <= _MAX_NAME_CHARS)
+def _parse_adapters(
+    block: bytes, max_label: str, running_label: str, waiting_label: str, separator: str
+) -> tuple[int, frozenset[str]]:
+    """Return the number of slots and the adapters in the labels of a series."""
+    labels = _read_labels(block)
+    both = labels.get(running_label, ""), labels.get(waiting_label, "")
+    names = (name.strip() for text in both for name in text.split(separator))
+    found = frozenset(name for name in names if 0 < len(name) <= _MAX_NAME_CHARS)
+    return _parse_count(labels.get(max_label, "")), found
 
 
 def _parse_count(text: str) -> int:
@@ -311,8 +319,13 @@ def _split_line(rest: bytes) -> tuple[bytes, float]:
         rest = (labels[0] if labels else b"") + before
     # A value or a timestamp has no brace in it, so the last one closes the labels.
     block, _, after = rest.rpartition(b"}")
+    try:
+        if b"_" not in after:  # float() takes 1_000, Prometheus not
+            return block, float(after)
+    except ValueError:
+        pass  # a timestamp follows, or there is no number
     numbers = after.split()
-    if not 1 <= len(numbers) <= 2 or b"_" in numbers[0]:  # float() takes 1_000, Prometheus not
+    if not 1 <= len(numbers) <= 2 or b"_" in numbers[0]:
         raise ExpositionError(f"no value in {_quote(rest)}")
     try:
         return block, float(numbers[0])
@@ -347,4 +360,4 @@ def _quote(text: bytes) -> str:
 
 
 _read_labels = Remembered(_parse_labels, _MAX_REMEMBERED_BYTES)
-_split_adapters = Remembered(_find_names, _MAX_REMEMBERED_BYTES)
+_read_adapters = Remembered(_parse_adapters, _MAX_REMEMBERED_BYTES)

@@ -24,8 +24,6 @@ BASE = "(base model)"
 """The group of the requests for the base model."""
 NOBODY = "(no tenant)"
 """The group of the requests without a tenant."""
-NUM_QUANTILES = 51
-"""Quantiles of the distribution of TTFT: one every 2 %."""
 
 
 class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -91,8 +89,6 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
         e2e_s: From sending to the end, of requests that finished.
         delay_s: The generator's delay.
         has_lagged: The generator's median delay is too long for the figures to be trusted.
-        ttft_quantiles_s: `NUM_QUANTILES` quantiles of `ttft_s` in ascending order; empty without a
-            first token.
         errors: Failed requests by kind (`RequestRecord.error`).
         by_pod: Requests by the pod that served them, for pods that send their names.
         by_adapter: Most requests first; requests for the base model are under `BASE`.
@@ -115,7 +111,6 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: Percentiles
     delay_s: Percentiles
     has_lagged: bool
-    ttft_quantiles_s: tuple[float, ...]
     errors: dict[str, int]
     by_pod: dict[str, int]
     by_adapter: dict[str, GroupSummary]
@@ -142,7 +137,6 @@ def summarize_records(
     flights = result.counted
     duration_s = flights[-1].arrival.at_s - warm_up_s
     delay_s = Percentiles.of(record.delay_s for record in counted)
-    ttfts_s = sorted(flight.ttft_s for flight in flights if flight.ttft_s is not None)
     pairs = list(zip(flights, sorted(counted, key=_order), strict=True))
     return LoadSummary(
         num_requests=len(flights),
@@ -155,13 +149,12 @@ def summarize_records(
         output_tokens=sum(record.num_tokens for record in counted),
         attainment=metrics.attainment,
         satisfaction=metrics.slora_satisfaction,
-        ttft_s=Percentiles.of(ttfts_s),
+        ttft_s=Percentiles.of(f.ttft_s for f in flights if f.ttft_s is not None),
         tpot_s=Percentiles.of(_tpots_s(flights)),
         gap_s=Percentiles.of(chain.from_iterable(record.gaps_s for record in counted)),
         e2e_s=Percentiles.of(r.ended_s - r.sent_s for r in counted if not r.error),
         delay_s=delay_s,
         has_lagged=delay_s.p50 > MAX_MEDIAN_DELAY_S,
-        ttft_quantiles_s=_quantiles(ttfts_s),
         errors=_counts(record.error for record in counted),
         by_pod=_counts(record.served_by for record in counted),
         by_adapter=_groups(pairs, [record.adapter or BASE for _, record in pairs], slo),
@@ -236,13 +229,6 @@ def _group(pairs: Sequence[tuple[Flight, RequestRecord]], slo: Slo) -> GroupSumm
 
 def _tpots_s(flights: Iterable[Flight]) -> list[float]:
     return [flight.tpot_s for flight in flights if flight.tpot_s is not None]
-
-
-def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
-    if not ordered:
-        return ()
-    last = NUM_QUANTILES - 1
-    return tuple(percentile(ordered, number / last) for number in range(NUM_QUANTILES))
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:

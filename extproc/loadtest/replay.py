@@ -126,10 +126,6 @@ class Sender:
         settings: The destination.
         clock: Monotonic seconds.
         started_s: The clock's time from which records count.
-
-    Attributes:
-        on_sent: Called when a request is sent, with the time.
-        on_first_token: Called at a request's first token, with the time when it was sent.
     """
 
     def __init__(
@@ -144,8 +140,6 @@ class Sender:
         self._url = settings.url + settings.form.path
         self._clock = clock
         self._started_s = started_s
-        self.on_sent: Callable[[float], None] = lambda _: None
-        self.on_first_token: Callable[[float], None] = lambda _: None
 
     def now(self) -> float:
         """Seconds from the start; negative before it."""
@@ -167,10 +161,9 @@ class Sender:
         body = encode_body(arrival, index, self._settings.form)
         response = _Response()
         sent_s = self.now()
-        self.on_sent(sent_s)
         claims = self._settings.claims
         headers = claims.get(arrival.tenant, claims.get("", {}))
-        error = await self._error_of(response, body, headers, sent_s)
+        error = await self._error_of(response, body, headers)
         times_s = response.meter.times_s
         return RequestRecord(
             index=index,
@@ -190,21 +183,14 @@ class Sender:
             served_by=response.served_by,
         )
 
-    async def _error_of(
-        self, response: _Response, body: bytes, headers: Mapping[str, str], sent_s: float
-    ) -> str:
+    async def _error_of(self, response: _Response, body: bytes, headers: Mapping[str, str]) -> str:
         """Exchange one request and return the kind of error, "" for none."""
         settings = self._settings
         first_s = settings.timeout_s if settings.patience_s is None else settings.patience_s
         ends_s = asyncio.get_running_loop().time() + settings.timeout_s
         try:
             async with asyncio.timeout(min(first_s, settings.timeout_s)) as limit:
-
-                def on_first_token() -> None:
-                    limit.reschedule(ends_s)
-                    self.on_first_token(sent_s)
-
-                await self._exchange(response, body, headers, on_first_token)
+                await self._exchange(response, body, headers, lambda: limit.reschedule(ends_s))
         except TimeoutError:
             is_abandoned = settings.patience_s is not None and not response.meter.times_s
             return "abandoned" if is_abandoned else "timeout"

@@ -28,11 +28,6 @@ NUM_DIGITS = 5
 Kind = Literal["real", "virtual"]
 
 
-def policy_of(target: str) -> str:
-    """Return a target's policy; for other targets their whole name."""
-    return target.removeprefix("policy:")
-
-
 class ResultError(ValueError):
     """A result cannot be read or made; the message says why."""
 
@@ -62,7 +57,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def policy(self) -> str:
         """The target's policy; for other targets their whole name."""
-        return policy_of(self.target)
+        return self.target.removeprefix("policy:")
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +70,6 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
         machine: See `describe_machine`.
         suite: None for an endpoint of which nothing is known.
         note: Caveats for people who read the figures.
-        is_trimmed: Only the most and the least popular adapters and tenants are kept.
     """
 
     name: str
@@ -86,23 +80,11 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     runs: Sequence[RunResult] = ()
     suite: Suite | None = None
     note: str = ""
-    is_trimmed: bool = False
     format: str = FORMAT
 
     def of_kind(self, kind: Kind) -> list[RunResult]:
         """Return the runs of one kind."""
         return [run for run in self.runs if run.kind == kind]
-
-    @property
-    def targets(self) -> list[str]:
-        """All targets in the order of the runs, those with virtual runs only at the end."""
-        ordered = [*self.of_kind("real"), *self.of_kind("virtual")]
-        return list(dict.fromkeys(run.target for run in ordered))
-
-    @property
-    def scenarios(self) -> list[str]:
-        """The scenarios in the order of the runs."""
-        return list(dict.fromkeys(run.scenario for run in self.runs))
 
 
 def real_run(
@@ -149,54 +131,6 @@ def _named(pods: Sequence[PodTotals], records: Iterable[RequestRecord]) -> list[
     known = {pod.address for pod in pods}
     others = {record.served_by for record in records} - known - {""}
     return [*pods, *(PodTotals(name, 0, 0) for name in sorted(others))]
-
-
-def single_run(
-    records: Sequence[RequestRecord],
-    *,
-    name: str,
-    target: str,
-    slo: Slo,
-    date: str,
-    rate_rps: float = 0.0,
-    seed: int = 0,
-    warm_up_s: float = 0.0,
-    about: str = "",
-) -> LoadResult:
-    """Return the load test of one endpoint of which nothing else is known.
-
-    Args:
-        records: One per request.
-        name: Of the load test, and of its workload.
-        target: E.g. `url:http://...`.
-        slo: The objective of requests.
-        date: Now, ISO 8601.
-        rate_rps: The nominal rate; 0 for the measured one.
-        seed: Of the workload.
-        warm_up_s: Requests sent before this do not count.
-        about: A description for people.
-
-    Raises:
-        ValueError: No request was sent after the warm-up.
-    """
-    run = real_run(
-        records,
-        target=target,
-        scenario=name,
-        rate_rps=rate_rps,
-        seed=seed,
-        slo=slo,
-        warm_up_s=warm_up_s,
-    )
-    run = msgspec.structs.replace(run, rate_rps=rate_rps or run.summary.offered_rps)
-    return LoadResult(
-        name=name,
-        about=about,
-        date=date,
-        machine=describe_machine(),
-        slo=SloSpec(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, target=slo.target),
-        runs=[run],
-    )
 
 
 def describe_machine() -> str:

@@ -14,9 +14,9 @@ import msgspec
 
 from extproc.loadtest.blocks import Block
 from extproc.loadtest.replay import replay
-from extproc.loadtest.report.words import delay_words, error_words
 from extproc.loadtest.results import RunResult, real_run
 from extproc.loadtest.targets import Target
+from extproc.loadtest.words import delay_words, error_words
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
 from extproc.workload.judge import MAX_UNSEEN_S, Slo

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from extproc.loadtest.compare import Round, Watch, counted, mean_of, ratio_of
 from extproc.loadtest.figures import FIGURES, Figure
-from extproc.loadtest.report.words import error_words
+from extproc.loadtest.results import RunResult
 from extproc.loadtest.runs import BlockRun, added_words
+from extproc.loadtest.words import error_words
 from extproc.workload.intervals import Interval
 
 MAX_ADDED_S = 0.03
@@ -63,9 +64,17 @@ def line_of(run: BlockRun) -> str:
     return line + (f"; DOES NOT COUNT: {run.trouble}" if run.trouble else "")
 
 
-def print_comparison(console: Console, labels: Sequence[str], rounds: Sequence[Round]) -> None:
-    """Print each target's figures, the ratios of every two, and the runs that do not count."""
-    console.print(_figures_table(labels, rounds))
+def print_comparison(
+    console: Console,
+    labels: Sequence[str],
+    rounds: Sequence[Round],
+    twins: Sequence[RunResult] = (),
+) -> None:
+    """Print each target's figures, the ratios of every two, and the runs that do not count.
+
+    Figures of `twins` are in brackets: of the same requests in virtual time.
+    """
+    console.print(_figures_table(labels, rounds, twins))
     if len(labels) > 1:
         console.print(_ratios_table(labels, rounds))
         console.print(
@@ -77,21 +86,34 @@ def print_comparison(console: Console, labels: Sequence[str], rounds: Sequence[R
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _figures_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
+def _figures_table(
+    labels: Sequence[str], rounds: Sequence[Round], twins: Sequence[RunResult]
+) -> Table:
     num = len(counted(rounds))
     title = f"Means over {num} block{'' if num == 1 else 's'}"
+    title += ", in brackets of the same requests in virtual time" if twins else ""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
     for label in labels:
         table.add_column(label, justify="right")
     for figure in FIGURES.values():
-        means = [mean_of(rounds, label, figure) for label in labels]
-        cells = ["-" if mean is None else f"{mean.mean * figure.factor:.1f}" for mean in means]
+        cells = (_figure_cell(figure, label, rounds, twins) for label in labels)
         table.add_row(figure.head, *cells)
     table.add_row("added to TTFT, ms", *(_added(rounds, label) for label in labels))
     for head, of in (("requests", _num_requests), ("failed", _num_errors)):
         table.add_row(head, *(str(sum(map(of, _runs(rounds, label)))) for label in labels))
     return table
+
+
+def _figure_cell(
+    figure: Figure, label: str, rounds: Sequence[Round], twins: Sequence[RunResult]
+) -> str:
+    mean = mean_of(rounds, label, figure)
+    virtual = [
+        value for run in twins if run.policy == label if (value := figure.of(run)) is not None
+    ]
+    cell = "-" if mean is None else f"{mean.mean * figure.factor:.1f}"
+    return f"{cell} ({fmean(virtual) * figure.factor:.1f})" if virtual else cell
 
 
 def _ratios_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:

@@ -12,20 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from random import Random
 from ssl import SSLContext
 
-import aiohttp
-
 from extproc.core.types import Endpoint
-from extproc.shell.podhttp import FAILURES, UNREACHABLE, base_url, describe, open_session
+from extproc.shell.podclient import PodClient
+from extproc.shell.podhttp import FAILURES, UNREACHABLE, base_url, describe
 
 logger = logging.getLogger(__name__)
 
 # Returns the least seconds to rest; 0 for the interval alone.
 Visit = Callable[[], Awaitable[float]]
-Begin = Callable[[aiohttp.ClientSession, Endpoint], Visit]
+Begin = Callable[[PodClient, Endpoint], Visit]
 OnFailure = Callable[[str, str, bool], None]
 
 # A burst of pokes (every 404 is one) must not become a burst of visits.
@@ -75,7 +75,6 @@ class EndpointLoops:
         self._settings = settings
         self._on_failure = on_failure
         self._rng = rng
-        self._session: aiohttp.ClientSession | None = None  # opened within the event loop
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -114,16 +113,12 @@ class EndpointLoops:
         """End all loops and connections. No callback is called after this."""
         self.set_endpoints(())
         await asyncio.gather(*self._ending, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
 
     def _start(self, endpoint: Endpoint) -> _Loop:
-        if self._session is None:
-            self._session = open_session(self._settings.headers, self._settings.ssl)
         wake = asyncio.Event()
         # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
         task = asyncio.get_running_loop().create_task(
-            self._run(self._session, endpoint, wake), name=f"visits of {endpoint.address}"
+            self._run(endpoint, wake), name=f"visits of {endpoint.address}"
         )
         return _Loop(base_url(endpoint), wake, task)
 
@@ -132,21 +127,27 @@ class EndpointLoops:
         task.add_done_callback(self._ending.discard)
         task.cancel()
 
-    async def _run(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, wake: asyncio.Event
-    ) -> None:
+    async def _run(self, endpoint: Endpoint, wake: asyncio.Event) -> None:
+        settings = self._settings
+        with (
+            closing(PodClient(settings.headers, settings.ssl)) as client,
+            closing(_Limit(settings.timeout_s)) as limit,
+        ):
+            try:
+                visit = self._begin(client, endpoint)
+            except ValueError as error:  # not a URL
+                self._fail(endpoint.address, describe(error), is_unreachable=False)
+                return
+            await self._try(endpoint.address, visit, limit)
+            await _rest(wake, self._rng.uniform(0, settings.interval_s))
+            await self._repeat(endpoint.address, visit, limit, wake)
+
+    async def _repeat(self, address: str, visit: Visit, limit: _Limit, wake: asyncio.Event) -> None:
         now, interval_s = asyncio.get_running_loop().time, self._settings.interval_s
-        try:
-            visit = self._begin(session, endpoint)
-        except ValueError as error:  # not a URL
-            self._fail(endpoint.address, describe(error), is_unreachable=False)
-            return
-        await self._try(endpoint.address, visit)
-        await _rest(wake, self._rng.uniform(0, interval_s))
         num_failures = 0
         while True:
             began_s = now()
-            least_s = await self._try(endpoint.address, visit)
+            least_s = await self._try(address, visit, limit)
             if least_s is None:
                 num_failures += 1
                 rest_s = choose_backoff_s(
@@ -160,11 +161,11 @@ class EndpointLoops:
                 rest_s = max(interval_s - (now() - began_s), least_s)
             await _rest(wake, rest_s)
 
-    async def _try(self, address: str, visit: Visit) -> float | None:
+    async def _try(self, address: str, visit: Visit, limit: _Limit) -> float | None:
         """Make one visit; return the least seconds to rest, None if it failed."""
         is_unreachable = False
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            with limit:
                 return await visit()
         except FAILURES as error:
             message = describe(error)
@@ -203,6 +204,52 @@ class _Loop:
     next_poke_s: float = 0.0
 
 
+class _Limit:
+    """Limits the time of every visit of one loop: `with limit`, in the loop's task.
+
+    Like `asyncio.timeout`, but one timer goes on from visit to visit, at a tenth of the cost: it
+    goes off at the end of a visit that is over by then, and is set again.
+
+    Raises:
+        TimeoutError: From the `with` statement.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends_s: float | None = None  # within a visit
+        self._has_cancelled = False
+
+    def __enter__(self) -> None:
+        self._ends_s = self._loop.time() + self._timeout_s
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._ends_s, self._look)
+
+    def __exit__(self, kind: type[BaseException] | None, *_about: object) -> None:
+        self._ends_s = None
+        if self._has_cancelled:
+            self._has_cancelled = False
+            assert self._task is not None
+            if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+                raise TimeoutError
+
+    def close(self) -> None:
+        """End the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._ends_s is None:
+            return
+        if self._ends_s > self._loop.time():
+            self._timer = self._loop.call_at(self._ends_s, self._look)
+        elif self._task is not None:
+            self._has_cancelled = self._task.cancel()
+
+
 async def _rest(wake: asyncio.Event, rest_s: float) -> None:
     """Wait for `rest_s`, or until woken."""
     loop = asyncio.get_running_loop()
@@ -210,7 +257,9 @@ async def _rest(wake: asyncio.Event, rest_s: float) -> None:
     timer = loop.call_later(rest_s, wake.set)  # a tenth of the cost of a timeout around `wait`
     try:
         await wake.wait()
-        await asyncio.sleep(min(rest_s, _MIN_REST_S) - (loop.time() - began_s))
+        left_s = min(rest_s, _MIN_REST_S) - (loop.time() - began_s)
+        if left_s > 0:
+            await asyncio.sleep(left_s)
     finally:
         timer.cancel()
         wake.clear()

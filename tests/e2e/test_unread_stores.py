@@ -52,6 +52,9 @@ class Store:
             await store.put(Declaration(name, f"/adapters/{name}", origin="store"))
         await store.delete("gone")
         await store.aclose()
+        if "directory" in self.good:  # keeps no deleted ones but those that somebody writes down
+            path = Path(self.good["directory"]["path"]) / "gone.json"
+            path.write_text('{"name": "gone", "source": "/adapters/gone", "deleted": true}')
 
 
 @asynccontextmanager

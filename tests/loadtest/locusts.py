@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections import Counter
@@ -28,16 +29,10 @@ class Locust(ChildProcess):
 
     def __init__(self, *arguments: str) -> None:
         super().__init__("locust")
-        self.records_path = self.dir / "records.jsonl"
         beside = Path(sys.executable).with_name("locust")
         program = str(beside) if beside.exists() else shutil.which("locust")
         assert program, "pip install '.[loadtest]'"
         self.spawn([program, "-f", str(LOCUSTFILE), *arguments], {"COLUMNS": "200"})
-
-    @property
-    def records(self) -> list[RequestRecord]:
-        """The records that it wrote with `--records`."""
-        return load_records(self.records_path)
 
     async def says(self, text: str) -> str:
         """Wait until its output has this; the line with it."""
@@ -94,39 +89,63 @@ def totals(records: Sequence[RequestRecord]) -> dict[str, Any]:
     }
 
 
+def rows_of(path: Path) -> Counter[str]:
+    """The number of entries in each row of locust's table, from its `--json-file`."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return Counter({row["method"]: row["num_requests"] for row in rows})
+
+
 class Ui:
     """Locust's web UI, as its own page uses it."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, process: Locust) -> None:
         self._http = http
-        self.url = url
+        self._url = url
         self.process = process
 
     async def is_up(self) -> bool:
         """Whether it answers."""
         try:
-            async with self._http.get(f"{self.url}/") as response:
+            async with self._http.get(f"{self._url}/") as response:
                 return response.status == 200
         except aiohttp.ClientError:
             return False
 
-    async def start(self, **options: object) -> None:
+    async def until_said(self, text: str, num: int) -> None:
+        """Wait until the log has this so often."""
+        await eventually(lambda: self.process.log.count(text) >= num, within_s=PATIENCE_S)
+
+    async def is_(self, state: str) -> bool:
+        """Whether a test is in this state."""
+        return bool((await self.get("/stats/requests"))["state"] == state)
+
+    async def start(self, users: int, **options: object) -> None:
         """Start a test."""
-        form = {"user_count": "1", "spawn_rate": "1", **{k: str(v) for k, v in options.items()}}
-        async with self._http.post(f"{self.url}/swarm", data=form) as response:
+        form = {"user_count": str(users), "spawn_rate": "9"}
+        form |= {name: str(value) for name, value in options.items()}
+        async with self._http.post(f"{self._url}/swarm", data=form) as response:
             assert (await response.json())["success"] is True
 
     async def stop(self) -> None:
         """Stop it."""
-        async with self._http.post(f"{self.url}/stop") as response:
+        async with self._http.post(f"{self._url}/stop") as response:
             assert response.status == 200
 
     async def get(self, path: str) -> Any:
         """A JSON document."""
-        async with self._http.get(f"{self.url}{path}") as response:
+        async with self._http.get(f"{self._url}{path}") as response:
             return await response.json()
 
-    async def data(self) -> dict[str, Any]:
-        """The data of our page."""
-        shown: dict[str, Any] = await self.get("/extproc/data")
-        return shown
+
+@asynccontextmanager
+async def web_ui(url: str, *arguments: str) -> AsyncIterator[Ui]:
+    """A locust process with its web UI."""
+    port = str(free_port())
+    web = ("--web-host", "127.0.0.1", "--web-port", port)
+    async with (
+        locust("--host", url, *web, *arguments) as process,
+        aiohttp.ClientSession() as http,
+    ):
+        ui = Ui(http, f"http://127.0.0.1:{port}", process)
+        await eventually(ui.is_up, within_s=PATIENCE_S, every_s=0.1)
+        yield ui

@@ -22,6 +22,7 @@ from extproc.loadtest.compare import (
     ratio_of,
 )
 from extproc.loadtest.figures import FIGURES
+from extproc.loadtest.results import RunResult
 from extproc.loadtest.runs import BlockRun, attainment_at_most
 from extproc.loadtest.screen import line_of, print_comparison, ratio_words, remarks
 from extproc.loadtest.targets import Target, TargetSpec
@@ -34,9 +35,9 @@ TTFT = FIGURES["ttft_mean_s"]
 LOADS = FIGURES["loads_per_1000"]
 
 
-def shown(labels: list[str], rounds: list[Round]) -> str:
+def shown(labels: list[str], rounds: list[Round], twins: Sequence[RunResult] = ()) -> str:
     console = Console(file=io.StringIO(), width=120)
-    print_comparison(console, labels, rounds)
+    print_comparison(console, labels, rounds, twins)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -127,6 +128,17 @@ def test_figures_and_ratios_are_printed_with_their_units() -> None:
     assert "105.0" in text
     assert "served well" in text
     assert "0.52 (" in text
+
+
+def test_figures_of_the_same_requests_in_virtual_time_are_in_brackets() -> None:
+    twin, other = run("founding", ttft_s=0.2).result, run("other", ttft_s=0.3).result
+    assert twin
+    assert other
+
+    text = shown(["founding", "third"], [[run("founding"), run("third")]], [twin, other])
+
+    line = next(line for line in text.splitlines() if "TTFT p50" in line)
+    assert line.split()[3:] == ["100.0", "(200.0)", "100.0"]
 
 
 @pytest.mark.parametrize(

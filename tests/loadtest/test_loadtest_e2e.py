@@ -218,7 +218,6 @@ def test_a_url_is_compared_by_its_own_adapters(tmp_path: Path) -> None:
         runs = load(out).runs
         assert {run.target for run in runs} == {"url:pod-0", "url:pod-1"}
         assert {name for run in runs for name in run.summary.by_adapter} == {"x", "y"}
-        assert "<svg" in out.with_suffix(".html").read_text(encoding="utf-8")
 
 
 @pytest.mark.e2e
@@ -231,7 +230,7 @@ def test_a_suite_is_run_for_real_and_in_virtual_time(tiny: str, tmp_path: Path) 
         pytest.skip("the machine is too busy")
 
     assert result.exit_code == 0, result.output
-    assert str(out / "tiny.html") in result.output
+    assert "in brackets of the same requests in virtual time" in result.output
     content = load(out / "tiny.json")
     assert [(run.target, run.kind) for run in content.runs] == [
         ("policy:founding", "real"),
@@ -242,7 +241,6 @@ def test_a_suite_is_run_for_real_and_in_virtual_time(tiny: str, tmp_path: Path) 
     assert {run.summary.num_requests for run in content.runs} == {
         content.runs[0].summary.num_requests
     }
-    assert "<svg" in (out / "tiny.html").read_text(encoding="utf-8")
 
 
 # --- ends -------------------------------------------------------------------------------------

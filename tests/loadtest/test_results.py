@@ -7,16 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from extproc.loadtest.figures import FIGURES
 from extproc.loadtest.measures import summarize_records
 from extproc.loadtest.results import (
     FORMAT,
-    LoadResult,
     ResultError,
     describe_machine,
     load,
     real_run,
     save,
-    single_run,
 )
 from extproc.workload.flights import PodTotals
 from tests.loadtest.loads import SLO, records, result, run, suite
@@ -58,15 +57,11 @@ def test_a_pod_that_answered_without_being_known_counts_with_no_loads() -> None:
     assert one.metrics.max_over_mean_load == pytest.approx(1, abs=0.2)
 
 
-def test_an_endpoint_of_which_nothing_is_known_has_a_result() -> None:
-    made = single_run(records(), name="x", target="url:http://h", slo=SLO, date="d")
+def test_adapter_loads_of_unknown_pods_are_unknown_and_not_none() -> None:
+    unknown = msgspec.structs.replace(run("url:http://h"), knows_pods=False)
 
-    (one,) = made.runs
-    assert made.suite is None
-    assert not one.knows_pods
-    assert one.rate_rps == pytest.approx(one.summary.offered_rps)
-    assert made.slo.ttft_s == SLO.ttft_s
-    assert "cores" in made.machine
+    assert FIGURES["loads_per_1000"].of(unknown) is None
+    assert FIGURES["attainment"].of(unknown) == unknown.metrics.attainment
 
 
 @pytest.mark.parametrize(
@@ -85,16 +80,6 @@ def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, say
 
     with pytest.raises(ResultError, match=says):
         load(path)
-
-
-def test_targets_are_in_the_order_of_the_real_runs() -> None:
-    virtual = msgspec.structs.replace(run("policy:b"), kind="virtual")
-
-    made = result(virtual, run("policy:a"), run("policy:b"))
-
-    assert made.targets == ["policy:a", "policy:b"]
-    assert made.scenarios == ["zipf"]
-    assert LoadResult(name="none").targets == []
 
 
 def test_a_machine_is_described_without_its_name() -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 
-import aiohttp
 import pytest
 from aiohttp.test_utils import unused_port
 from hypothesis import given
@@ -15,7 +14,8 @@ from yarl import URL
 
 from extproc.core.types import Endpoint
 from extproc.shell.loops import EndpointLoops, LoopSettings, Visit, choose_backoff_s
-from extproc.shell.podhttp import ResponseError, base_url, get, open_session
+from extproc.shell.podclient import PodClient
+from extproc.shell.podhttp import ResponseError, base_url
 from tests.virtualtime import in_virtual_time
 
 A = Endpoint("10.0.0.1:8000")
@@ -36,7 +36,7 @@ class Visits:
         self.num_now = 0
         self.max_at_once = 0
 
-    def begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+    def begin(self, client: PodClient, endpoint: Endpoint) -> Visit:
         address = endpoint.address
         self.begun.append(base_url(endpoint))
 
@@ -144,6 +144,42 @@ async def test_a_hanging_endpoint_times_out_again_and_again_and_delays_no_other(
     assert set(visits.failures) == {(A.address, "timed out")}
 
 
+@in_virtual_time
+async def test_each_visit_has_the_whole_time_and_no_more() -> None:
+    """However the visits before it ended, and although one timer serves them all."""
+    loop, visits = asyncio.get_running_loop(), Visits()
+    lengths_s = iter([0.9, 0.3, 0.999, HOUR_S, 0.999, HOUR_S, 0.5])
+    ended_s = list[tuple[float, bool]]()
+
+    async def last() -> None:
+        began_s, length_s = loop.time(), next(lengths_s, 0.1)
+        try:
+            await asyncio.sleep(length_s)
+        finally:
+            ended_s.append((round(loop.time() - began_s, 3), length_s == HOUR_S))
+
+    visits.behave[A.address] = last
+    async with running(visits, interval_s=0.05, timeout_s=1.0) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: len(ended_s) >= 7)
+
+    assert ended_s[:7] == [
+        *[(0.9, False), (0.3, False), (0.999, False), (1.0, True), (0.999, False), (1.0, True)],
+        (0.5, False),
+    ]
+    assert visits.failures == [(A.address, "timed out")] * 2
+
+
+async def test_a_loop_that_is_ended_during_a_visit_ends_at_once_and_says_nothing() -> None:
+    visits = Visits()
+    visits.behave[A.address] = lambda: asyncio.sleep(HOUR_S)
+    async with running(visits) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.num_now == 1)
+
+    assert (visits.num_now, visits.failures) == (0, [])
+
+
 @pytest.mark.parametrize("error", [ResponseError("HTTP 503"), OSError("HTTP 503")])
 async def test_a_failed_visit_is_reported_and_repeated(error: Exception) -> None:
     def fail() -> None:
@@ -227,16 +263,14 @@ async def test_limited_pokes_cause_one_visit_now_and_one_after_the_interval() ->
 
 async def test_a_refused_connection_is_unreachable_and_a_timeout_is_not() -> None:
     visits = Visits()
-    session = open_session()
-    port = unused_port()
-    nowhere = f"http://127.0.0.1:{port}/"
+    client, nowhere = PodClient(), URL(f"http://127.0.0.1:{unused_port()}/")
 
     async def dial() -> None:
-        await get(session, URL(nowhere), max_bytes=1)
+        await client.get(nowhere, max_bytes=1)
 
     visits.behave[A.address] = dial
     visits.behave[B.address] = lambda: asyncio.sleep(HOUR_S)
-    async with session, running(visits, timeout_s=0.2) as loops:
+    async with running(visits, timeout_s=0.2) as loops:
         for endpoint, expected in ((A, True), (B, False)):
             visits.unreachable.clear()
             loops.set_endpoints([endpoint])
@@ -254,7 +288,7 @@ async def test_a_poke_during_a_visit_is_not_lost() -> None:
 
 
 async def test_a_malformed_url_is_reported_once() -> None:
-    def begin(session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+    def begin(client: PodClient, endpoint: Endpoint) -> Visit:
         URL(base_url(endpoint))
         raise AssertionError("this URL should not parse")
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import itertools
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 
 import aiohttp
 import pytest
@@ -15,7 +16,9 @@ from aiohttp.test_utils import TestServer, unused_port
 from yarl import URL
 
 from extproc.core.types import Endpoint
+from extproc.shell.podclient import PodClient
 from extproc.shell.podhttp import (
+    FAILURES,
     MAX_HEADS,
     ResponseError,
     TooLargeError,
@@ -25,6 +28,25 @@ from extproc.shell.podhttp import (
     get,
     open_session,
 )
+
+Get = Callable[..., Awaitable[tuple[int, bytes]]]
+Open = Callable[..., AbstractAsyncContextManager[Get]]
+
+
+@asynccontextmanager
+async def session(headers: Mapping[str, str] | None = None) -> AsyncIterator[Get]:
+    async with open_session(headers) as opened:
+        yield functools.partial(get, opened)
+
+
+@asynccontextmanager
+async def kept(headers: Mapping[str, str] | None = None) -> AsyncIterator[Get]:
+    with closing(PodClient(headers)) as client:
+        yield client.get
+
+
+both = pytest.mark.parametrize("opening", [session, kept])
+"""Calls of all kinds, and the client of what is read again and again."""
 
 
 @asynccontextmanager
@@ -38,25 +60,28 @@ async def serving(handler: Callable[[web.Request], web.Response]) -> AsyncIterat
         yield server.make_url("/")
 
 
-async def test_get_returns_status_and_body_up_to_the_limit() -> None:
+@both
+async def test_get_returns_status_and_body_up_to_the_limit(opening: Open) -> None:
     async with (
         serving(lambda _: web.Response(status=418, body=b"x" * 1000)) as url,
-        open_session() as session,
+        opening() as fetch,
     ):
-        assert await get(session, url, max_bytes=1000) == (418, b"x" * 1000)
+        assert await fetch(url, max_bytes=1000) == (418, b"x" * 1000)
         with pytest.raises(TooLargeError, match="longer than 999 bytes"):
-            await get(session, url, max_bytes=999)
+            await fetch(url, max_bytes=999)
 
 
-async def test_get_does_not_follow_redirects() -> None:
+@both
+async def test_get_does_not_follow_redirects(opening: Open) -> None:
     def redirect(_: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": "http://127.0.0.1:1/"})
 
-    async with serving(redirect) as url, open_session() as session:
-        assert (await get(session, url, max_bytes=10))[0] == 307
+    async with serving(redirect) as url, opening() as fetch:
+        assert (await fetch(url, max_bytes=10))[0] == 307
 
 
-async def test_a_session_sends_its_headers_and_asks_for_no_compression() -> None:
+@both
+async def test_a_session_sends_its_headers_and_asks_for_no_compression(opening: Open) -> None:
     seen: list[web.Request] = []
 
     def remember(request: web.Request) -> web.Response:
@@ -65,10 +90,10 @@ async def test_a_session_sends_its_headers_and_asks_for_no_compression() -> None
 
     async with (
         serving(remember) as url,
-        open_session({"Authorization": "Bearer secret"}) as session,
+        opening({"Authorization": "Bearer secret"}) as fetch,
     ):
-        await get(session, url, max_bytes=10)
-        await get(session, url, max_bytes=10)
+        await fetch(url, max_bytes=10)
+        await fetch(url, max_bytes=10)
 
     assert seen[1].headers["Authorization"] == "Bearer secret"
     assert seen[1].headers["Accept-Encoding"] == "identity"
@@ -106,10 +131,11 @@ def test_a_status_is_described_by_its_meaning(status: int, said: str) -> None:
     assert describe_status(status) == said
 
 
-async def test_a_refused_connection_is_described_by_its_cause() -> None:
-    async with open_session() as session:
+@both
+async def test_a_refused_connection_is_described_by_its_cause(opening: Open) -> None:
+    async with opening() as fetch:
         with pytest.raises(OSError) as error:  # noqa: PT011 # whichever kind
-            await get(session, URL(f"http://127.0.0.1:{unused_port()}/"), max_bytes=1)
+            await fetch(URL(f"http://127.0.0.1:{unused_port()}/"), max_bytes=1)
 
     assert describe(error.value) == "connection refused"
 
@@ -148,14 +174,15 @@ async def answering(*parts: bytes) -> AsyncIterator[URL]:
     ],
     ids=["status", "headers", "value", "name", "chunk", "trailers"],
 )
-async def test_a_head_without_an_end_is_given_up(parts: tuple[bytes, ...]) -> None:
+@both
+async def test_a_head_without_an_end_is_given_up(opening: Open, parts: tuple[bytes, ...]) -> None:
     """Ten megabytes of each are there; aiohttp must not take them all."""
     tracemalloc.start()
     try:
-        async with answering(*parts) as url, open_session() as session:
-            with pytest.raises((aiohttp.ClientError, TimeoutError)):
+        async with answering(*parts) as url, opening() as fetch:
+            with pytest.raises((aiohttp.ClientError, ResponseError, TimeoutError)):
                 async with asyncio.timeout(5):
-                    await get(session, url, max_bytes=1000)
+                    await fetch(url, max_bytes=1000)
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -164,15 +191,16 @@ async def test_a_head_without_an_end_is_given_up(parts: tuple[bytes, ...]) -> No
 
 
 @pytest.mark.parametrize("head", [b"100 ", b"200 \r\ncontent-length: 0", b"204 "])
-async def test_endless_responses_are_not_read_to_their_end(head: bytes) -> None:
+@both
+async def test_endless_responses_are_not_read_to_their_end(opening: Open, head: bytes) -> None:
     """A read of the socket brings 10,000 of them: the event loop's time, and no await between."""
     flood = (b"HTTP/1.1 " + head + b"\r\n\r\n") * 10_000
     tracemalloc.start()
     try:
-        async with answering(flood) as url, open_session() as session:
+        async with answering(flood) as url, opening() as fetch:
             for _ in range(2):  # one answer may be taken, and what follows it is nobody's
-                with contextlib.suppress(aiohttp.ClientError):
-                    await asyncio.wait_for(get(session, url, max_bytes=1000), 30)
+                with contextlib.suppress(*FAILURES):
+                    await asyncio.wait_for(fetch(url, max_bytes=1000), 30)
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -180,7 +208,8 @@ async def test_endless_responses_are_not_read_to_their_end(head: bytes) -> None:
     assert most_bytes < 3 * MIB
 
 
-async def test_a_few_provisional_responses_per_request_are_skipped() -> None:
+@both
+async def test_a_few_provisional_responses_per_request_are_skipped(opening: Open) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(3):
             await reader.readuntil(b"\r\n\r\n")
@@ -190,20 +219,21 @@ async def test_a_few_provisional_responses_per_request_are_skipped() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-        async with open_session() as session:
-            pages = [await get(session, url, max_bytes=1000) for _ in range(3)]
+        async with opening() as fetch:
+            pages = [await fetch(url, max_bytes=1000) for _ in range(3)]
 
     assert pages == [(200, b"page")] * 3
 
 
-async def test_a_compressed_response_is_refused_unread() -> None:
+@both
+async def test_a_compressed_response_is_refused_unread(opening: Open) -> None:
     bomb = gzip.compress(bytes(64 * MIB))
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
     tracemalloc.start()
     try:
-        async with answering(head, bomb, b"") as url, open_session() as session:
+        async with answering(head, bomb, b"") as url, opening() as fetch:
             with pytest.raises(ResponseError, match="compressed"):
-                await get(session, url, max_bytes=100 * MIB)
+                await fetch(url, max_bytes=100 * MIB)
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

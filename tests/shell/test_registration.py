@@ -21,8 +21,8 @@ from extproc.shell.admin import AdminServer
 from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS, HttpLimits
 from extproc.shell.registration import MAX_AT_ONCE, MAX_WAITING, Registration
 from extproc.shell.stores.content import Put, Stored
-from extproc.shell.stores.directory import Directory
 from extproc.shell.stores.medium import StoreError, StoreFullError
+from extproc.shell.stores.sqlite import Sqlite
 from extproc.shell.stores.store import Store
 from extproc.shell.tokens import Tokens
 
@@ -96,7 +96,8 @@ class Port:
         self.token_file.write_text(f"{TOKEN}\nsecret-2\n")
         contents = folder / "store"
         contents.mkdir()
-        self.store = Store(Directory(contents, interval_s=1, clock=lambda: self.now))
+        database = contents / "adapters.db"
+        self.store = Store(Sqlite(database, interval_s=1, clock=lambda: self.now))
         registration = Registration(
             broken or self.store,
             Tokens(

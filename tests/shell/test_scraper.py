@@ -5,7 +5,7 @@ import ipaddress
 import itertools
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -24,7 +24,7 @@ from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
 from extproc.shell import scraper as scraper_module
 from extproc.shell.loops import READING_SHARE, LoopSettings
-from extproc.shell.podhttp import open_session
+from extproc.shell.podclient import PodClient
 from extproc.shell.scraper import Scraper
 
 VLLM = PROFILES["vllm"]
@@ -242,14 +242,38 @@ async def test_a_large_page_is_read_like_a_small_one() -> None:
         assert await watch.report() == REPORT
 
 
+async def test_a_page_is_not_read_again_as_long_as_it_stays_the_same() -> None:
+    pod = Pod()
+    async with watching(pod) as watch:
+        first, second = await watch.report(), await watch.report()
+        pod.page = GOLDEN.replace("num_requests_running{", "num_requests_running {")
+        while (third := await watch.report()) is first:
+            pass
+
+    assert first is second
+    assert third == first == REPORT
+
+
+async def test_a_long_page_is_not_kept() -> None:
+    pod = Pod()
+    pod.page += "".join(f"other_{i} {i}\n" for i in range(10_000))
+    pod.can_filter = False
+    async with watching(pod) as watch:
+        first, second = await watch.report(), await watch.report()
+
+    assert first is not second
+    assert first == second == REPORT
+
+
 async def test_a_server_whose_page_is_dear_to_read_is_visited_less_often() -> None:
     """Three readings of the clock a visit: asked, answered, read. Each is a second later here."""
     seconds, pod = itertools.count(), Pod()
     watch = Watch(clock=lambda: float(next(seconds)))
-    async with pod.server() as server, open_session() as session:
-        visit = watch.scraper._begin(session, Endpoint(f"{server.host}:{server.port}"))
+    async with pod.server() as server:
+        with closing(PodClient()) as client:
+            visit = watch.scraper._begin(client, Endpoint(f"{server.host}:{server.port}"))
 
-        assert await visit() == pytest.approx(1.0 / READING_SHARE)
+            assert await visit() == pytest.approx(1.0 / READING_SHARE)
 
 
 async def test_a_page_that_is_none_is_a_failure() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from contextlib import closing
 from random import Random
 from typing import Any
 
@@ -15,7 +16,8 @@ from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S
 from extproc.core.openai import models_body
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import READING_SHARE, LoopSettings
-from extproc.shell.podhttp import TooLargeError, open_session
+from extproc.shell.podclient import PodClient
+from extproc.shell.podhttp import TooLargeError
 from extproc.shell.vllm import (
     MAX_BODY_BYTES,
     MAX_MODELS,
@@ -137,8 +139,9 @@ class Pod:
 
 async def test_the_list_is_fetched_once() -> None:
     pod = Pod()
-    async with pod.serve() as server, open_session({"Authorization": "Bearer key"}) as session:
-        assert await fetch_list(session, str(server.make_url("")).rstrip("/")) == BODY
+    async with pod.serve() as server:
+        with closing(PodClient({"Authorization": "Bearer key"})) as client:
+            assert await fetch_list(client, str(server.make_url("")).rstrip("/")) == BODY
 
     assert pod.num_asked == 1
 
@@ -146,9 +149,9 @@ async def test_the_list_is_fetched_once() -> None:
 async def test_another_status_than_200_is_an_error_that_names_it() -> None:
     pod = Pod()
     pod.status = 401
-    async with pod.serve() as server, open_session() as session:
-        with pytest.raises(ModelsError, match="HTTP 401"):
-            await fetch_list(session, str(server.make_url("")).rstrip("/"))
+    async with pod.serve() as server:
+        with closing(PodClient()) as client, pytest.raises(ModelsError, match="HTTP 401"):
+            await fetch_list(client, str(server.make_url("")).rstrip("/"))
 
 
 class Listener:
@@ -230,9 +233,9 @@ async def test_a_list_as_long_as_a_book_is_not_read_to_its_end() -> None:
 
     app = web.Application()
     app.router.add_get("/v1/models", models)
-    async with TestServer(app) as server, open_session() as session:
-        with pytest.raises(TooLargeError):
-            await fetch_list(session, str(server.make_url("")).rstrip("/"))
+    async with TestServer(app) as server:
+        with closing(PodClient()) as client, pytest.raises(TooLargeError):
+            await fetch_list(client, str(server.make_url("")).rstrip("/"))
 
 
 async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> None:
@@ -264,7 +267,8 @@ async def test_a_server_whose_list_is_dear_to_read_is_visited_less_often() -> No
         clock=lambda: float(next(seconds)),
         rng=Random(1),
     )
-    async with Pod().serve() as server, open_session({"Authorization": "Bearer key"}) as session:
-        visit = poller._begin(session, Endpoint(f"{server.host}:{server.port}"))
+    async with Pod().serve() as server:
+        with closing(PodClient()) as client:
+            visit = poller._begin(client, Endpoint(f"{server.host}:{server.port}"))
 
-        assert await visit() == pytest.approx(1.0 / READING_SHARE)
+            assert await visit() == pytest.approx(1.0 / READING_SHARE)

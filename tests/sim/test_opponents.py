@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from extproc.core.policies import Policy
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.sim.opponents import OPPONENTS, TUNABLE
+from extproc.sim.opponents import OPPONENTS
 from extproc.sim.opponents.descriptions import DESCRIPTIONS
 from extproc.sim.opponents.dynamo import ProportionalSticky
 from extproc.sim.opponents.dynamo_flow import MinCostFlow, least_cost_homes
@@ -89,13 +89,6 @@ def assert_determined_choices(name: str, snaps: list[Snapshot], adapter: str | N
 
 def test_every_policy_has_a_description() -> None:
     assert DESCRIPTIONS.keys() == OPPONENTS.keys()
-
-
-@pytest.mark.parametrize("name", sorted(TUNABLE))
-def test_every_tunable_value_is_accepted(name: str) -> None:
-    for parameter, values in TUNABLE[name].items():
-        for value in values:
-            OPPONENTS[name](**{parameter: value})
 
 
 def test_p2c_takes_the_less_busy_of_two() -> None:

@@ -20,7 +20,7 @@ from time import monotonic
 import aiohttp
 import pytest
 
-from extproc.commands.calibrate import CalibrationSettings, calibrate
+from extproc.sim.calibration.calibrate import calibrate
 from extproc.sim.calibration.live import LiveServer
 from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.profiles import INSTANT, EngineProfile
@@ -52,9 +52,6 @@ PROFILE = replace(
     max_num_seqs=LIMITS["--max-num-seqs"],
     max_num_batched_tokens=LIMITS["--max-num-batched-tokens"],
     max_model_len=512,
-)
-SETTINGS = CalibrationSettings(
-    max_requests=16, window_s=1.0, num_windows=2, max_cpu_loras=MAX_CPU_LORAS
 )
 NUM_TRIES = 3
 """Runs of a load, of which one must be predicted: in the others the machine did other work."""
@@ -129,15 +126,17 @@ def calibrated(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         found = asyncio.run(
             calibrate(
                 server.url,
+                PROFILE,
                 adapters=ADAPTERS,
-                profile=PROFILE,
-                settings=SETTINGS,
+                max_requests=PROFILE.max_num_seqs,
+                max_cpu_loras=MAX_CPU_LORAS,
+                window_s=0.7,
                 clock=engine_clock(folder),
             )
         )
-        print(f"\n{found.profile}")
+        print(f"\n{found}")
         trace = folder / TRACE
-        yield Calibrated(server, trace, found.profile, handoff_s(events_in(trace)))
+        yield Calibrated(server, trace, found, handoff_s(events_in(trace)))
         prefer(0, nice=0)
 
 

@@ -12,8 +12,6 @@ import pytest
 
 from extproc.loadtest.measures import LoadSummary, summarize_records
 from extproc.loadtest.replay import ReplaySettings, replay
-from extproc.loadtest.report.page import render
-from extproc.loadtest.results import load, single_run
 from extproc.workload.exchange import RequestForm, RequestRecord, load_records
 from extproc.workload.judge import Slo
 from extproc.workload.requests import Workload
@@ -88,14 +86,12 @@ async def test_replay_times_and_counts_every_response(
     await replay(workload, ReplaySettings(vllm_server.url, form), records.append)
 
     check_summary(workload, check_records(workload, records))
-    made = single_run(records, name="small", target=f"url:{vllm_server.url}", slo=SLO, date="now")
-    assert all(name in render(made) for name in ADAPTERS[:NUM_ADAPTERS])
 
 
 async def test_locust_times_and_counts_every_response(
     vllm_server: VllmServer, workload: Workload, tmp_path: Path
 ) -> None:
-    sent, kept, summed = (tmp_path / name for name in ("workload", "records", "result.json"))
+    sent, kept = tmp_path / "workload", tmp_path / "records"
     workload.save(sent)
     options = {
         "--host": vllm_server.url,
@@ -105,7 +101,6 @@ async def test_locust_times_and_counts_every_response(
         "--slo-ttft": SLO.ttft_s,
         "--slo-tpot": SLO.tpot_s,
         "--records": kept,
-        "--result": summed,
     }
     command = [sys.executable, "-m", "locust", "-f", ROOT / "loadtest" / "locustfile.py"]
     command += ["--headless", "--ignore-eos", *(part for pair in options.items() for part in pair)]
@@ -116,8 +111,6 @@ async def test_locust_times_and_counts_every_response(
     shown = (await asyncio.wait_for(process.communicate(), timeout=120))[0].decode()
 
     assert process.returncode == 0, shown[-3000:]
-    check_records(workload, load_records(kept))
-    result = load(summed)
-    check_summary(workload, result.runs[0].summary)
-    assert all(name in render(result) for name in ADAPTERS[:NUM_ADAPTERS])
-    assert f"{len(workload.arrivals)} requests in" in shown
+    check_summary(workload, check_records(workload, load_records(kept)))
+    num = len(workload.arrivals)
+    assert f"served well: {num} of {num} requests" in shown

@@ -1,36 +1,56 @@
 """`extproc demo`: routing by adapter on a real Envoy, in a minute.
 
-Three runs with the same requests: `round_robin`, the founding policy and `least_harm`, each on four
-new fake pods behind Envoy and the router, all of them real processes on free ports of the loopback
+Pods are fake ones; they, Envoy and the router are real processes on free ports of the loopback
 interface.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import FAILED, failure, gone
 
 
 def demo(
-    keep: Annotated[
-        bool, typer.Option(help="Keep it running afterwards, and print commands to try.")
-    ] = False,
     seconds: Annotated[float, typer.Option(help="Length of each of the three runs.")] = 7.0,
-    rate: Annotated[float, typer.Option("--rate", help="Requests per second.")] = 20.0,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 20.0,
     slots: Annotated[int, typer.Option(min=1, help="Adapter slots on the GPU of each pod.")] = 3,
+    keep: Annotated[
+        bool | None, gone("`extproc up --fake-pods 4` runs the same pods until Ctrl-C")
+    ] = None,
 ) -> None:
-    """Compare adapter-aware routing with round robin: a real Envoy, four fake pods, 16 adapters.
+    """Compare three policies, explain one request, register an adapter: with a real Envoy.
 
-    Exit status: 0 if no request failed, 128 plus its number if a signal ended the demo.
+    Exit status: 0 if everything worked, 128 plus its number if a signal ended the demo.
     """
-    if importlib.util.find_spec("openai") is None:
-        from extproc.core.errors import needs_extra
+    import asyncio
 
-        raise failure(needs_extra("the demo", "demo"))
-    from extproc.commands.demo.story import run
+    from aiohttp import ClientError
+    from rich.console import Console
 
-    raise typer.Exit(run(keep=keep, seconds=seconds, rate=rate, slots=slots))
+    from extproc.commands.demo.adapters import show_life
+    from extproc.commands.demo.policies import compare, make_workload
+    from extproc.stack.envoy import find_envoy
+    from extproc.stack.processes import StackError
+    from extproc.stack.signals import SignalledError, until_signalled
+
+    workload = make_workload(seconds, rate)
+    if not workload.arrivals:
+        raise failure("no requests in this time: raise --seconds or --rate")
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+
+    async def run() -> int:
+        runs = await compare(console, workload, slots)
+        await show_life(console, slots)
+        return FAILED if any(run.failures for run in runs) else 0
+
+    try:
+        find_envoy()
+        status = asyncio.run(until_signalled(run()))
+    except SignalledError as error:
+        status = 128 + error.number
+    except (StackError, ClientError) as error:
+        raise failure(error, FAILED) from error
+    raise typer.Exit(status)

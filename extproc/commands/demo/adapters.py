@@ -1,160 +1,120 @@
-"""The demo's last part: an adapter is registered, used, rolled and removed with curl."""
+"""The demo's last part: an adapter is registered, used, rolled and removed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
-import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import aiohttp
 from rich.console import Console
 
-from extproc.commands.demo.fleet import start_registering
+from extproc.commands.demo.fleet import fake_pods, start
 from extproc.stack.processes import StackError
 from extproc.stack.stack import Stack
 
 NAME = "customer-17"
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 _PAUSE_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What `curl -si` printed: the status, the headers by lower-case name, and the body."""
-
-    status: int
-    headers: dict[str, str]
-    body: str
-
-
-def settings(folder: Path) -> dict[str, Any]:
-    """Return the router's settings for a store and a token, both in an empty folder."""
-    store, token = folder / "store", folder / "token"
-    store.mkdir()
-    token.touch(mode=0o600)
-    token.write_text(f"{secrets.token_urlsafe()}\n")
-    return {
-        "store": {"directory": {"path": str(store)}},
-        "registration": {"token_file": str(token)},
-    }
-
-
-async def show(console: Console, slots: int) -> None:
-    """Print each command and what came of it, on pods, a router and an Envoy of their own.
+async def show_life(console: Console, slots: int) -> None:
+    """Print each request and what came of it, on pods, a router and an Envoy of their own.
 
     Raises:
-        StackError: An answer is not what it should be within `PATIENCE_S`.
+        StackError: Something does not start, or an answer is not as it should be.
+        aiohttp.ClientError: The router or Envoy does not answer.
     """
-    if shutil.which("curl") is None:
-        console.print("\nNo curl on PATH: registering an adapter is not shown.")
-        return
-    stack = Stack()
-    with tempfile.TemporaryDirectory(prefix="extproc-demo-") as name:
-        folder = Path(name)
+    stack, token = Stack(), secrets.token_urlsafe()
+    with tempfile.TemporaryDirectory(prefix="extproc-demo-") as folder:
+        store, token_file = Path(folder) / "store", Path(folder) / "token"
+        store.mkdir()
+        token_file.touch(mode=0o600)
+        token_file.write_text(token, encoding="ascii")
+        config = {
+            "store": {"directory": {"path": str(store)}},
+            "registration": {"token_file": str(token_file)},
+        }
         try:
-            await start_registering(stack, slots, settings(folder))
-            await _Story(console, stack, folder).tell()
+            await start(stack, fake_pods(2, slots, adapters=()), slots, {"adapters": config})
+            headers = {"authorization": f"Bearer {token}"}
+            async with (
+                aiohttp.ClientSession(f"{stack.routers[0].admin_url}/", headers=headers) as admin,
+                aiohttp.ClientSession(f"{stack.url}/") as gateway,
+            ):
+                await _Life(console, admin, gateway).tell()
         finally:
             await stack.close()
 
 
-class _Story:
-    def __init__(self, console: Console, stack: Stack, folder: Path) -> None:
+class _Life:
+    def __init__(
+        self, console: Console, admin: aiohttp.ClientSession, gateway: aiohttp.ClientSession
+    ) -> None:
         self._console = console
-        url = f"{stack.routers[0].admin_url}/v1/adapters"
-        token = f'-H "Authorization: Bearer $(cat {folder / "token"})"'
-        self._declare = f"curl -si {token} \\\n  {url}"
-        self._one = f"curl -si {token} \\\n  {url}/{NAME}"
-        self._use = (
-            f"curl -si {stack.url}/v1/completions -H 'content-type: application/json' \\\n"
-            f'  -d \'{{"model": "{NAME}", "prompt": "hi", "max_tokens": 1}}\''
-        )
+        self._admin = admin
+        self._gateway = gateway
 
     async def tell(self) -> None:
-        self._say(
-            "\n[bold]Adapters as a service[/bold]\nTwo new pods have no adapter. Register one:"
-        )
-        await self._until(
-            f"{self._declare} \\\n  -d '{_body(1)}'", lambda found: found.status == 201
-        )
-        self._say("Use it through Envoy: the first request waits until a pod has loaded it.")
-        await self._until(self._use, _serves(1))
-        self._say("Roll it to version 2. If-Match has the ETag of what is declared:")
-        tag = (await _curl(self._one)).headers.get("etag", "")
-        rolled = f"{self._declare} -H 'If-Match: {tag}' \\\n  -d '{_body(2)}'"
-        await self._until(rolled, lambda found: found.status == 200)
-        await self._until(self._use, _serves(2))
-        self._say("What pods have of it; the old version is unloaded after its last request:")
-        await self._until(self._one, _has_only(2))
-        self._say("Remove it, and nobody gets it any more:")
-        await self._until(f"{self._one} -X DELETE", lambda found: found.status == 204)
-        await self._until(self._use, lambda found: found.status == 404)
+        self._console.print("\nAn adapter's life, on two new pods that have none")
+        await self._declare("registered", "201", version=1)
+        await self._use("used; the request waits for the load", f"200 {NAME}@1")
+        tag = (await self._look("on pods", f"200 {NAME}@1")).get("etag", "")
+        await self._declare("rolled", "200", version=2, headers={"if-match": tag})
+        await self._use("used", f"200 {NAME}@2")
+        await self._look("version 1 unloaded after its last request", f"200 {NAME}@2")
+        await self._ask(self._admin, "removed", "204", "DELETE", f"v1/adapters/{NAME}")
+        await self._use("not there any more", "404")
 
-    def _say(self, text: str) -> None:
-        self._console.print(text)
+    async def _declare(
+        self, what: str, wanted: str, *, version: int, headers: Mapping[str, str] | None = None
+    ) -> None:
+        source = f"/adapters/{NAME}-{version}"
+        body = {"name": NAME, "source": source, "version": str(version), "load": "lazy"}
+        await self._ask(self._admin, what, wanted, "POST", "v1/adapters", body, headers)
 
-    async def _until(self, command: str, is_right: Callable[[Answer], bool]) -> None:
-        """Print a command, run it until its answer is right, and print that."""
-        self._console.print(f"$ {command}", soft_wrap=True, markup=False)
-        loop = asyncio.get_running_loop()
-        start_s = loop.time()
-        while not is_right(found := await _curl(command)):
-            if loop.time() > start_s + PATIENCE_S:
-                raise StackError(f"unexpected, {found.status}: {found.body}")
-            await asyncio.sleep(_PAUSE_S)
-        self._console.print(
-            f"{_excerpt(found)}, {loop.time() - start_s:.2f} s", style="green", markup=False
-        )
+    async def _use(self, what: str, wanted: str) -> None:
+        body = {"model": NAME, "prompt": "hi"}
+        await self._ask(self._gateway, what, wanted, "POST", "v1/completions", body)
 
+    async def _look(self, what: str, wanted: str) -> Mapping[str, str]:
+        return await self._ask(self._admin, what, wanted, "GET", f"v1/adapters/{NAME}")
 
-def _body(version: int) -> str:
-    source = f"/adapters/{NAME}-{version}"
-    return json.dumps({"name": NAME, "source": source, "version": str(version), "load": "lazy"})
-
-
-def _serves(version: int) -> Callable[[Answer], bool]:
-    return lambda found: found.headers.get("x-served-model") == f"{NAME}@{version}"
-
-
-def _has_only(version: int) -> Callable[[Answer], bool]:
-    def has(found: Answer) -> bool:
-        names = set(_pods_by_version(found))
-        return names == {f"{NAME}@{version}"}
-
-    return has
-
-
-def _pods_by_version(found: Answer) -> dict[str, int]:
-    """Return how many pods have each version, by its name on pods."""
-    versions = json.loads(found.body)["status"]["versions"]
-    return {each["name"]: each["ready"] for each in versions if each["ready"]}
+    async def _ask(
+        self,
+        http: aiohttp.ClientSession,
+        what: str,
+        wanted: str,
+        method: str,
+        path: str,
+        body: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Mapping[str, str]:
+        """Print a request, repeat it until it is answered with what is wanted, and print that."""
+        self._console.print(method, f"/{path}", json.dumps(body) if body else "")
+        started_s, found = asyncio.get_running_loop().time(), "no answer"
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    async with http.request(method, path, json=body, headers=headers) as answer:
+                        text = await answer.text()
+                    if (found := _excerpt(answer, text)) == wanted:
+                        break
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            raise StackError(f"{what}: {found}, not {wanted}") from None
+        took_s = asyncio.get_running_loop().time() - started_s
+        self._console.print(f"  {what}: {found}, {took_s:.2f} s", style="green")
+        return answer.headers
 
 
-def _excerpt(found: Answer) -> str:
-    """Return what matters of an answer: its status, and who served it or which pods have it."""
-    if model := found.headers.get("x-served-model"):
-        return f"{found.status}, {found.headers['x-served-by']} served {model}"
-    if found.status == 200 and '"versions"' in found.body:
-        held = _pods_by_version(found).items()
-        return f"{found.status}, " + "; ".join(f"{name} ready: {num}" for name, num in held)
-    return f"{found.status}"
-
-
-async def _curl(command: str) -> Answer:
-    """Run a command line that has curl print the headers, too."""
-    process = await asyncio.create_subprocess_shell(
-        command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    head, _, body = output.decode().replace("\r\n", "\n").partition("\n\n")
-    status = re.match(r"HTTP/\S+ (\d+)", head)
-    fields = (line.partition(": ") for line in head.splitlines()[1:])
-    return Answer(
-        int(status[1]) if status else 0, {name.lower(): text for name, _, text in fields}, body
-    )
+def _excerpt(answer: aiohttp.ClientResponse, text: str) -> str:
+    """Return the status and which version served; of an adapter, which versions pods have."""
+    versions = [answer.headers.get("x-served-model", "")]
+    if answer.method == "GET" and answer.status == 200:
+        listed = json.loads(text)["status"]["versions"]
+        versions = sorted(each["name"] for each in listed if each["ready"])
+    return " ".join([str(answer.status), *versions]).strip()

@@ -1,9 +1,8 @@
-"""The demo's processes: four fake pods, the router and a real Envoy, on free ports."""
+"""The demo's processes: fake pods, the router and a real Envoy, on free ports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from extproc.envoyconfig import BootstrapOptions, render
@@ -11,53 +10,42 @@ from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.fakepod.config import PodConfig
 from extproc.stack.stack import Stack
 
-NUM_PODS = 4
 ADAPTERS = tuple(f"customer-{index:02}" for index in range(1, 17))
 PROFILE = "a100-8b"
 
 
-async def start(stack: Stack, policy: str, slots: int) -> None:
-    """Start everything, and wait until requests are routed.
+async def start(
+    stack: Stack, pods: Mapping[str, PodConfig], slots: int, config: Mapping[str, Any]
+) -> None:
+    """Start everything, with these sections in the router's configuration, and wait until every
+    adapter of the pods is routed.
 
     Raises:
         StackError: A program is missing or does not start.
     """
-    await stack.start_pods(fake_pods(NUM_PODS, slots))
-    config = {"pods": {"max_cpu_loras": cpu_places(slots)}, "policy": {"name": policy}}
-    router = await stack.start_router(config)
-    await stack.start_envoy(render(BootstrapOptions(routers=(router.address,))), ADAPTERS)
-
-
-async def start_registering(stack: Stack, slots: int, adapters: Mapping[str, Any]) -> None:
-    """Start two pods without adapters behind a router with this section `adapters`.
-
-    Raises:
-        StackError: A program is missing or does not start.
-    """
-    pods = {name: replace(_pod(name, slots), adapters=()) for name in ("pod-1", "pod-2")}
     await stack.start_pods(pods)
-    config = {"pods": {"max_cpu_loras": cpu_places(slots)}, "adapters": adapters}
-    router = await stack.start_router(config)
-    await stack.start_envoy(render(BootstrapOptions(routers=(router.address,))))
+    router = await stack.start_router({"pods": {"max_cpu_loras": cpu_places(slots)}, **config})
+    models = {adapter for pod in pods.values() for adapter in pod.adapter_paths}
+    await stack.start_envoy(render(BootstrapOptions(routers=(router.address,))), models)
 
 
-def fake_pods(num_pods: int, slots: int) -> dict[str, PodConfig]:
-    """Return the configurations of fake pods with all adapters, by name."""
-    names = [f"pod-{index}" for index in range(1, num_pods + 1)]
-    return {name: _pod(name, slots) for name in names}
+def fake_pods(
+    num_pods: int, slots: int, adapters: Sequence[str] = ADAPTERS
+) -> dict[str, PodConfig]:
+    """Return the configurations of fake pods with these adapters, by name."""
+    return {
+        name: PodConfig(
+            name=name,
+            base_model="llama-8b",
+            adapters=adapters,
+            max_loras=slots,
+            max_cpu_loras=cpu_places(slots),
+            profile=PROFILES[PROFILE],
+        )
+        for name in (f"pod-{index}" for index in range(1, num_pods + 1))
+    }
 
 
 def cpu_places(slots: int) -> int:
     """Return the number of adapters in a pod's CPU cache: one more than it has slots."""
     return slots + 1
-
-
-def _pod(name: str, slots: int) -> PodConfig:
-    return PodConfig(
-        name=name,
-        base_model="llama-8b",
-        adapters=ADAPTERS,
-        max_loras=slots,
-        max_cpu_loras=cpu_places(slots),
-        profile=PROFILES[PROFILE],
-    )

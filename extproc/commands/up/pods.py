@@ -6,18 +6,19 @@ import asyncio
 import re
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from ssl import SSLContext
 
-import aiohttp
 from yarl import URL
 
 from extproc.commands.hints import own_command
 from extproc.core.address import Address
 from extproc.core.engines import PROFILES
-from extproc.shell.podhttp import FAILURES, ResponseError, describe, get, open_session
+from extproc.shell.podclient import PodClient
+from extproc.shell.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
 from extproc.shell.vllm import ModelsError, decode_models, fetch_list
 
 USUAL_PORTS = range(8000, 8008)
@@ -143,7 +144,7 @@ async def _find_local(access: Access) -> list[Pod]:
     others = [
         f"{address}: {cause(error)}"
         for address, error in failures.items()
-        if not isinstance(error, aiohttp.ClientConnectorError)
+        if not (isinstance(error, OSError) and error.errno in UNREACHABLE)
     ]
     raise PodError(
         "\n".join(
@@ -172,25 +173,26 @@ async def ask(
     """
     headers, context = access
     failures: dict[str, Exception] = {}
-    async with open_session(headers, context) as session, asyncio.TaskGroup() as tasks:
 
-        async def ask_one(address: str) -> None:
-            try:
+    async def ask_one(address: str) -> None:
+        url = f"{'https' if context else 'http'}://{address}"
+        try:
+            with closing(PodClient(headers, context)) as client:
                 async with asyncio.timeout(_ASK_TIMEOUT_S):
-                    url = f"{'https' if context else 'http'}://{address}"
-                    if not decode_models(await fetch_list(session, url)):
+                    if not decode_models(await fetch_list(client, url)):
                         raise ModelsError("it lists no models")
                     if is_engine:
-                        await _check_metrics(session, url)
-            except FAILURES as error:
-                failures[address] = error
+                        await _check_metrics(client, url)
+        except FAILURES as error:
+            failures[address] = error
 
+    async with asyncio.TaskGroup() as tasks:
         for address in dict.fromkeys(addresses):
             tasks.create_task(ask_one(address))
     return dict(sorted(failures.items()))
 
 
-async def _check_metrics(session: aiohttp.ClientSession, url: str) -> None:
-    _, page = await get(session, URL(f"{url}/metrics"), max_bytes=_MAX_PAGE_BYTES)
+async def _check_metrics(client: PodClient, url: str) -> None:
+    _, page = await client.get(URL(f"{url}/metrics"), max_bytes=_MAX_PAGE_BYTES)
     if not any(name.encode() in page for name in PROFILES["vllm"].running):
         raise ResponseError("it has models, but no metrics of vLLM: --pod takes it nevertheless")

@@ -1,6 +1,6 @@
 """Several routers, of which one has pods load adapters: what they tell each other of that.
 
-1. A router may load if it has the lease of the store, or if there is no store. Of those that may,
+1. A router may load if it has the lease of the store, or if nothing leases. Of those that may,
    and hear each other, the one with the smallest id does.
 2. Who hears one that loads, and that has the same declared, makes no calls. It tells what its
    requests want, and hears what cannot be loaded, and which pods have changed.

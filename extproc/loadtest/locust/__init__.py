@@ -1,1 +1,1 @@
-"""Load tests inside locust: the plan, the workers, the figures of a running test."""
+"""Load tests inside locust: the plan of a test, and the user class that sends it."""

@@ -1,4 +1,4 @@
-"""The plan of a load test with locust, made from its options, and each worker's share.
+"""The plan of a load test with locust, made from its options, and each process's share.
 
 Locust's master, or its only process, makes the plan and reads the endpoint's list of models once.
 Workers make the same workload from the plan, so that only the plan crosses the network. A workload
@@ -7,15 +7,15 @@ in a file has to be on every machine, under one path.
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.listing import Listing, ListingError, base_url, fetch_listing
-from extproc.loadtest.locust.threads import InThread
+from extproc.loadtest.locust.threads import LoopThread
 from extproc.loadtest.replay import ReplaySettings
 from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
 from extproc.workload.exchange import CHAT, COMPLETIONS, RequestForm
@@ -24,11 +24,14 @@ from extproc.workload.requests import Arrival, Workload
 
 if TYPE_CHECKING:  # locust replaces half of the standard library when it is imported
     from locust.argument_parser import LocustArgumentParser
-    from locust.env import Environment
+
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One test.
+    """One test; fields have the names of the options, in plain values.
 
     Attributes:
         url: Base URL of the endpoint.
@@ -47,39 +50,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         slo_tpot_s: Longest mean time per token after it.
         workers: Ids of the processes that send, each with its share.
         starts_at_s: Begin of the workload by the wall clock, seconds of the epoch.
-        run: Distinguishes this test from others.
     """
 
     url: str
     api_key: str
     workload: str
-    rate_rps: float
-    num_requests: int
+    rate_rps: _Seconds = msgspec.field(name="rate")
+    num_requests: _Number = msgspec.field(name="requests")
     seed: int
-    num_adapters: int
-    listed: tuple[str, ...] | None
-    base_model: str
+    num_adapters: _Number = msgspec.field(name="adapters")
+    listed: tuple[str, ...] | None = None
+    base_model: str = msgspec.field(name="model")
     api: Literal["completions", "chat"]
     ignore_eos: bool
-    timeout_s: float
-    patience_s: float
+    timeout_s: _Positive = msgspec.field(name="timeout")
+    patience_s: _Seconds = msgspec.field(name="patience")
     mode: Literal["open", "closed"]
-    think_s: float
-    slo_ttft_s: float
-    slo_tpot_s: float
+    think_s: _Seconds
+    slo_ttft_s: _Positive = msgspec.field(name="slo_ttft")
+    slo_tpot_s: _Positive = msgspec.field(name="slo_tpot")
     workers: tuple[str, ...]
-    starts_at_s: float
-    run: str
+    starts_at_s: float = 0.0
 
     @property
     def slo(self) -> Slo:
         """The objective of requests."""
         return Slo(self.slo_ttft_s, self.slo_tpot_s)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of every request."""
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     @property
     def form(self) -> RequestForm:
@@ -90,8 +86,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> ReplaySettings:
         """The destination of requests, and the clients' limits."""
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         patience_s = self.patience_s or None
-        return ReplaySettings(self.url, self.form, self.headers, self.timeout_s, patience_s)
+        return ReplaySettings(self.url, self.form, headers, self.timeout_s, patience_s)
 
     def make_workload(self) -> Workload:
         """Return the whole workload.
@@ -115,11 +112,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the share of a process by its place in `workers`: every n-th request of n."""
         step, arrivals = len(self.workers), workload.arrivals
         return ((index, arrivals[index]) for index in range(place, len(arrivals), step))
-
-    def share_sizes(self, workload: Workload) -> list[int]:
-        """Return the number of requests of each process."""
-        num = len(workload.arrivals)
-        return [len(range(place, num, len(self.workers))) for place in range(len(self.workers))]
 
 
 def add_options(parser: LocustArgumentParser) -> None:
@@ -146,57 +138,50 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--think-s", type=float, default=1.0, help="closed loop: mean s between two questions")
     add("--slo-ttft", type=float, default=0.5, help="longest s to the first token")
     add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
-    add("--router-admin", default="", help="URL of the router's admin port, for the heatmap")
     add("--records", default="", help="write a JSON line per request to this file")
-    add("--result", default="", help="write the result to this JSON file")
     add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")
+    for name, instead in _GONE.items():
+        add(name, type=_refused(instead), help=SUPPRESS, include_in_web_ui=False)
 
 
-def options_of(environment: Environment) -> Namespace:
-    """Return locust's options and ours."""
-    options: Namespace | None = environment.parsed_options
-    assert options is not None
-    return options
+_GONE = {
+    "--result": "--html and --json-file write the figures, --records every request",
+    "--router-admin": "its admin port has a page of its own about pods and adapters",
+}
+"""Options of earlier versions, and what there is instead."""
 
 
-def make_plan(options: Namespace, url: str, *, workers: Sequence[str], run: str) -> Plan:
+def _refused(instead: str) -> Callable[[str], None]:
+    def refuse(_: str) -> None:
+        raise ArgumentTypeError(f"there is no such option any more; {instead}")
+
+    return refuse
+
+
+def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
     """Return the plan of a test that has not begun; `starts_at_s` is 0.
 
     Raises:
         PlanError: It cannot begin; the message says why, in one line.
     """
+    given: dict[str, Any] = {**vars(options), "workers": workers}
     try:
-        url = base_url(url)
+        plan = msgspec.convert({**given, "url": base_url(url)}, type=Plan)
     except ListingError as error:
         raise PlanError(f"--host: {error}") from error
-    plan = _plan_of(options, url, workers, run)
-    for name, value in (("--timeout", plan.timeout_s), ("--slo-ttft", plan.slo_ttft_s)):
-        if value <= 0:
-            raise PlanError(f"{name} {value:g} is not positive")
-    if plan.rate_rps < 0 or plan.num_requests < 0 or plan.num_adapters < 0:
-        raise PlanError("--rate, --requests and --adapters cannot be negative")
+    except msgspec.ValidationError as error:
+        raise PlanError(f"an option cannot be used: {error}") from error
     if options.adapter_names == "as-is" and options.model:
         return plan
     listing = _listed(plan)
+    listed = None if options.adapter_names == "as-is" else tuple(listing.adapters)
     base = options.model or listing.base
-    listed = None if options.adapter_names == "as-is" else listing.adapters
     return msgspec.structs.replace(plan, base_model=base, listed=listed)
 
 
-def _plan_of(options: Namespace, url: str, workers: Sequence[str], run: str) -> Plan:
-    others = {"rate": "rate_rps", "requests": "num_requests", "adapters": "num_adapters"}
-    others |= {"model": "base_model", "timeout": "timeout_s", "patience": "patience_s"}
-    others |= {"slo_ttft": "slo_ttft_s", "slo_tpot": "slo_tpot_s"}
-    given: dict[str, Any] = {others.get(name, name): value for name, value in vars(options).items()}
-    ours = {"url": url, "workers": workers, "run": run, "listed": None, "starts_at_s": 0.0}
-    try:
-        return msgspec.convert({**given, **ours}, type=Plan)
-    except msgspec.ValidationError as error:
-        raise PlanError(f"an option cannot be used: {error}") from error
-
-
 def _listed(plan: Plan) -> Listing:
-    try:
-        return InThread(lambda: fetch_listing(plan.url, plan.headers)).wait()
-    except ListingError as error:
-        raise PlanError(f"the endpoint does not list its models: {error}") from error
+    with LoopThread() as thread:
+        try:
+            return thread.wait(lambda: fetch_listing(plan.url, plan.settings.headers))
+        except ListingError as error:
+            raise PlanError(f"the endpoint does not list its models: {error}") from error

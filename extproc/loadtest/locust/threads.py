@@ -1,4 +1,4 @@
-"""Coroutines beside locust's greenlets: each in a thread with an event loop of its own.
+"""Coroutines beside locust's greenlets, in a thread with an event loop of its own.
 
 Locust replaces the standard library's blocking calls with gevent's. uvloop makes its own system
 calls, so that it is not affected.
@@ -8,39 +8,68 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Self, TypeVar
 
 import gevent
 import uvloop
+from gevent.event import Event
 
+WATCH_S = 0.1
+"""Between two calls of `meanwhile`."""
 _T = TypeVar("_T")
 
 
-class InThread(Generic[_T]):
-    """Runs a coroutine in a thread, from now on."""
+class LoopThread:
+    """An event loop in a thread, until the end of the `with` statement or `close`."""
 
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
-        self._work = work
-        self._values: list[_T] = []
-        self._ended = gevent.get_hub().threadpool.spawn(self._run)
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._ended = gevent.get_hub().threadpool.spawn(self._loop.run_forever)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the coroutine has ended."""
-        return bool(self._ended.ready())
+    def __enter__(self) -> Self:
+        return self
 
-    def wait(self) -> _T:
-        """Wait until it ends, while other greenlets run; return its result or raise its error."""
-        error = self._ended.get()
-        if error is not None:
-            raise error
-        return self._values[0]
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _run(self) -> Exception | None:
-        """Return the error: gevent would print one that is raised here."""
+    def close(self) -> None:
+        """End the thread; nothing may be running in it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._ended.get()
+        self._loop.close()
+
+    def wait(
+        self,
+        work: Callable[[], Coroutine[Any, Any, _T]],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> _T:
+        """Run a coroutine in the thread and wait for it, while other greenlets run.
+
+        If this greenlet is killed, the coroutine is cancelled first, and its end awaited.
+
+        Args:
+            work: The coroutine; called in the thread.
+            meanwhile: Called here now and then, and a last time when the coroutine has ended.
+
+        Raises:
+            Exception: What the coroutine raised.
+        """
+        tasks: list[asyncio.Task[_T]] = []
+        has_ended, watcher = Event(), gevent.get_hub().loop.async_()
+        watcher.start(has_ended.set)
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(work()))
+            # The one method of a gevent loop that other threads may call.
+            tasks[0].add_done_callback(lambda _: watcher.send())
+
+        self._loop.call_soon_threadsafe(begin)
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                self._values.append(runner.run(self._work()))
-        except Exception as error:
-            return error
-        return None
+            while not has_ended.wait(WATCH_S):
+                meanwhile()
+        finally:
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            has_ended.wait()
+            watcher.close()
+            meanwhile()
+        return tasks[0].result()

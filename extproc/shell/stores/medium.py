@@ -19,9 +19,14 @@ class StoreFullError(StoreError):
 
 
 class Medium(Protocol):
-    """Contents by key. Every call is atomic against all other users of the medium, and either
-    succeeds or raises StoreError.
+    """Contents by key. Every call is atomic against all other users of the medium, except where
+    people may put files, and either succeeds or raises StoreError.
+
+    Attributes:
+        keeps_deleted: Whether what is deleted is kept until pods have let go of it.
     """
+
+    keeps_deleted: bool
 
     async def read(self) -> Mapping[str, bytes | StoreError]:
         """Return all contents, the same object as before if nothing has changed since.

@@ -132,6 +132,8 @@ class Redis:
         interval_s: Between two questions for the version.
     """
 
+    keeps_deleted = True
+
     def __init__(
         self, url: str, *, key: str, password: str, ca_file: Path | None, interval_s: float
     ) -> None:

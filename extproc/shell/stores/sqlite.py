@@ -42,6 +42,8 @@ class Sqlite:
         clock: Monotonic seconds, the same for all processes of the host as on Linux.
     """
 
+    keeps_deleted = True
+
     def __init__(self, file: Path, *, interval_s: float, clock: Callable[[], float]) -> None:
         self._file = file
         self._interval_s = interval_s

@@ -1,7 +1,8 @@
 """A store of declarations, whatever keeps them.
 
-Every write replaces a content that its writer has read, so nothing is overwritten unseen. A content
-that cannot be used does not replace the one before: the last good one counts until it is repaired.
+Every write replaces a content that its writer has read, so nothing is overwritten unseen, except in
+a directory, where the last writer wins. A content that cannot be used does not replace the one
+before: the last good one counts until it is repaired.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Kept(Struct):
 
 
 class Store:
-    """Declarations by name, the deleted ones included until they are forgotten.
+    """Declarations by name, the deleted ones included until they are forgotten, if they are kept.
 
     Attributes:
         entries: What was last read; it is replaced at each change, never changed.
@@ -160,7 +161,10 @@ class Store:
             there = None if old is None or old.is_deleted else old
             if if_match is not None:
                 _check_match(name, there, if_match)
-            return None if there is None else encode(there.declaration, is_deleted=True)
+            if there is None:
+                return None
+            keeps_it = self._medium.keeps_deleted
+            return encode(there.declaration, is_deleted=True) if keeps_it else b""
 
         old = await self._write(name, change)
         return old is not None and not old.is_deleted
@@ -180,8 +184,8 @@ class Store:
     async def lease(self, holder: str, *, ttl_s: float = 15.0) -> bool:
         """Take or renew the lease; return whether `holder` has it for the next `ttl_s`.
 
-        Two may have it for a while, after a clock has jumped or a holder has slept: what the lease
-        guards must bear that.
+        Two may have it for a while, after a clock has jumped or a holder has slept, and where
+        people may put files all have it: what the lease guards must bear that.
 
         Raises:
             StoreError: The medium cannot be used.

@@ -1,135 +1,133 @@
-"""Samples of a vLLM server's steps from its metrics, for `extproc.sim.calibration.fitting`.
-
-Two readings of a page between which the server was never idle give one sample: the mean work and
-the mean time of the steps between them. Only metrics that vLLM has had since 0.8 are read.
-"""
+"""From a running vLLM server to a profile of the engine model."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from random import Random
+from statistics import fmean, median
+from time import perf_counter
 
-from prometheus_client.parser import text_string_to_metric_families
+import aiohttp
 
-SERIES = (
-    "vllm:iteration_tokens_total_count",
-    "vllm:generation_tokens_total",
-    "vllm:time_to_first_token_seconds_count",
-    "vllm:prompt_tokens_total",
-    "vllm:prefix_cache_hits_total",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "vllm:cache_config_info",
-    "vllm:lora_requests_info",
-)
-"""The metrics that `read_page` needs."""
+from extproc.core.errors import needs_extra
+from extproc.sim.calibration.fitting import errors_of, fit
+from extproc.sim.calibration.live import CalibrationError, LiveServer, Phase
+from extproc.sim.calibration.samples import Sample
+from extproc.sim.engine.profiles import EngineProfile
 
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The figures of one page; totals are since the server's start.
-
-    Attributes:
-        at_s: When it was taken, seconds of any clock.
-        num_steps: Total of steps.
-        generated_tokens: Total of tokens generated.
-        first_tokens: Total of requests that have had their first token.
-        prompt_tokens: Total of prompt tokens computed, without cached ones.
-        num_running: Requests in the batch.
-        kv_tokens: KV tokens in use. A page has blocks; the last block of each running request is
-            assumed to be half empty.
-        max_loras: Adapter slots; None if the page does not say.
-    """
-
-    at_s: float
-    num_steps: float
-    generated_tokens: float
-    first_tokens: float
-    prompt_tokens: float
-    num_running: float
-    kv_tokens: float
-    num_waiting: float = 0.0
-    max_loras: int | None = None
+WINDOW_S = 2.0
+"""Length of one sample."""
+_WARM_UP_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The mean step of a window: sequences that decoded, the batch's KV tokens, prompt tokens
-    computed, seconds, and distinct adapters in the batch."""
+async def calibrate(
+    url: str,
+    profile: EngineProfile,
+    *,
+    adapters: Sequence[str] = (),
+    max_requests: int,
+    max_cpu_loras: int | None = None,
+    api_key: str = "",
+    window_s: float = WINDOW_S,
+    clock: Callable[[], float] = perf_counter,
+    report: Callable[[str], None] = lambda line: None,
+) -> EngineProfile:
+    """Measure the server at `url`, which must have no other load.
 
-    num_decoding: float
-    kv_tokens: float
-    prefill_tokens: float
-    step_s: float
-    num_adapters: int = 0
-
-    @property
-    def terms(self) -> tuple[float, float, float, float]:
-        """The factors of the costs."""
-        return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens)
-
-
-def read_page(page: str, *, at_s: float) -> Reading:
-    """Read a vLLM server's metrics page.
+    Args:
+        url: Base URL.
+        profile: For everything that cannot be measured.
+        adapters: Models to measure with; all that the server lists by default.
+        max_requests: The largest batch.
+        max_cpu_loras: Size of the server's CPU cache; None for as many as slots, vLLM's default.
+        api_key: Sent with every request, if there is one.
+        window_s: Length of one sample.
+        clock: Seconds; the engine's own where it shares the machine with others.
+        report: Called with a line about each load that was measured.
 
     Raises:
-        ValueError: A figure is missing.
+        CalibrationError: The server cannot be measured, or numpy is not installed.
+        ValueError: The samples do not determine the costs.
+        aiohttp.ClientError: The server does not respond.
     """
-    values: dict[str, float] = {}
-    cache_tokens, block_tokens, newest_s = 0.0, 0.0, -1.0
-    max_loras: int | None = None
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name == "vllm:cache_config_info":
-                block_tokens = float(sample.labels["block_size"])
-                cache_tokens = float(sample.labels["num_gpu_blocks"]) * block_tokens
-            elif sample.name == "vllm:lora_requests_info" and sample.value > newest_s:
-                newest_s, max_loras = sample.value, int(sample.labels["max_lora"])
-            elif sample.name.startswith("vllm:") and not _has_more(sample.labels):
-                values[sample.name] = sample.value
-    try:
-        num_running = values["vllm:num_requests_running"]
-        used_tokens = values["vllm:kv_cache_usage_perc"] * cache_tokens
-        return Reading(
-            at_s=at_s,
-            num_steps=values["vllm:iteration_tokens_total_count"],
-            generated_tokens=values["vllm:generation_tokens_total"],
-            first_tokens=values["vllm:time_to_first_token_seconds_count"],
-            prompt_tokens=values["vllm:prompt_tokens_total"]
-            - values["vllm:prefix_cache_hits_total"],
-            num_running=num_running,
-            kv_tokens=max(0.0, used_tokens - num_running * (block_tokens - 1) / 2),
-            num_waiting=values["vllm:num_requests_waiting"],
-            max_loras=max_loras,
+    if find_spec("numpy") is None:
+        raise CalibrationError(needs_extra("fitting", "loadtest"))
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+    ) as session:
+        rng = Random(0)
+        server = LiveServer(session, url.rstrip("/"), clock=clock, rng=rng)
+        await server.connect()
+        if missing := set(adapters) - set(server.adapters):
+            raise CalibrationError(f"not listed by the server: {', '.join(sorted(missing))}")
+        adapters = adapters or server.adapters
+        for model in (*adapters, server.base_model):
+            await server.complete(model, _WARM_UP_TOKENS, _WARM_UP_TOKENS)
+        await server.read()
+        plan = phases(
+            adapters,
+            max_loras=server.max_loras,
+            max_model_len=server.max_model_len,
+            max_requests=max_requests,
         )
-    except KeyError as error:
-        raise ValueError(f"the page has no {error}") from error
+        # A temporary disturbance should not affect only one kind of load.
+        rng.shuffle(plan)
+        samples: list[Sample] = []
+        for number, phase in enumerate(plan, start=1):
+            report(f"{number} of {len(plan)}: {phase}")
+            samples += await server.measure(phase, window_s)
+        measured = profile.changed(fit(samples))
+        sizes = [abs(error) for error in errors_of(measured, samples)]
+        loads = await server.measure_loads(adapters, max_cpu_loras)
+        return replace(
+            measured.changed(loads),
+            provenance=f"costs measured on {server.base_model}: {len(sizes)} samples of steps, "
+            f"errors {median(sizes):.1%} in the median, {fmean(sizes):.1%} in the mean, "
+            f"{max(sizes):.1%} at most; the rest: {profile.provenance}",
+        )
 
 
-def sample_over(readings: Sequence[Reading], *, num_adapters: int) -> Sample | None:
-    """Return the mean step between the first and the last of two or more readings.
+def phases(
+    adapters: Sequence[str],
+    *,
+    max_loras: int | None,
+    max_model_len: int,
+    max_requests: int,
+) -> list[Phase]:
+    """Return loads that determine the costs: batches, lengths of prompts and responses, adapters.
 
-    None if the engine took no step, if it was idle at one of them, or if it was restarted. The
-    caller keeps it busy, for many steps: a prompt counts when it is done. Gauges are averaged over
-    the readings.
+    Args:
+        adapters: Without any, their costs are left out.
+        max_loras: Slots; more adapters than these never run together.
+        max_model_len: Longest prompt plus response, tokens.
+        max_requests: The largest batch.
     """
-    first, last = readings[0], readings[-1]
-    num_steps = last.num_steps - first.num_steps
-    if num_steps <= 0 or not all(reading.num_running for reading in readings):
-        return None
-    first_tokens = last.first_tokens - first.first_tokens
-    generated = last.generated_tokens - first.generated_tokens
-    return Sample(
-        num_decoding=(generated - first_tokens) / num_steps,
-        kv_tokens=math.fsum(reading.kv_tokens for reading in readings) / len(readings),
-        prefill_tokens=(last.prompt_tokens - first.prompt_tokens) / num_steps,
-        step_s=(last.at_s - first.at_s) / num_steps,
-        num_adapters=num_adapters,
-    )
-
-
-def _has_more(labels: dict[str, str]) -> bool:
-    """Return whether a sample is only a part, of a histogram or of a reason."""
-    return bool(labels.keys() - {"model_name", "engine"})
+    room = max_model_len - 1
+    shapes = [
+        (min(16, room // 8), min(128, room // 4)),
+        (min(1024, room // 2), min(64, room // 8)),
+        (min(4096, room * 3 // 4), min(8, room // 16)),
+    ]
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_requests]
+    sizes.append(max_requests)
+    slots = min(len(adapters), max_loras or 0)
+    if not slots:
+        return [Phase(size, *shape) for shape in shapes for size in sizes]
+    mixed = [
+        Phase(size, *shape, tuple(adapters[: min(size, slots)]))
+        for shape in shapes
+        for size in sizes
+    ]
+    most = min(slots, max_requests)
+    counts = sorted({count for count in (1, 2, slots // 2) if 0 < count < most})
+    few = [
+        Phase(max_requests, *shape, tuple(adapters[:count]))
+        for shape in shapes[:2]
+        for count in counts
+    ]
+    base = [Phase(size, *shape) for shape in shapes for size in sizes[-2:]]
+    return mixed + few + base

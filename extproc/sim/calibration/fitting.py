@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, median
-from typing import Any
+from collections.abc import Iterable, Sequence
+from statistics import median
 
-from extproc.sim.calibration.calibrate import Sample
-from extproc.sim.engine.profiles import INSTANT, EngineProfile
+from extproc.sim.calibration.samples import Sample
+from extproc.sim.engine.profiles import EngineProfile
 
 _SINGULAR = 1e-6
 """With singular values below this part of the largest, the samples do not determine the costs."""
@@ -25,58 +23,31 @@ _NAMES = ("step_s", "step_per_decode_s", "step_per_kv_token_s", "step_per_prefil
 """Costs in the order of `Sample.terms`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Costs and their errors.
-
-    Attributes:
-        costs: By their names in `EngineProfile`; those of adapters only if samples have adapters.
-        errors: Relative error of each sample's step.
-    """
-
-    costs: Mapping[str, float]
-    errors: tuple[float, ...]
-
-    def applied(self, profile: EngineProfile, *, where: str) -> EngineProfile:
-        """Return `profile` with these costs and a provenance that says `where`."""
-        sizes = [abs(error) for error in self.errors]
-        provenance = (
-            f"step costs measured on {where}: {len(sizes)} samples, errors {median(sizes):.1%} in "
-            f"the median, {fmean(sizes):.1%} in the mean, {max(sizes):.1%} at most; the rest: "
-            f"{profile.provenance}"
-        )
-        changes: dict[str, Any] = dict(self.costs)
-        return replace(profile, **changes, provenance=provenance)
-
-
-def fit(samples: Iterable[Sample]) -> Fit:
-    """Fit the costs to the samples' steps.
+def fit(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the costs, by their names in `EngineProfile`, that explain the samples' steps best.
 
     The sum of relative errors is minimized, not of their squares: on a machine with other work some
     samples are far too long, and should not count for more than others. No cost is negative.
 
     Samples with adapters, if there are any, determine the costs, and those without determine how
     much shorter a step is without: adapters need not lengthen every part of a step alike, as the
-    profile assumes, and steps with adapters matter most.
+    profile assumes, and steps with adapters matter most. Without any, their costs are left out.
 
     Raises:
         ValueError: There are too few samples, or they are too much alike.
     """
-    samples = list(samples)
     adapted = [sample for sample in samples if sample.num_adapters]
     plain = [sample for sample in samples if not sample.num_adapters]
-    adapters: dict[str, float] = {}
-    if adapted:
-        costs, growth = _fit_adapters(adapted)
-        ratio = 0.0
-        if plain:
-            ratio = max(0.0, median(_dot(costs, s.terms) / s.step_s for s in plain) - 1)
-        costs = [cost / (1 + ratio) for cost in costs]
-        adapters = {"lora_ratio": ratio, "lora_per_adapter_ratio": growth * (1 + ratio)}
-    else:
+    if not adapted:
         costs = _least_errors(plain, [sample.step_s for sample in plain])
-    found: dict[str, Any] = {**dict(zip(_NAMES, costs, strict=True)), **adapters}
-    return Fit(found, tuple(errors_of(replace(INSTANT, **found), samples)))
+        return dict(zip(_NAMES, costs, strict=True))
+    costs, growth = _fit_adapters(adapted)
+    factor = max(1.0, median(_dot(costs, s.terms) / s.step_s for s in plain)) if plain else 1.0
+    return {
+        **{name: cost / factor for name, cost in zip(_NAMES, costs, strict=True)},
+        "lora_ratio": factor - 1,
+        "lora_per_adapter_ratio": growth * factor,
+    }
 
 
 def errors_of(profile: EngineProfile, samples: Iterable[Sample]) -> list[float]:

@@ -15,14 +15,15 @@ from statistics import median
 import aiohttp
 import msgspec
 
-from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page, sample_over
-from extproc.sim.calibration.phases import Phase
+from extproc.sim.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
 
 _TOKEN_IDS = range(16, 240)
 """For random prompts: ids that every vocabulary has, after the special ones."""
 _SCRAPE_S = 0.1
 _FILL_TIMEOUT_S = 60.0
 """Until all of a phase's requests run at once."""
+_NUM_WINDOWS = 3
+"""Samples of each phase."""
 _LOAD_ROUNDS = 4
 """Requests for each adapter; the first one does not count."""
 _SHOWN_TOKENS = 2
@@ -34,16 +35,24 @@ class CalibrationError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadTimes:
-    """Time to the first token with the adapter in its slot, and times of its loads, seconds.
+class Phase:
+    """A load of `num_requests` in flight at any time.
 
-    Loads are None if they cannot be determined. With as many places in the CPU cache as slots,
-    `disk_load_s` is the sum of both.
+    Attributes:
+        output_tokens: Mean length of the responses, which vary from 0.5 to 1.5 times that.
+        adapters: The requests' adapters in turn; none for the base model.
     """
 
-    hot_s: float
-    gpu_load_s: float | None = None
-    disk_load_s: float | None = None
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    adapters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_requests} requests, {len(self.adapters)} adapters, {self.prompt_tokens} + "
+            f"{self.output_tokens} tokens"
+        )
 
 
 class LiveServer:
@@ -137,8 +146,8 @@ class LiveServer:
             raise CalibrationError(f"{model}: no tokens")
         return times_s[0] - sent_s
 
-    async def measure(self, phase: Phase, *, window_s: float, num_windows: int) -> list[Sample]:
-        """Load the server and return a sample of each of `num_windows` windows of `window_s`.
+    async def measure(self, phase: Phase, window_s: float) -> list[Sample]:
+        """Load the server and return a sample of each of some windows of `window_s` seconds.
 
         Raises:
             CalibrationError: The server refuses, or the phase does not start.
@@ -151,7 +160,7 @@ class LiveServer:
                     for number in range(phase.num_requests)
                 ]
                 await self._fill(phase)
-                samples = [await self._sample(phase, window_s) for _ in range(num_windows)]
+                samples = [await self._sample(phase, window_s) for _ in range(_NUM_WINDOWS)]
                 for task in tasks:
                     task.cancel()
         except ExceptionGroup as errors:
@@ -159,27 +168,34 @@ class LiveServer:
         await self._drain()
         return [sample for sample in samples if sample is not None]
 
-    async def measure_loads(self, adapters: Sequence[str], max_cpu_loras: int | None) -> LoadTimes:
+    async def measure_loads(
+        self, adapters: Sequence[str], max_cpu_loras: int | None
+    ) -> dict[str, float]:
         """Request adapters in turn, so that each has just lost its place.
 
         Args:
-            adapters: Without any, only the time to the first token is measured.
+            adapters: More than slots, or nothing is measured.
             max_cpu_loras: Places in the server's CPU cache, which it does not report; None for as
                 many as slots, vLLM's default.
+
+        Returns:
+            The costs of loads, for any rank. With as many places as slots each load comes from
+            disk, and only the sum is known: it is in `disk_load_s`.
         """
-        hot_s = await self._cycle(adapters[:1] or (self.base_model,))
         slots = self.max_loras
         if not slots or len(adapters) <= slots:
-            return LoadTimes(hot_s)
+            return {}
         places = max_cpu_loras or slots
-        missing_slot_s = await self._cycle(adapters[: slots + 1])
-        if places <= slots:  # each came from disk: only the sum is known
-            return LoadTimes(hot_s, disk_load_s=max(0.0, missing_slot_s - hot_s))
-        gpu_load_s = max(0.0, missing_slot_s - hot_s)
-        if len(adapters) <= places:
-            return LoadTimes(hot_s, gpu_load_s)
-        missing_s = await self._cycle(adapters[: places + 1])
-        return LoadTimes(hot_s, gpu_load_s, max(0.0, missing_s - hot_s - gpu_load_s))
+        hot_s = await self._cycle(adapters[:1])
+        load_s = max(0.0, await self._cycle(adapters[: slots + 1]) - hot_s)
+        if places <= slots:
+            costs = {"gpu_load_s": 0.0, "disk_load_s": load_s}
+        elif len(adapters) <= places:
+            costs = {"gpu_load_s": load_s}
+        else:
+            both_s = await self._cycle(adapters[: places + 1]) - hot_s
+            costs = {"gpu_load_s": load_s, "disk_load_s": max(0.0, both_s - load_s)}
+        return costs | {name.replace("_s", "_per_rank_s"): 0.0 for name in costs}
 
     async def _cycle(self, adapters: Sequence[str]) -> float:
         """Return the median time to the first token, with the adapters in turn."""
@@ -208,7 +224,7 @@ class LiveServer:
                         return
                     await asyncio.sleep(_SCRAPE_S)
         except TimeoutError as error:
-            raise CalibrationError(f"{phase} did not start") from error
+            raise CalibrationError(f"did not start: {phase}") from error
 
     async def _sample(self, phase: Phase, window_s: float) -> Sample | None:
         readings = [await self.read()]

@@ -7,8 +7,12 @@ them was measured by this project. `PROFILES` names them; `dataclasses.replace` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+import yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,18 @@ class EngineProfile:
         if blocks * self.block_tokens < self.max_model_len:
             raise ValueError(f"{max_loras} slots of rank {max_lora_rank} leave {blocks} KV blocks")
         return blocks
+
+    def changed(self, figures: Mapping[str, float]) -> EngineProfile:
+        """Return a profile with other figures, by their names; whole numbers stay whole.
+
+        Raises:
+            TypeError: There is no such figure.
+        """
+        changes: dict[str, Any] = {
+            name: int(figure) if isinstance(getattr(self, name, None), int) else figure
+            for name, figure in figures.items()
+        }
+        return replace(self, **changes)
 
     def slowed(self, factor: float) -> EngineProfile:
         """Return a profile whose steps take `factor` times as long."""
@@ -278,3 +294,33 @@ _ALL = (
 PROFILES: Mapping[str, EngineProfile] = MappingProxyType(
     {profile.name: profile for profile in _ALL}
 )
+_FIGURES = tuple(
+    each.name for each in fields(EngineProfile) if each.name not in ("name", "provenance")
+)
+
+
+class _ProfileFile(msgspec.Struct, forbid_unknown_fields=True):
+    profile: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e12)]]
+
+
+def as_yaml(profile: EngineProfile) -> str:
+    """Return all figures as the `profile:` of a scenario, with their provenance in a comment."""
+    figures = {name: _rounded(getattr(profile, name)) for name in _FIGURES}
+    text: str = yaml.safe_dump({"profile": figures}, sort_keys=False)
+    return f"# {profile.provenance}\n{text}"
+
+
+def _rounded(figure: float) -> float:
+    return figure if isinstance(figure, int) else float(f"{figure:.6g}")
+
+
+def read_profile(text: str, *, name: str) -> EngineProfile:
+    """Return the profile that `as_yaml` wrote.
+
+    Raises:
+        ValueError: It is something else; the message says what is wrong.
+    """
+    figures = msgspec.yaml.decode(text, type=_ProfileFile).profile
+    if different := set(figures) ^ set(_FIGURES):
+        raise ValueError(f"missing or unknown in `profile`: {', '.join(sorted(different))}")
+    return replace(INSTANT, name=name, provenance="read from a file").changed(figures)

@@ -2,13 +2,12 @@
 
 Every policy has its own constants. A snapshot overlays the last scrape with our own dispatches, so
 "active" adapters are fresher than llm-d's or v0.1's are in life; `..._as_shipped` sees what they
-see (`extproc.sim.opponents.scrapes`). `TUNABLE` names the parameters that tuning on the development
-suites may set, with the same search budget for all.
+see (`extproc.sim.opponents.scrapes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +34,7 @@ from extproc.sim.opponents.slora import SloraRoom
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.opponents.vllm_balancer import VllmBalancer
 
-__all__ = ["OPPONENTS", "TUNABLE", "opponent"]
+__all__ = ["OPPONENTS", "opponent"]
 
 
 # Factories with plain arguments and names of their own: load tests write them into a router's
@@ -99,28 +98,6 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
     }
 )
 """Factories of policies by name. Keyword arguments override their constants."""
-
-TUNABLE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
-    {
-        "least_request_p2c": {"choice_count": (2, 3, 4)},
-        "bounded_loads": {"c": (1.1, 1.25, 1.5, 2.0, 3.0)},
-        "founding": {"threshold": (4, 8, 16, 32, 64)},
-        "filter_tree_v01": {"queue_threshold": (2, 5, 10, 50)},
-        "llmd_as_shipped": {"lora_weight": (1, 2, 4, 8), "queue_weight": (1, 2, 4)},
-        "llmd_in_flight_as_shipped": {"lora_weight": (0.5, 1, 2, 4)},
-        "llmd_load_state": {"lora_weight": (1, 2, 4, 8), "queue_weight": (1, 2, 4)},
-        "vllm_counts": {"num_routers": (1, 2, 4)},
-        "lmetric_with_loads": {
-            "load_tokens": (300, 1_000, 3_000),
-            "slot_tokens": (3_000, 30_000, 300_000),
-        },
-        "toppings_with_loads": {"load_s": (0.02, 0.1, 0.5, 2.0)},
-        "dynamo_sticky": {"window_s": (10, 30, 90), "tick_s": (1, 3)},
-        "dynamo_flow": {"window_s": (10, 30, 90), "tick_s": (1, 3)},
-        "loraserve": {"period_s": (3, 10, 30)},
-    }
-)
-"""Parameters that may be tuned, and the values to try."""
 
 
 def opponent(label: str) -> Callable[[], Policy] | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from extproc.core.errors import needs_extra
+from extproc.sim.opponents.descriptions import DESCRIPTIONS
 from extproc.sim.trials.charts import COLOURS, GREYS, Bar, bar_chart
-from extproc.sim.trials.pages import check_libraries, describe, rendered
 from extproc.sim.trials.reportpanels import heat_maps, latency_charts, loads_chart, sweep_charts
 from extproc.sim.trials.summary import called, is_bound, speed
 
@@ -30,18 +31,36 @@ _COLUMNS = (
 )
 
 
+class PageError(ValueError):
+    """A page cannot be rendered here."""
+
+
 def render(result: Json) -> str:
-    """Render the page.
+    """Render the page: self-contained, with charts as inline SVG, for light and dark screens.
 
     Raises:
-        PageError: A library is not installed.
+        PageError: A library is not installed, or the result has no capacities.
     """
-    check_libraries()
+    try:
+        import matplotlib  # noqa: F401
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise PageError(needs_extra("a page", "loadtest", error)) from error
     suite = result["suite"]
+    if not result["summary"]:
+        raise PageError(f"{suite['name']} was run at fixed rates: a page is about capacities")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["svg"] = Markup
     colours = colours_of(suite)
     timing = [each["decision_us"][0] for each in result["timing"]]
-    return rendered(
-        Path(__file__).with_name("report.html"),
+    return environment.get_template("report.html").render(
         suite=suite,
         scenarios=[_scenario(result, scenario, colours) for scenario in suite["scenarios"]],
         sweeps=sweep_charts(result, colours),
@@ -56,6 +75,11 @@ def render(result: Json) -> str:
         median_us=fmean(timing) if timing else 0.0,
         speed=speed(result["timing"]),
     )
+
+
+def describe(label: str) -> str:
+    """Return a description of a policy in one line."""
+    return DESCRIPTIONS.get(label.partition("?")[0], "yours")
 
 
 def colours_of(suite: Json) -> dict[str, str]:

@@ -8,7 +8,6 @@ whole laboratory in about two minutes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +145,7 @@ def make_trial_parts(
 
 
 def _settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> FleetSettings:
-    named = PROFILES[suite.profile]
-    overrides: dict[str, Any] = {
-        key: int(value) if isinstance(getattr(named, key, None), int) else value
-        for key, value in scenario.profile.items()
-    }
-    profile = replace(named, **overrides)
+    profile = PROFILES[suite.profile].changed(scenario.profile)
     knobs = {**suite.fleet, **scenario.fleet}
     knobs["kinds"] = tuple(PodKind(**each) for each in knobs.get("kinds", ()))
     knobs["queue"] = QueueSettings(**knobs.get("queue", {}))

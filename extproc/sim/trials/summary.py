@@ -22,6 +22,10 @@ from extproc.workload.intervals import (
 )
 
 FORMAT = "extproc-lab-3"
+FIXED = "fixed"
+"""Stands for the sweep's name in runs at a fixed rate, which is their value."""
+ALONE = ", alone"
+"""Follows the name of a scenario without the tenants beside."""
 BySeed = Mapping[int, float]
 MEASURES = (
     "attainment",
@@ -99,10 +103,15 @@ def main_rate(rates_rps: Sequence[float]) -> float:
 
 
 def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
-    """Return the results of a suite for JSON; `timing` is all that seeds do not determine."""
+    """Return the results of a suite for JSON; `timing` is all that seeds do not determine.
+
+    Scenarios that were run at fixed rates alone have no summary.
+    """
     scenarios = {}
     for scenario in suite.scenarios:
         own = [t for t in trials if t.scenario == scenario.name and not t.sweep]
+        if not own:
+            continue
         rate_rps = main_rate(suite.rates_of(scenario))
         rows = [asdict(row) for row in rows_of(suite, own, rate_rps)]
         scenarios[scenario.name] = {"main_rate_rps": rate_rps, "rows": rows}

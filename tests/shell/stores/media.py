@@ -24,6 +24,8 @@ from extproc.shell.stores.sqlite import Sqlite
 from extproc.shell.stores.store import Store
 
 KINDS = ("directory", "sqlite", "redis")
+STRICT_KINDS = ("sqlite", "redis")
+"""Those where writers take turns, one has the lease, and what is deleted is kept."""
 KEY = "extproc:test"
 
 
@@ -105,7 +107,7 @@ class RedisServer:
 
 def make_medium(kind: str, folder: Path, server: RedisServer | None, clock: Clock) -> Medium:
     if kind == "directory":
-        return Directory(folder, interval_s=0.01, clock=clock)
+        return Directory(folder, interval_s=0.01)
     if kind == "sqlite":
         return Sqlite(folder / "adapters.db", interval_s=0.01, clock=clock)
     from extproc.shell.stores.redis import Redis

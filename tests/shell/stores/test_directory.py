@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import multiprocessing
@@ -16,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.stores import directory
-from extproc.shell.stores.content import ConflictError
+from extproc.shell.stores.content import ConflictError, Put
 from extproc.shell.stores.directory import Directory
 from extproc.shell.stores.medium import StoreError, StoreFullError
 from extproc.shell.stores.store import SETTLED_AFTER, Store
@@ -153,7 +153,7 @@ async def test_a_put_replaces_the_file_that_somebody_else_named(
         await store.put(declared(source="/b"))
     await store.put(declared(source="/b"), if_match=store.entries["org/a"].tag)
 
-    assert files(tmp_path) == [".lock", "mine.json"]
+    assert files(tmp_path) == ["mine.json"]
     assert json.loads((tmp_path / "mine.json").read_text())["source"] == "/b"
 
 
@@ -263,15 +263,17 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-async def test_a_read_only_directory_is_read_and_everybody_has_its_lease(read_only: Path) -> None:
+async def test_a_read_only_directory_is_read_and_says_that_it_cannot_be_written(
+    read_only: Path,
+) -> None:
     async with opened("directory", read_only, None) as media:
-        one, other = await media.store(), await media.store()
-        leases = [await one.lease("one"), await other.lease("other")]
+        one = await media.store()
         with pytest.raises(StoreError, match=str(read_only)):
             await one.put(declared("b"))
+        with pytest.raises(StoreError, match=str(read_only)):
+            await one.delete("org/a")
 
     assert shown(one) == {"org/a": "/adapters/a"}
-    assert leases == [True, True]
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -280,11 +282,9 @@ async def test_a_read_only_directory_is_read_and_everybody_has_its_lease(read_on
 async def test_files_are_ours_alone_and_nothing_else_is_left(media: Opened, tmp_path: Path) -> None:
     store = await media.store()
     await store.put(declared())
-    await store.lease("one")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
 
-    assert len(modes) == 3
-    assert set(modes.values()) == {0o600}
+    assert list(modes.values()) == [0o600]
 
 
 async def test_names_that_differ_in_case_alone_have_files_that_differ_otherwise(
@@ -303,7 +303,6 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
     """Found out in the middle of a file, as disks do."""
     store = await media.store()
     await store.put(declared())
-    await store.lease("one")
     written = os.write
 
     def write(descriptor: int, data: bytes) -> int:
@@ -316,10 +315,8 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
         for name in ("org/a", "b"):
             with pytest.raises(StoreFullError, match="No space left"):
                 await store.put(declared(name, "/new"), if_match="*" if name == "org/a" else None)
-        renewed = await store.lease("one")
     await store.look()
 
-    assert renewed
     assert shown(store) == {"org/a": "/adapters/a"}
     assert not list(tmp_path.glob(".new-*"))
 
@@ -348,6 +345,11 @@ async def test_a_real_full_disk_does_the_same(small_disk: Path) -> None:
     assert shown(store).keys() == {"org/a", "c"}
 
 
+def age(path: Path, by_s: float) -> None:
+    status = path.stat()
+    os.utime(path, (status.st_atime - by_s, status.st_mtime - by_s))
+
+
 def _killed_in_a_write(folder: Path, step: str) -> None:
     """Die as by SIGKILL at one step of a write."""
 
@@ -359,12 +361,13 @@ def _killed_in_a_write(folder: Path, step: str) -> None:
         os.write = lambda descriptor, data: (written(descriptor, data[:10]), die())  # type: ignore
     else:
         setattr(os, step, die)
-    medium = Directory(folder, interval_s=1, clock=lambda: 0.0)
+    medium = Directory(folder, interval_s=1)
+    medium._get("org/a")
     medium._swap("org/a", content().encode(), content(source="/new").encode())
 
 
 @pytest.mark.parametrize("step", ["half", "fsync", "replace"])
-async def test_a_writer_that_is_killed_leaves_the_old_content_and_no_lock(
+async def test_a_writer_that_is_killed_leaves_the_old_content_and_its_remains_go_once_they_are_old(
     media: Opened, tmp_path: Path, step: str
 ) -> None:
     (tmp_path / "a.json").write_text(content())
@@ -377,80 +380,99 @@ async def test_a_writer_that_is_killed_leaves_the_old_content_and_no_lock(
     store = await media.store()
     before = shown(store)
     await store.put(declared(source="/after"), if_match="*")
+    assert list(tmp_path.glob(".new-*")) == left  # another router may still be writing it
+    age(left[0], 3600)
+    await store.put(declared("b"))
 
     assert process.exitcode == -signal.SIGKILL
     assert (before, len(left)) == ({"org/a": "/adapters/a"}, 1)
-    assert shown(store) == {"org/a": "/after"}
+    assert shown(store) == {"org/a": "/after", "b": "/adapters/a"}
     assert not list(tmp_path.glob(".new-*"))
 
 
-async def test_a_writer_that_never_ends_does_not_hold_others_up_for_ever(
-    media: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directory, "_MAX_LOCK_TRIES", 3)
-    store = await media.store()
-    other = Directory(tmp_path, interval_s=1, clock=media.clock)
-    with other._lock(), pytest.raises(StoreError, match="another writer does not end"):
-        await store.put(declared())
-    await store.put(declared())
+# --- several routers ------------------------------------------------------------------------------
 
+
+async def test_of_routers_that_write_one_adapter_at_once_the_last_one_wins_with_a_whole_file(
+    media: Opened, tmp_path: Path
+) -> None:
+    stores = [await media.store() for _ in range(8)]
+    puts = (store.put(declared(source=f"/{each}")) for each, store in enumerate(stores))
+    done = await asyncio.gather(*puts, return_exceptions=True)
+    won = {f"/{each}" for each, put in enumerate(done) if isinstance(put, Put)}
+    fresh = await media.store()
+    for store in stores:
+        await store.look()
+
+    assert {type(each) for each in done} <= {Put, ConflictError}
+    assert shown(fresh)["org/a"] in won
+    assert all(shown(store) == shown(fresh) for store in stores)
+    assert len(files(tmp_path)) == 1
+
+
+async def test_every_router_may_load(media: Opened) -> None:
+    one, other = await media.store(), await media.store()
+    took = [await one.lease("one"), await other.lease("other")]
+    await one.release("one")
+
+    assert took == [True, True]
+
+
+async def test_what_is_deleted_is_a_file_that_is_gone(media: Opened, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(content())
+    one, other = await media.store(), await media.store()
+    was_there = await one.delete("org/a")
+    await other.look()
+
+    assert (was_there, shown(one), shown(other), files(tmp_path)) == (True, {}, {}, [])
+
+
+async def test_what_former_versions_left_is_read_and_in_nobodys_way(
+    media: Opened, tmp_path: Path
+) -> None:
+    """A lock, a lease, and the word that an adapter was deleted, until pods have let go of it."""
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".lease").write_text("a router")
+    old = {"name": "gone", "source": "/adapters/a", "deleted": True}
+    (tmp_path / "gone.json").write_text(json.dumps(old))
+    store = await media.store()
+    before = shown(store)
+    await store.put(declared())
+    await store.forget("gone")
+
+    assert (before, store.problems) == ({"gone": "deleted"}, {})
     assert shown(store) == {"org/a": "/adapters/a"}
 
 
-# --- the lease ------------------------------------------------------------------------------------
+async def test_nothing_is_written_where_the_mount_is_lost(tmp_path: Path) -> None:
+    """The one file there would look like all declarations."""
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    async with opened("directory", folder, None) as media:
+        store = await media.store()
+        await store.put(declared())
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        with pytest.raises(StoreError, match="is it mounted"):
+            await store.put(declared("b"))
+
+    assert files(folder) == []
 
 
-def age(path: Path, by_s: float) -> None:
-    status = path.stat()
-    os.utime(path, (status.st_atime - by_s, status.st_mtime - by_s))
-
-
-async def test_a_lease_that_expired_long_ago_is_taken_over_at_once(
-    media: Opened, tmp_path: Path
+async def test_no_more_is_declared_than_is_read(
+    media: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = await media.store(), await media.store()
-    await one.lease("one")
-    age(tmp_path / ".lease", 16)
-
-    assert await other.lease("other")
-    assert not await one.lease("one")
-
-
-async def test_a_lease_from_a_clock_that_was_ahead_is_taken_over_after_its_time(
-    media: Opened, tmp_path: Path
-) -> None:
-    one, other = await media.store(), await media.store()
-    await one.lease("one")
-    age(tmp_path / ".lease", -3600)
-    took = []
-    for _ in range(3):
-        took.append(await other.lease("other"))
-        media.clock.now += 8
-
-    assert took == [False, False, True]
-
-
-async def test_a_lease_that_is_renewed_stays_whatever_the_clocks_say(
-    media: Opened, tmp_path: Path
-) -> None:
-    one, other = await media.store(), await media.store()
-    took = []
-    for _ in range(20):
-        await one.lease("one")
-        age(tmp_path / ".lease", -3600)
-        media.clock.now += 10
-        took.append(await other.lease("other"))
-
-    assert not any(took)
-
-
-async def test_garbage_for_a_lease_expires_like_one(media: Opened, tmp_path: Path) -> None:
-    (tmp_path / ".lease").write_bytes(b"\xff\x00")
+    for each in ("store", "directory"):
+        monkeypatch.setattr(f"extproc.shell.stores.{each}.MAX_DECLARATIONS", 2)
     store = await media.store()
-    first = await store.lease("one")
-    media.clock.now += 16
+    for name in "ab":
+        await store.put(declared(name))
+    with pytest.raises(StoreFullError, match="2 declarations are there"):
+        await store.put(declared("c"))
+    await store.delete("a")
+    await store.put(declared("c"))
 
-    assert (first, await store.lease("one")) == (False, True)
+    assert shown(store).keys() == {"b", "c"}
 
 
 async def test_after_closing_the_store_can_be_opened_again(media: Opened) -> None:

@@ -101,6 +101,8 @@ class TwoRouters(RuleBasedStateMachine):
             if declared_there is None:
                 return "nothing"
             self.there[write.name] = DELETED
+            if self.kind == "directory":  # a file that is gone
+                del self.there[write.name]
             return "done"
         if declared_there == write.source:
             return Change.NONE.value

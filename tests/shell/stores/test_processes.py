@@ -8,9 +8,19 @@ import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
+
 from extproc.shell.stores.content import ConflictError
 from extproc.shell.stores.store import ANY_TAG, Store
-from tests.shell.stores.media import Clock, Opened, RedisServer, declared, make_medium, shown
+from tests.shell.stores.media import (
+    STRICT_KINDS,
+    Clock,
+    Opened,
+    RedisServer,
+    declared,
+    make_medium,
+    shown,
+)
 
 NUM_PROCESSES, NUM_EACH = 3, 15
 
@@ -51,6 +61,7 @@ async def ended(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
+@pytest.mark.parametrize("kind", STRICT_KINDS)
 async def test_no_update_of_several_processes_is_lost(
     kind: str, tmp_path: Path, server: RedisServer | None, media: Opened
 ) -> None:

@@ -1,203 +1,39 @@
-"""Calibration finds the costs that made the samples, also from the fake pod's own page."""
+"""The loads of a calibration fit the server and differ where costs are to be told apart."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from random import Random
-from statistics import fmean, median
-
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page, sample_over
-from extproc.sim.calibration.fitting import fit
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import A100_8B, H100_8B, EngineProfile
-from extproc.sim.engine.records import EngineRequest
-from extproc.sim.fakepod.vllmpage import VllmPage
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "vllm-0.32-metrics.txt"
-
-EPSILON_EXACT = 1e-6
-"""Relative; samples without noise."""
-EPSILON_NOISY = 0.15
-"""Relative; 200 samples with 5 % of noise each."""
-EPSILON_PAGE = 0.01
-"""Mean relative error of a step; a page tells means over steps, and a prompt when it is done."""
+from extproc.sim.calibration.calibrate import phases
 
 
-def _samples(
-    profile: EngineProfile, count: int, rng: Random, *, noise: float = 0.0, num_adapters: int = 0
-) -> list[Sample]:
-    samples = []
-    for _ in range(count):
-        terms = (rng.randint(1, 200), rng.randint(100, 100_000), rng.choice([0, 0, 100, 2000]))
-        step_s = profile.forward_s(
-            num_decoding=terms[0],
-            kv_tokens=terms[1],
-            prefill_tokens=terms[2],
-            num_adapters=num_adapters,
-        )
-        samples.append(Sample(*terms, step_s * (1 + noise * rng.uniform(-1, 1)), num_adapters))
-    return samples
-
-
-def _costs(profile: EngineProfile) -> list[float]:
-    return [
-        profile.step_s,
-        profile.step_per_decode_s,
-        profile.step_per_kv_token_s,
-        profile.step_per_prefill_token_s,
-    ]
-
-
-@settings(max_examples=30)
 @given(
-    st.integers(0, 1000),
-    st.sampled_from([H100_8B, A100_8B]),
-    st.floats(0.1, 10),
+    st.integers(0, 12),
+    st.one_of(st.none(), st.integers(1, 8)),
+    st.integers(64, 200_000),
+    st.integers(2, 300),
 )
-def test_costs_are_found_again(seed: int, model: EngineProfile, factor: float) -> None:
-    truth = replace(model, step_s=model.step_s * factor)
-    found = fit(_samples(truth, 40, Random(seed)))
-
-    assert _costs(found.applied(model, where="here")) == pytest.approx(
-        _costs(truth), rel=EPSILON_EXACT
-    )
-    assert max(map(abs, found.errors)) < EPSILON_EXACT
-
-
-def test_noise_moves_costs_little_and_shows_in_the_errors() -> None:
-    found = fit(_samples(A100_8B, 200, Random(1), noise=0.05))
-    profile = found.applied(A100_8B, where="one A100")
-
-    assert _costs(profile) == pytest.approx(_costs(A100_8B), rel=EPSILON_NOISY)
-    assert 0.01 < fmean(map(abs, found.errors)) < 0.05
-    assert profile.provenance.startswith("step costs measured on one A100: 200 samples")
-    assert profile.lora_ratio == A100_8B.lora_ratio
-
-
-def test_no_cost_is_negative() -> None:
-    truth = replace(A100_8B, step_per_decode_s=-0.00001)
-    found = fit(_samples(truth, 100, Random(2)))
-
-    assert found.costs["step_per_decode_s"] == 0.0
-    assert found.costs["step_s"] > 0
-    assert max(map(abs, found.errors)) < 0.2
-
-
-def test_samples_with_adapters_determine_the_lora_factor() -> None:
-    truth = replace(H100_8B, lora_ratio=0.3, lora_per_adapter_ratio=0.02)
-    rng = Random(3)
-    with_adapters = [s for n in (1, 2, 8) for s in _samples(truth, 10, rng, num_adapters=n)]
-    profile = fit(_samples(truth, 20, rng) + with_adapters).applied(H100_8B, where="here")
-
-    assert _costs(profile) == pytest.approx(_costs(truth), rel=0.01)
-    assert (profile.lora_ratio, profile.lora_per_adapter_ratio) == pytest.approx(
-        (0.3, 0.02), rel=0.03
+def test_every_phase_fits_the_server(
+    num_adapters: int, max_loras: int | None, max_model_len: int, max_requests: int
+) -> None:
+    """Never longer than the model allows, never more adapters than slots or requests."""
+    adapters = [f"a{number}" for number in range(num_adapters)]
+    plan = phases(
+        adapters, max_loras=max_loras, max_model_len=max_model_len, max_requests=max_requests
     )
 
-
-def test_samples_without_adapters_leave_the_lora_factor_as_it_was() -> None:
-    found = fit(_samples(A100_8B, 20, Random(4)))
-
-    assert not {"lora_ratio", "lora_per_adapter_ratio"} & found.costs.keys()
-
-
-def test_a_few_disturbed_samples_move_no_cost() -> None:
-    """On a machine with other work a step may take many times as long as it should."""
-    samples = _samples(A100_8B, 60, Random(5))
-    disturbed = [replace(sample, step_s=sample.step_s * 8) for sample in samples[:15]]
-    found = fit(disturbed + samples[15:])
-
-    assert _costs(found.applied(A100_8B, where="here")) == pytest.approx(
-        _costs(A100_8B), rel=EPSILON_EXACT * 1000
-    )
-    sizes = [abs(error) for error in found.errors]
-    assert median(sizes) < EPSILON_EXACT * 1000 < 0.5 < max(sizes)
+    for phase in plan:
+        assert phase.prompt_tokens >= 1
+        assert phase.output_tokens >= 1
+        assert phase.prompt_tokens + round(phase.output_tokens * 1.5) + 1 <= max_model_len
+        assert len(phase.adapters) <= min(max_loras or 0, phase.num_requests, num_adapters)
+    assert max(phase.num_requests for phase in plan) == max_requests
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        [],
-        [Sample(1, 100, 0, 0.01)] * 3,
-        [Sample(1, 100, 10, 0.01)] * 20,
-        [Sample(n, 100 * n, 10, 0.01) for n in range(1, 20)],
-    ],
-    ids=["none", "few", "one", "collinear"],
-)
-def test_insufficient_samples_are_refused(samples: list[Sample]) -> None:
-    with pytest.raises(ValueError, match=r"too few|too much alike"):
-        fit(samples)
+def test_batches_prompts_and_adapters_vary() -> None:
+    plan = phases(["a", "b", "c", "d"], max_loras=3, max_model_len=4096, max_requests=16)
 
-
-def test_a_real_page_is_read() -> None:
-    """Figures as they stand in the page saved from vLLM 0.32."""
-    reading = read_page(GOLDEN.read_text(), at_s=5.0)
-
-    assert reading.at_s == 5.0
-    assert reading.num_steps > 0
-    assert reading.generated_tokens > 0
-    assert reading.prompt_tokens > 0
-
-
-def test_a_page_of_something_else_is_refused() -> None:
-    with pytest.raises(ValueError, match="the page has no"):
-        read_page("# TYPE up gauge\nup 1\n", at_s=0.0)
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        Reading(2.0, 10, 100, 5, 500, 3, 1000),  # no step
-        Reading(2.0, 5, 100, 5, 500, 3, 1000),  # restarted
-        Reading(2.0, 20, 100, 5, 500, 0, 1000),  # idle
-    ],
-)
-def test_readings_without_a_step_give_no_sample(second: Reading) -> None:
-    first = Reading(1.0, 10, 100, 5, 500, 3, 1000)
-
-    assert sample_over((first, second), num_adapters=0) is None
-
-
-def test_pages_of_a_running_engine_give_its_costs_back() -> None:
-    """The whole way, with the model in the place of the server: its steps, its page, the fit."""
-    engine = Engine(A100_8B, max_loras=1)
-    page = VllmPage(
-        model_name="m",
-        max_loras=1,
-        num_gpu_blocks=engine.kv_blocks,
-        block_tokens=A100_8B.block_tokens,
-        names={},
-        started_wall_s=0.0,
-    )
-    rng, now, number = Random(4), 0.0, 0
-    samples: list[Sample] = []
-    for concurrency in [1, 4, 16, 64] * 10:
-        previous: Reading | None = None
-        max_prompt_tokens = rng.choice([50, 500, 3000])
-        for _ in range(3):
-            for _ in range(60):
-                while len(engine.running) + len(engine.waiting) < concurrency:
-                    number += 1
-                    prompt_tokens = rng.randint(20, max_prompt_tokens)
-                    engine.submit(
-                        EngineRequest(str(number), prompt_tokens, rng.randint(20, 60)), now=now
-                    )
-                step = engine.step(now=now)
-                assert step is not None
-                now = step.ended_s
-                page.record(step, wall=now)
-            reading = read_page(page.render(SERIES).decode(), at_s=now)
-            if previous and (sample := sample_over((previous, reading), num_adapters=0)):
-                samples.append(sample)
-            previous = reading
-    found = fit(samples)
-
-    assert len(found.errors) > 70
-    assert fmean(map(abs, found.errors)) < EPSILON_PAGE
-    for name in ("step_per_prefill_token_s", "step_s"):
-        assert found.costs[name] == pytest.approx(getattr(A100_8B, name), rel=0.1)
+    assert {len(phase.adapters) for phase in plan} == {0, 1, 2, 3}
+    assert {phase.num_requests for phase in plan} == {1, 2, 4, 8, 16}
+    assert len({phase.prompt_tokens for phase in plan}) == 3

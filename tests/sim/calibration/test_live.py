@@ -14,8 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.sim.calibration.live import CalibrationError, LiveServer, LoadTimes
-from extproc.sim.calibration.phases import Phase
+from extproc.sim.calibration.live import CalibrationError, LiveServer, Phase
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import PodConfig, build_app
 from tests.virtualtime import in_virtual_time
@@ -59,7 +58,7 @@ async def test_it_says_what_it_has() -> None:
 @in_virtual_time
 async def test_a_phase_keeps_its_number_of_requests_in_flight() -> None:
     async with running("ab") as server:
-        samples = await server.measure(Phase(3, 16, 12, ("a", "b")), window_s=0.5, num_windows=2)
+        samples = await server.measure(Phase(3, 16, 12, ("a", "b")), window_s=0.5)
 
         assert samples  # one at a moment without requests is left out
         for sample in samples:
@@ -78,11 +77,11 @@ async def test_both_kinds_of_loads_are_measured_with_enough_adapters() -> None:
         no_disk = await server.measure_loads(tuple("abcd"), 4)
         nothing = await server.measure_loads(("a", "b"), 4)
 
-    assert all_told.gpu_load_s == pytest.approx(PROFILE.gpu_load_s)
-    assert all_told.disk_load_s == pytest.approx(PROFILE.disk_load_s)
-    assert no_disk.gpu_load_s == pytest.approx(PROFILE.gpu_load_s)
-    assert no_disk.disk_load_s is None
-    assert nothing == LoadTimes(nothing.hot_s)
+    to_gpu = {"gpu_load_s": PROFILE.gpu_load_s, "gpu_load_per_rank_s": 0.0}
+    from_disk = {"disk_load_s": PROFILE.disk_load_s, "disk_load_per_rank_s": 0.0}
+    assert all_told == pytest.approx(to_gpu | from_disk)
+    assert no_disk == pytest.approx(to_gpu)
+    assert nothing == {}
 
 
 @in_virtual_time
@@ -91,11 +90,11 @@ async def test_with_as_many_places_as_slots_only_the_sum_is_measured() -> None:
     async with running("abc") as server:
         await server.complete("a", 8, 4)
         await server.read()
-        times = await server.measure_loads(("a", "b", "c"), None)
+        costs = await server.measure_loads(("a", "b", "c"), None)
 
     whole_s = PROFILE.disk_load_s + PROFILE.gpu_load_s
-    assert times.gpu_load_s is None
-    assert times.disk_load_s == pytest.approx(whole_s)
+    assert costs["gpu_load_s"] == 0.0
+    assert costs["disk_load_s"] == pytest.approx(whole_s)
 
 
 @in_virtual_time
@@ -104,4 +103,4 @@ async def test_a_refusal_is_an_error() -> None:
         with pytest.raises(CalibrationError, match="HTTP 404 for nobody"):
             await server.complete("nobody", 8, 4)
         with pytest.raises(CalibrationError, match="HTTP 404 for nobody"):
-            await server.measure(Phase(1, 8, 4, ("nobody",)), window_s=0.5, num_windows=1)
+            await server.measure(Phase(1, 8, 4, ("nobody",)), window_s=0.5)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import PROFILES, EngineProfile
+from extproc.sim.engine.profiles import (
+    H100_8B,
+    INSTANT,
+    PROFILES,
+    EngineProfile,
+    as_yaml,
+    read_profile,
+)
 from extproc.sim.engine.records import EngineRequest, Timeline
 from extproc.workload import slora
 from extproc.workload.requests import Workload
@@ -80,3 +88,28 @@ def test_without_a_gate_throughput_is_flat_in_the_number_of_adapters() -> None:
 def test_every_gpu_profile_says_that_it_is_a_model() -> None:
     for name, profile in PROFILES.items():
         assert "model, not measured" in profile.provenance or name == "instant"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_file_says_all_of_a_profile_to_fake_pods_and_to_scenarios(name: str) -> None:
+    profile = replace(PROFILES[name], step_s=0.0123456)
+    text = as_yaml(profile)
+    found = read_profile(text, name="mine")
+    pasted = H100_8B.changed(yaml.safe_load(text)["profile"])
+
+    assert found.name == "mine"
+    for other in (found, pasted):
+        assert replace(other, name=name, provenance=profile.provenance) == profile
+        assert isinstance(other.block_tokens, int)
+    assert profile.provenance in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "profile: 3", "profile: {step_s: 1}", "more: 1\n" + as_yaml(INSTANT)]
+    + [as_yaml(INSTANT).replace("step_s: 0.0", f"step_s: {bad}") for bad in ("-1", ".inf", "x")]
+    + [as_yaml(INSTANT).replace("step_s:", "step_ms:", 1)],
+)
+def test_a_file_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"profile|Expected|YAML|parsing|unknown"):
+        read_profile(text, name="mine")

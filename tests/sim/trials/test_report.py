@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app, report
 from extproc.commands.labrun import run
-from extproc.sim.trials import pages
 from extproc.sim.trials.charts import Axis, Series, bar_chart, curve, heat_map, line_chart
+from extproc.sim.trials.report import PageError
 from extproc.sim.trials.reportpanels import curves, place_at
-from extproc.sim.trials.table import markdown, sweeps
+from extproc.sim.trials.table import capacities
 from tests.sim.trials.test_suites import suite_text, sweep
 
 VOID = {"meta", "br"}
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     run(str(path), jobs=1, out=out)
-    report(out=out)
+    report(out / "tiny.json")
     return out
 
 
@@ -105,36 +105,30 @@ def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> No
     assert "inf" not in re.sub(r"inform\w*", "", page)
 
 
-def test_the_report_takes_the_newest_run(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no results"):
-        report(out=tmp_path)
-    (tmp_path / "old.json").write_bytes(msgspec.json.encode({"format": "something"}))
-    with pytest.raises(ValueError, match="not a result"):
-        report(out=tmp_path)
-
-    assert report(out=folder) == folder / "tiny.html"
-
-
 def test_the_commands_work_and_fail_in_one_line(tmp_path: Path) -> None:
     runner = CliRunner()
     path = tmp_path / "tiny.yaml"
     path.write_text(suite_text(bounds=[], policies=["least_pending"], seeds=[1], rates_rps=[8]))
     ran = runner.invoke(lab_app, ["run", str(path), "--out", str(tmp_path), "--jobs", "1"])
-    made = runner.invoke(lab_app, ["report", "--out", str(tmp_path)])
+    made = runner.invoke(lab_app, ["report", "--html", "--out", str(tmp_path)])
 
     assert ran.exit_code == 0
-    assert "least_pen" in ran.output
-    assert "worst" in ran.output
+    assert "| `least_pending` |" in ran.output
+    assert "of the worst, s" in ran.output
     assert made.exit_code == 0
     assert (tmp_path / "tiny.html").is_file()
-    for arguments in (
-        ["run", "nonsense"],
-        ["run", str(path), "--policy", "no_such:rule"],
-        ["report", "--out", str(tmp_path / "empty")],
-        ["report", str(tmp_path / "missing.json")],
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "old.json").write_bytes(msgspec.json.encode({"format": "something"}))
+    for arguments, message in (
+        (["run", "nonsense"], "no such file"),
+        (["run", str(path), "--policy", "no_such:rule"], "no_such"),
+        (["report", "--out", str(tmp_path / "empty")], "no results"),
+        (["report", "--out", str(tmp_path / "other")], "not a result"),
+        (["report", str(tmp_path / "missing.json")], "No such file"),
     ):
         failed = runner.invoke(lab_app, arguments)
         assert failed.exit_code == 1
+        assert message in " ".join(failed.stderr.split())
 
 
 def test_a_chart_is_light_and_takes_its_colours_from_the_page() -> None:
@@ -193,8 +187,8 @@ def test_without_its_libraries_a_page_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    with pytest.raises(pages.PageError, match="needs the extra"):
-        report(out=folder)
+    with pytest.raises(PageError, match="needs the extra"):
+        report(folder / "tiny.json")
 
 
 def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> None:
@@ -211,8 +205,8 @@ def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> 
 
 
 def test_the_table_has_a_line_per_policy_and_a_column_per_scenario(folder: Path) -> None:
-    done = CliRunner().invoke(lab_app, ["table", "--out", str(folder)])
-    lines = done.stdout.strip().splitlines()
+    done = CliRunner().invoke(lab_app, ["report", "--out", str(folder)])
+    lines = done.stdout.strip().split("\n\n")[-1].splitlines()
     result = msgspec.json.decode((folder / "tiny.json").read_bytes())
     (rows,) = (each["rows"] for each in result["summary"].values())
 
@@ -242,23 +236,9 @@ def test_a_policy_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
         }
 
     summary = {"a": {"rows": [row("x", 0.5), row("y", 0.9)]}, "b": {"rows": [row("x", 0.5)]}}
-    table = markdown({"summary": summary}).splitlines()
+    table = capacities({"summary": summary}).splitlines()
 
     assert table[2:] == [
         "| `y` | 5.0 (96%) |  | 90% |",
         "| `x` | 5.0 (96%) | 5.0 (96%) | 50% |",
     ]
-
-
-def test_a_sweep_s_table_has_each_policy_at_each_value_over_its_seeds() -> None:
-    def trial(sweep: str, seed: int, **run: float) -> dict[str, Any]:
-        return {"sweep": sweep, "value": 8.0, "policy": "x", "seed": seed, "runs": [run]}
-
-    trials = [
-        trial("cv", 1, attainment=0.5, service_gap=0.25),
-        trial("cv", 2, attainment=0.7, service_gap=0.25),
-        trial("", 1, attainment=1.0),
-    ]
-    table = sweeps({"trials": trials}).splitlines()
-
-    assert table[2:] == ["| cv | 8 | `x` | 60.0 ± 10.0 | 0.0 ± 0.0 | 0.0 ± 0.0 | 25.0 ± 0.0 |"]

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from extproc.commands import labrun
-from extproc.commands.labrun import make_policy, plan, read_result, run, tune
+from extproc.commands.labrun import make_policy, read_result, run
 from extproc.core.policies import Founding, Policy
 from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
-from extproc.sim.opponents import TUNABLE
 from extproc.sim.opponents.loraserve import LoraServe
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.trials.oracle import Oracle
+from extproc.sim.trials.plan import plan
 from extproc.sim.trials.report import render
 from extproc.sim.trials.specs import Suite
 from extproc.sim.trials.suites import (
@@ -31,7 +31,6 @@ from extproc.sim.trials.suites import (
 )
 from extproc.sim.trials.summary import is_bound, main_rate, rows_of, summarize
 from extproc.sim.trials.trials import Trial, TrialResult, run_trial
-from extproc.sim.trials.tuning import BUDGET, best_settings, settings_of
 from extproc.workload.clientele import WorkloadSpec, make_workload
 
 
@@ -392,7 +391,7 @@ def test_a_run_of_single_policies_leaves_the_whole_suite_s_results(tmp_path: Any
     result = run(str(path), only=["round_robin"], jobs=1, fresh=True, out=tmp_path)
 
     assert {name: (tmp_path / name).read_bytes() for name in whole} == whole
-    kept = msgspec.json.decode((tmp_path / f"{result['suite'].name}.json").read_bytes())
+    kept = msgspec.json.decode((tmp_path / f"{result['suite']['name']}.json").read_bytes())
     assert {row["policy"] for row in kept["summary"]["z"]["rows"]} == {"round_robin"}
 
 
@@ -471,34 +470,3 @@ def test_a_policy_may_be_named_with_arguments() -> None:
 
     assert isinstance(made, Founding)
     assert made.threshold == 3
-
-
-def test_every_policy_is_tuned_with_the_same_budget() -> None:
-    for policy in TUNABLE:
-        labels = settings_of(policy)
-        assert len(labels) == len(set(labels)) <= BUDGET
-        for label in labels:
-            assert make_policy(label)()
-
-
-def test_the_best_settings_have_the_highest_mean_over_scenarios_and_seeds() -> None:
-    capacities = {"founding?threshold=4": (4.0, 4.0), "founding?threshold=8": (1.0, 15.0)}
-    results = [
-        TrialResult(f"s{number}", label, 1, "", 0.0, capacity)
-        for label, own in capacities.items()
-        for number, capacity in enumerate(own)
-    ]
-
-    label, capacity_rps = best_settings(results)["founding"]
-    assert label == "founding?threshold=4"
-    assert capacity_rps == pytest.approx(4.0)
-
-
-def test_tuning_tries_the_settings_and_refuses_the_evaluation_suite(tmp_path: Any) -> None:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(suite_text(seeds=[1], rates_rps=[8], num_requests=30))
-    best = tune(str(path), policies=["least_request_p2c"], jobs=1)
-
-    assert best["least_request_p2c"][0] in settings_of("least_request_p2c")
-    with pytest.raises(SuiteError, match="not for tuning"):
-        tune("evaluation", policies=["founding"])

@@ -1,1 +1,0 @@
-"""The page about a load test: plots, tables and words."""

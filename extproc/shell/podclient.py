@@ -1,0 +1,292 @@
+"""One kept connection to a pod, for what is read from it again and again.
+
+A twentieth of a second after one page comes the next, from every pod: what a general HTTP client
+does for each request costs several times what the page does. Here a request is one write, and a
+response what the parser (llhttp) calls back. Nothing is followed, decompressed or stored, and what
+a server may send beside a body is limited: heads, fields, and bytes that bring none of the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import ssl
+from collections.abc import Mapping
+from http import HTTPStatus
+from ssl import SSLContext
+from typing import Final
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from yarl import URL
+
+from extproc.core.bounds import fits_header
+from extproc.shell.podhttp import MAX_HEADS, ResponseError, TooLargeError
+
+MAX_FIELDS: Final = 128
+"""Fields (lines) of all heads and the trailer of one response."""
+MAX_IDLE_BYTES: Final = 64 * 1024
+"""Received one after the other without a byte of a body: heads, a chunk's size, a trailer."""
+MAX_PIECES: Final = 16 * 1024
+"""Chunks, or reads of the socket, of one body. Each costs as much as some kilobytes."""
+
+_USUAL: Final = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "extproc"}
+
+
+class UnansweredError(ConnectionError):
+    """The server closed the connection before the first byte of a response. Ask again."""
+
+
+class PodClient:
+    """GETs from one server, one at a time. Belongs to one event loop; `close` ends it.
+
+    Compression is refused, as in `podhttp`. Timeouts are the caller's: a `get` that is cancelled
+    closes the connection.
+
+    Args:
+        headers: Sent with every request, e.g. `Authorization`.
+        tls: For a server behind TLS; None for the system's trust.
+
+    Raises:
+        ValueError: A header is not one line of printable ASCII.
+    """
+
+    def __init__(
+        self, headers: Mapping[str, str] | None = None, tls: SSLContext | None = None
+    ) -> None:
+        given = headers or {}
+        known = {name.lower() for name in given}
+        usual = {name: value for name, value in _USUAL.items() if name.lower() not in known}
+        lines = [f"{name}: {value}" for name, value in {**usual, **given}.items()]
+        if not all(map(fits_header, lines)):
+            raise ValueError("a header that is not one line of printable ASCII")
+        self._lines = "\r\n".join(lines)
+        self._tls = tls
+        self._requests: dict[URL, bytes] = {}
+        self._connection: _Connection | None = None
+
+    async def get(self, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
+        """GET `url`, always one of the same server; return status and body.
+
+        A kept connection that turns out to be closed is replaced, once.
+
+        Raises:
+            ResponseError: The response is not HTTP, compressed or of too many parts.
+            TooLargeError: The body is longer than `max_bytes`; the rest was not read.
+            OSError: There was no whole response. Ask again later.
+        """
+        request = self._requests.get(url) or self._prepare(url)
+        kept = self._connection
+        if kept is not None and kept.is_open:
+            try:
+                return await _ask(kept, request, max_bytes)
+            except UnansweredError:
+                pass  # as a server may do with a connection that was idle
+        self._connection = fresh = await self._dial(url)
+        return await _ask(fresh, request, max_bytes)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _prepare(self, url: URL) -> bytes:
+        host = f"Host: {url.host_port_subcomponent}"
+        request = f"GET {url.raw_path_qs} HTTP/1.1\r\n{host}\r\n{self._lines}\r\n\r\n".encode()
+        self._requests[url] = request
+        return request
+
+    async def _dial(self, url: URL) -> _Connection:
+        tls = (self._tls or _system_trust()) if url.scheme == "https" else None
+        host, loop = url.host or "", asyncio.get_running_loop()
+        sock = await _connect(host, url.port or 0)
+        _, connection = await loop.create_connection(
+            lambda: _Connection(loop), sock=sock, ssl=tls, server_hostname=host if tls else None
+        )
+        return connection
+
+
+@functools.cache
+def _system_trust() -> SSLContext:
+    return ssl.create_default_context()
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    """Connect to the first address of `host` that accepts.
+
+    With a socket of our own: uvloop can leak one whose creation was cancelled.
+
+    Raises:
+        OSError: None does; of the last one.
+    """
+    loop = asyncio.get_running_loop()
+    try:  # an IP address, as nearly always: without a thread
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await loop.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+        )
+    for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            return sock
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError) or number == len(found):
+                raise
+    raise OSError(f"{host} has no address")
+
+
+async def _ask(connection: _Connection, request: bytes, max_bytes: int) -> tuple[int, bytes]:
+    try:
+        return await connection.ask(request, max_bytes)
+    finally:
+        if connection.is_asked:  # cancelled
+            connection.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, with at most one request under way.
+
+    Attributes:
+        is_open: Another request can be made.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_open = False
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._parser = HttpResponseParser(self)
+        # As far as aiohttp goes, for servers that the router has always read.
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True,
+            lenient_optional_cr_before_lf=True,
+            lenient_spaces_after_chunk_size=True,
+        )
+
+    @property
+    def is_asked(self) -> bool:
+        """A request is under way."""
+        return self._answer is not None
+
+    def ask(self, request: bytes, max_bytes: int) -> asyncio.Future[tuple[int, bytes]]:
+        """Send a request; only while `is_open` and not `is_asked`."""
+        assert self._transport is not None
+        self._answer = answer = self._loop.create_future()
+        self._is_silent = True
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._pieces: list[bytes] = []
+        self._num_heads = self._num_fields = self._num_idle_bytes = 0
+        self._status, self._ends_with_connection = 0, True
+        self._transport.write(request)
+        return answer
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = transport  # type: ignore[assignment] # uvloop's is not registered
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        if not self.is_asked:  # nobody's
+            self.abort()
+            return
+        self._is_silent, num_bytes = False, self._num_bytes
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            ours = error.__context__  # raised in a method below
+            self._fail(ours if isinstance(ours, ResponseError) else ResponseError(_reason(error)))
+            return
+        if self._num_bytes != num_bytes:
+            self._num_idle_bytes = 0
+        elif self.is_asked:
+            self._num_idle_bytes += len(data)
+            if self._num_idle_bytes > MAX_IDLE_BYTES:
+                self._fail(ResponseError(f"{MAX_IDLE_BYTES} bytes without any of a body"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End."""
+        self.is_open = False
+        if not self.is_asked:
+            pass
+        elif self._is_silent:
+            args = error.args if error is not None else ("the server closed the connection",)
+            self._fail(UnansweredError(*args))
+        elif error is None and self._status >= HTTPStatus.OK and self._ends_with_connection:
+            self._complete()
+        else:
+            self._fail(error or ConnectionError("the server closed the connection in a response"))
+        del self._parser  # it refers to this object, and would leave both to the garbage collector
+
+    # --- what the parser calls
+
+    def on_message_begin(self) -> None:
+        """Refuse what follows the response."""
+        if not self.is_asked:
+            raise ResponseError("a response that nobody asked for")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Read a field."""
+        self._num_fields += 1
+        if self._num_fields > MAX_FIELDS:
+            raise ResponseError(f"more than {MAX_FIELDS} fields")
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
+            self._ends_with_connection = False
+        elif name == b"content-encoding" and value.strip().lower() != b"identity":
+            raise ResponseError("the response is compressed, which was not asked for")
+
+    def on_headers_complete(self) -> None:
+        """Note the status, maybe a provisional one."""
+        self._num_heads += 1
+        if self._num_heads > MAX_HEADS:
+            raise ResponseError(f"more than {MAX_HEADS} heads")
+        self._status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        """Keep a piece."""
+        self._pieces.append(piece)
+        self._num_bytes += len(piece)
+        if self._num_bytes > self._max_bytes:
+            raise TooLargeError(f"response longer than {self._max_bytes} bytes")
+        if len(self._pieces) > MAX_PIECES:
+            raise ResponseError(f"a body of more than {MAX_PIECES} pieces")
+
+    def on_message_complete(self) -> None:
+        """Hand the response on, unless it is provisional."""
+        if self._status < HTTPStatus.OK:
+            return
+        if not self._parser.should_keep_alive():
+            self.abort()
+        self._complete()
+
+    # --- ends of a request
+
+    def _complete(self) -> None:
+        body, self._pieces = b"".join(self._pieces), []
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():  # else cancelled
+            answer.set_result((self._status, body))
+
+    def _fail(self, error: Exception) -> None:
+        self.abort()
+        self._pieces = []
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+
+def _reason(error: HttpParserError | HttpParserUpgrade) -> str:
+    return f"not HTTP: {error}" if isinstance(error, HttpParserError) else "a change of protocol"
