@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heapreplace, nsmallest
 
 from msgspec.structs import replace
 
@@ -111,14 +111,14 @@ class Plan:
         return levels, given_up
 
     def _given_up(self, flows: _Flows, late_by_flow: _Flows) -> list[Ticket]:
-        """Return those to give up: not the last that a flow has which was served less than every
-        other. They would take its turn, again and again.
+        """Return those to give up, but for what is late of a flow that was served less than every
+        other and has none in time: others would take its turn, again and again.
         """
-        served = sorted((self._served_in(flow, name), name) for name, flow in flows.items())
-        if len(served) > 1 and served[0][0] < served[1][0]:
-            name = served[0][1]
+        if len(flows) > 1:
+            served = ((self._served_in(flow, name), name) for name, flow in flows.items())
+            (least, name), (next_least, _) = nsmallest(2, served)
             late = late_by_flow[name]
-            if len(late) == len(flows[name]):
+            if least < next_least and len(late) == len(flows[name]):
                 late_by_flow[name] = [each for each in late if each.is_refusable]
         return [each for late in late_by_flow.values() for each in late]
 
