@@ -9,7 +9,7 @@ is what is one tenant's, over all adapters and routes but for those that have a 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace, nsmallest
 
 from msgspec.structs import replace
@@ -27,6 +27,8 @@ EXPECTED_OUTPUT_TOKENS = 128
 """Of a response, as a tenant is charged for it until its end."""
 OUTPUTS_OF_MEAN = 64
 """About so many responses make the mean output."""
+MAX_TOLD_PRIORITIES = 64
+"""With so many counted, none is counted anew for flows that wait at other routers alone."""
 
 _Flows = dict[str, list[Ticket]]
 
@@ -42,14 +44,18 @@ class Plan:
         self._settings = settings
         self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
         self._mean_output_tokens = float(EXPECTED_OUTPUT_TOKENS)
+        self._told: Collection[tuple[int, str]] = ()  # priorities and flows, held elsewhere alone
 
     def configure(self, settings: QueueSettings, held: Iterable[Ticket]) -> None:
         """Apply other settings; what each flow was served is forgotten if turns begin or end."""
         if settings.fair != self._settings.fair:
+            told = self._told
+            self.hold_told(())
             self._settings = settings
             self.counters.clear()
             for ticket in held:
                 self.hold(ticket)
+            self.hold_told(told)
         self._settings = settings
 
     def hold(self, ticket: Ticket) -> None:
@@ -63,6 +69,20 @@ class Plan:
         if self._settings.fair:
             claim = ticket.request.claim
             self.counters[claim.priority].release(claim.flow)
+
+    def hold_told(self, flows: Collection[tuple[int, str]]) -> None:
+        """Have flows be active from now on that wait at other routers, and no others that do.
+
+        Else what they are told to get there would lift them above those that wait here.
+        """
+        is_few = len(self.counters) < MAX_TOLD_PRIORITIES
+        flows = [each for each in flows if is_few or each[0] in self.counters]
+        before, self._told = self._told, flows
+        if self._settings.fair:
+            for priority, flow in flows:
+                self.counters[priority].hold(flow)
+            for priority, flow in before:
+                self.counters[priority].release(flow)
 
     def served(self, priority: int, flow: str) -> float:
         """Return what a flow has got."""
