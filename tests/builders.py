@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 from extproc.core.messages import BodyMode, RequestHeaders
+from extproc.core.picker import Picker
+from extproc.core.pickids import pick_ids
+from extproc.core.policies.founding import Founding
+from extproc.core.pool import Pool
+from extproc.core.router import Router
 from extproc.core.types import (
     Endpoint,
     EndpointView,
@@ -35,6 +41,11 @@ def endpoint_view(number: int = 1, **fields: Any) -> EndpointView:
     if "pending_by_adapter" in fields:
         defaults["num_pending"] = sum(fields["pending_by_adapter"].values())
     return EndpointView(address(number), **{**defaults, **fields})
+
+
+def routing(pool: Pool) -> Router:
+    """A router of the founding rule over a pool."""
+    return Router(pool, Picker(Founding(), "founding", rng=random.Random(0), next_id=pick_ids("r")))
 
 
 def snapshot(*views: EndpointView, now: float = 0.0) -> Snapshot:

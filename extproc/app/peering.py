@@ -15,8 +15,8 @@ from extproc.app.telling import Telling
 from extproc.config import Config
 from extproc.config.peers import PeersConfig
 from extproc.core.adapters.peers import Word
-from extproc.core.pool import Pool
 from extproc.core.relay import Relay, RelaySettings, count_routers
+from extproc.core.router import Router
 from extproc.core.types import Endpoint
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
@@ -96,10 +96,13 @@ class Peering:
             pass_on, now = self.relay.pass_on, self._clock()
             self._observers.call("relay", pass_on, pick_id, entry, now=now)
 
-    def tell(self, pool: Pool, call_later: Callable[[float, Callable[[], None]], object]) -> None:
-        """Tell the peers the picks of `pool`, and count theirs there; nothing without peers."""
+    def tell(
+        self, router: Router, call_later: Callable[[float, Callable[[], None]], object]
+    ) -> None:
+        """Tell the peers what a router picks and who waits there, and count theirs there; nothing
+        without peers."""
         self._telling = Telling(
-            pool,
+            router,
             self._service,
             call_later=call_later,
             clock=self._clock,

@@ -81,7 +81,7 @@ class Services:
             observers=self.observers,
         )
         call_later = asyncio.get_running_loop().call_later
-        self.peering.tell(routing.pool, call_later)
+        self.peering.tell(routing.router, call_later)
         self.accounting = Accounting(
             routing.pool, router_id, settings.accounting_settings(config), self.peering.relay
         )

@@ -7,8 +7,11 @@ from math import inf
 
 from extproc.app.observers import Observers
 from extproc.core.claims import Share
-from extproc.core.pool import InFlight, Pool
+from extproc.core.pool import InFlight
+from extproc.core.queue import Waiting
+from extproc.core.queue.elsewhere import NOBODY
 from extproc.core.queue.plan import share_of
+from extproc.core.router import Router
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.core.types import Pick
 from extproc.shell.peers import PeersService
@@ -27,7 +30,7 @@ class Telling:
     """Collects what the pool starts and ends, and tells it within milliseconds.
 
     Args:
-        pool: The picks; what others tell is counted there.
+        router: Its pool has the picks, its queue those that wait; what others tell counts there.
         peers: The links; nothing is collected while there is none.
         call_later: As an event loop's.
         clock: Monotonic seconds.
@@ -39,26 +42,28 @@ class Telling:
 
     def __init__(
         self,
-        pool: Pool,
+        router: Router,
         peers: PeersService,
         *,
         call_later: Callable[[float, Callable[[], None]], object],
         clock: Callable[[], float],
         observers: Observers,
     ) -> None:
-        self._pool = pool
+        self._router, self._pool = router, router.pool
         self._peers = peers
         self._call_later = call_later
         self._clock = clock
         self._observers = observers
         self._started: list[tuple[Pick, str, float]] = []
         self._ended: list[ToldEnd] = []
+        self._waiting: Waiting | None = None  # as it was told; None for a link that knows nothing
         self._is_due = self._has_dropped = False
         self._told_at_s = -inf
         self.num_dropped = 0
 
     def begin(self) -> None:
-        """Observe the pool, and tell over all links from now on."""
+        """Observe the router, and tell over all links from now on."""
+        self._router.queue.on_change = self._changed
         self._pool.flights.observer, self._peers.in_flight = self, self._in_flight
         self._peers.on_tidings, self._peers.on_gone = self._hear, self._forget
         self._peers.on_owing = self._schedule
@@ -74,6 +79,11 @@ class Telling:
         """Tell of a pick's end."""
         if self._peers.is_telling and self._has_room():
             self._ended.append(ToldEnd(pick_id, has_run))
+
+    def _changed(self) -> None:
+        """Tell who waits, if it is not as it was told."""
+        if self._peers.is_telling:
+            self._schedule()
 
     def _has_room(self) -> bool:
         """Return whether one more may wait, and see to it that it is told."""
@@ -102,7 +112,12 @@ class Telling:
             _told(pick, address, now - at_s, share_of(pick.request))
             for pick, address, at_s in started
         ]
-        self._observers.call("telling", self._peers.tell, picks, ended)
+        waiting = self._router.waiting(now=now)
+        if self._peers.is_owing:
+            self._waiting = None
+        word = None if waiting == self._waiting else waiting.shifted(-now)
+        self._waiting = waiting
+        self._observers.call("telling", self._peers.tell, picks, ended, word)
         if self._peers.is_owing:
             self._schedule()
 
@@ -142,13 +157,21 @@ class Telling:
         told, now = self._pool.told, self._clock()
         if tidings.is_first:
             told.begin(router_id, now=now)
+        waiting = tidings.waiting or (NOBODY if tidings.is_first else None)
+        if waiting is not None and told.hears(router_id):
+            self._router.hear(router_id, waiting.shifted(now), now=now)
         for pick in tidings.picks:
             told.start(pick, now=now)
         for end in tidings.ends:
             told.finish(end.id, now=now, has_run=end.has_run)
 
     def _forget(self, router_id: str) -> None:
-        self._observers.call("telling", self._pool.told.forget, router_id, now=self._clock())
+        self._observers.call("telling", self._part, router_id)
+
+    def _part(self, router_id: str) -> None:
+        now = self._clock()
+        self._pool.told.forget(router_id, now=now)
+        self._router.hear(router_id, NOBODY, now=now)
 
 
 def _told(pick: Pick, address: str, age_s: float, share: Share | None = None) -> ToldPick:

@@ -13,6 +13,15 @@ FAILED, UNUSABLE = 1, 2
 """Exit statuses: something went wrong; the arguments cannot be used."""
 
 
+PASSED_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+"""For commands that parse their own arguments, including `--help`, and for those that are refused
+whatever their arguments."""
+
+
 def failure(reason: object, status: int = UNUSABLE) -> typer.Exit:
     """Print each line of the reason, and return the exit to raise."""
     from rich.console import Console

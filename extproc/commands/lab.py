@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from extproc.commands.calibrate import calibrate_command
-from extproc.commands.failure import FAILED, failure
+from extproc.commands.failure import FAILED, PASSED_ON, failure
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
 from extproc.loadtest.results import FORMAT as LOADTEST_FORMAT
@@ -135,15 +135,7 @@ lab_app.command("calibrate")(calibrate_command)
 def _gone(name: str, instead: str) -> None:
     """Have a command of earlier versions say what to do instead."""
 
-    @lab_app.command(
-        name,
-        hidden=True,
-        context_settings={
-            "allow_extra_args": True,
-            "ignore_unknown_options": True,
-            "help_option_names": [],
-        },
-    )
+    @lab_app.command(name, hidden=True, context_settings=PASSED_ON)
     def refuse() -> None:
         gone = f"`lab {name}` is gone; use `{own_command()} lab {instead}`"
         raise failure(ValueError(gone), FAILED)

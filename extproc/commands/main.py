@@ -16,6 +16,7 @@ from extproc.commands.checkpod import check_pod
 from extproc.commands.demo import demo
 from extproc.commands.envoy import envoy
 from extproc.commands.epp import epp
+from extproc.commands.failure import PASSED_ON
 from extproc.commands.fakepod import fake_pod
 from extproc.commands.serve import check_config, serve
 from extproc.commands.up import up
@@ -27,13 +28,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-PASSED_ON = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
-"""For commands that parse their own arguments, including `--help`."""
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from extproc.core.modelroutes import ModelRoutes
 from extproc.core.models import Models
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
-from extproc.core.queue import HoldQueue, Ticket
+from extproc.core.queue import HoldQueue, Ticket, Waiting
 from extproc.core.rejections import asleep, no_endpoints
 from extproc.core.types import (
     EndpointView,
@@ -152,12 +152,21 @@ class Router:
         """Offer the room there is to those that are held, if it is time."""
         self.queue.offer(self._look, now=now, endpoints=self.pool.snapshot(now=now).endpoints)
 
+    def waiting(self, *, now: float) -> Waiting:
+        """Return who waits here, for other routers."""
+        return self.queue.waiting(now)
+
+    def hear(self, router_id: str, waiting: Waiting, *, now: float) -> None:
+        """Have those that wait at another router go first here, too."""
+        endpoints = self.pool.snapshot(now=now).endpoints
+        self.queue.hear(router_id, waiting, now=now, endpoints=endpoints)
+
     def choose_in_turn(
         self, request: RequestInfo, *, now: float
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `choose` does, after those that are held; a wait for who stands in line."""
         queue = self.queue
-        if not queue:
+        if not queue.lets_others_go:
             return self.choose(request, now=now)
         queue.hasten(now)
         if queue.is_due(now):

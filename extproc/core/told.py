@@ -122,6 +122,10 @@ class Told:
         """Routers that tell us their picks."""
         return len(self._routers)
 
+    def hears(self, router_id: str) -> bool:
+        """Return whether it listens to a router."""
+        return router_id in self._routers
+
     def begin(self, router_id: str, *, now: float) -> None:
         """Listen to a router from now on; what it told before is void."""
         for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():

@@ -21,6 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
 from extproc.core.adapters.peers import Word
+from extproc.core.queue import Waiting
 from extproc.core.relay import Relay
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.peerlink import MAX_UNREAD_BYTES, OnHello, PeerLink
@@ -129,23 +130,33 @@ class PeersService:
             if session.is_heard:
                 session.post(message)
 
-    def tell(self, picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> None:
+    def tell(
+        self,
+        picks: Iterable[ToldPick],
+        ends: Iterable[ToldEnd],
+        waiting: Waiting | None = None,
+    ) -> None:
         """Tell every router with a link, and begin the links that have not begun.
+
+        Args:
+            waiting: Who waits here, if that has changed or links are to begin.
 
         Raises:
             ExceptionGroup: Links failed; the others have been told.
         """
         sessions = list(self._telling.values())
         begun = [session for session in sessions if session.has_begun]
-        messages = ((each, encode(each)) for each in split(picks, ends))
-        failures = _tell(begun, messages)
+        told = list(split(picks, ends))
+        if waiting is not None:
+            told.append(Tidings(waiting=waiting))
+        failures = _tell(begun, ((each, encode(each)) for each in told))
         now = self.clock()
         if len(begun) < len(sessions) and now - self._begun_at_s >= BEGIN_INTERVAL_S:
             self._begun_at_s = now
             new = [session for session in sessions if not session.has_begun]
             for session in new:
                 session.has_begun = True
-            failures += _tell(new, self._first(len(new)))
+            failures += _tell(new, self._first(len(new), waiting))
         if failures:
             raise ExceptionGroup("links failed", failures)
 
@@ -154,7 +165,7 @@ class PeersService:
         for session in self._telling.values():
             session.has_begun = False
 
-    def _first(self, num_links: int) -> list[tuple[Tidings, bytes]]:
+    def _first(self, num_links: int, waiting: Waiting | None) -> list[tuple[Tidings, bytes]]:
         """Return the messages that so many links begin with, the oldest pick first."""
         assert self.in_flight is not None
         picks, told, num_bytes = list(self.in_flight()), [], 0
@@ -167,7 +178,7 @@ class PeersService:
             told.append((tidings, message))
             del picks[-MAX_TOLD:]
         self.num_untold += len(picks) * num_links
-        first = Tidings(is_first=True)
+        first = Tidings(is_first=True, waiting=waiting)
         return [(first, encode(first)), *reversed(told)]
 
     def opened(self, router_id: str, session: PeerLink) -> None:

@@ -7,9 +7,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from extproc.core.adapters.peers import Trouble, Word
-from extproc.core.bounds import MAX_TOKENS, between, plain, whole
+from extproc.core.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
 from extproc.core.claims import Share
 from extproc.core.pickids import number_of, pick_id_of
+from extproc.core.queue import Waiting
+from extproc.core.queue.precedence import MAX_FIRST, First
+from extproc.core.queue.reservations import MAX_RESERVED, Reservation
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
 
@@ -27,11 +30,18 @@ _NO_SHARE = Share("", 0, 0.0)
 
 
 class Tidings(NamedTuple):
-    """What a router tells in one message; `is_first` voids what it told before."""
+    """What a router tells in one message.
+
+    Attributes:
+        is_first: What it told before is void.
+        waiting: Who waits there, with times that count from when it is told; None for those of
+            before.
+    """
 
     picks: Sequence[ToldPick] = ()
     ends: Sequence[ToldEnd] = ()
     is_first: bool = False
+    waiting: Waiting | None = None
 
 
 def split(picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> Iterator[Tidings]:
@@ -66,6 +76,8 @@ def encode(tidings: Tidings) -> bytes:
         )
     for end in tidings.ends:
         add_end(number=number_of(end.id), has_run=end.has_run)
+    if tidings.waiting is not None:
+        _encode_waiting(tidings.waiting, told.waiting)
     return message.SerializeToString()
 
 
@@ -86,14 +98,76 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
         ToldEnd(pick_id_of(router_id, each.number), each.has_run)
         for each in islice(told.ended, MAX_TOLD)
     ]
-    return Tidings(picks, ends, told.is_first)
+    waiting = _waiting(told.waiting) if told.HasField("waiting") else None
+    return Tidings(picks, ends, told.is_first, waiting)
+
+
+def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
+    addresses = waiting.addresses[:MAX_ENDPOINTS]
+    num_bytes = (len(addresses) + 7) // 8
+    told.SetInParent()  # nobody waits is a word, too
+    told.addresses.extend(addresses)
+    told.urgent = _bits(waiting.urgent, num_bytes)
+    for (level, priority, flow), first in waiting.firsts:
+        if _is_told(flow, priority) and abs(level) <= _MAX_PRIORITY:
+            told.flows.add(
+                flow=flow,
+                priority=priority,
+                level=level,
+                age_ms=whole(-first.since_s * 1e3, _MAX_AGE_MS),
+                later_ms=whole(first.later_until_s * 1e3, _MAX_AGE_MS),
+                next_ms=whole(first.next_until_s * 1e3, _MAX_AGE_MS),
+                reach=_bits(first.reach, num_bytes),
+            )
+    for each in waiting.kept:
+        names = each.adapter, each.leaving, each.address
+        if _is_told(each.flow, each.priority) and max(map(len, names)) <= MAX_ADAPTER_CHARS:
+            told.slots.add(
+                adapter=each.adapter,
+                address=each.address,
+                leaving=each.leaving,
+                priority=each.priority,
+                flow=each.flow,
+                left_ms=whole(each.until_s * 1e3, _MAX_AGE_MS),
+            )
+
+
+def _waiting(told: peers_pb2.Waiting) -> Waiting:
+    firsts = (
+        (
+            (each.level, each.priority, each.flow),
+            First(-each.age_ms / 1e3, each.later_ms / 1e3, each.next_ms / 1e3, _reach(each.reach)),
+        )
+        for each in islice(told.flows, MAX_FIRST)
+        if len(each.flow) <= MAX_FLOW_CHARS
+    )
+    kept = (
+        Reservation(
+            each.adapter, each.address, each.leaving, each.priority, each.flow, each.left_ms / 1e3
+        )
+        for each in islice(told.slots, MAX_RESERVED)
+        if len(each.flow) <= MAX_FLOW_CHARS
+        and max(len(each.adapter), len(each.leaving), len(each.address)) <= MAX_ADAPTER_CHARS
+    )
+    addresses = tuple(each[:MAX_ADAPTER_CHARS] for each in islice(told.addresses, MAX_ENDPOINTS))
+    return Waiting(addresses, _reach(told.urgent), tuple(firsts), tuple(kept))
+
+
+def _bits(reach: int, num_bytes: int) -> bytes:
+    return (reach & (1 << 8 * num_bytes) - 1).to_bytes(num_bytes, "little")
+
+
+def _reach(bits: bytes) -> int:
+    return int.from_bytes(bits[: MAX_ENDPOINTS // 8], "little")
+
+
+def _is_told(flow: str, priority: int) -> bool:
+    return abs(priority) <= _MAX_PRIORITY and plain(flow, MAX_FLOW_CHARS) == flow
 
 
 def _within_bounds(share: Share | None) -> Share:
     """Return a share as it is told; without a flow where it is none, or beyond the bounds."""
-    if share is None or abs(share.priority) > _MAX_PRIORITY:
-        return _NO_SHARE
-    return share if plain(share.flow, MAX_FLOW_CHARS) == share.flow else _NO_SHARE
+    return _NO_SHARE if share is None or not _is_told(share.flow, share.priority) else share
 
 
 def _share(pick: peers_pb2.StartedPick) -> Share | None:

@@ -17,7 +17,7 @@ from extproc.shell.gen import peers_pb2
 from extproc.shell.peerkeys import End, new_nonce, prove, read_keys
 from extproc.shell.rpc import Method, Session
 from tests.app.test_peering import KEY_FILE, configured, eventually
-from tests.builders import address, cards, endpoint
+from tests.builders import address, cards, endpoint, routing
 from tests.shell.fake_call import FakeCall, begin
 
 
@@ -40,7 +40,8 @@ class Peered:
             rng=random.Random(router_id),
             observers=self.observers,
         )
-        self.peering.tell(self.pool, asyncio.get_running_loop().call_later)
+        self.router = routing(self.pool)
+        self.peering.tell(self.router, asyncio.get_running_loop().call_later)
         self._task: asyncio.Future[None] | None = None
 
     def run(self) -> None:

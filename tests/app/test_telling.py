@@ -13,15 +13,19 @@ from extproc.app.observers import Observers
 from extproc.app.telling import FLUSH_S, MAX_WAITING, Telling
 from extproc.core.claims import Claim, Share
 from extproc.core.pool import Pool
+from extproc.core.queue import QueueSettings, Ticket
 from extproc.core.queue.plan import share_of
 from extproc.core.relay import Relay
+from extproc.core.router import Router
 from extproc.core.told import UNKNOWN_POD
+from extproc.core.types import Wait
+from extproc.core.words import FOR_SLOT
 from extproc.shell.gen import peers_pb2
 from extproc.shell.peers import BEGIN_INTERVAL_S, PeersService
 from extproc.shell.telemetry import Telemetry
 from tests.app.peered import Peered, linking
 from tests.app.test_peering import eventually
-from tests.builders import address, endpoint, pick, request
+from tests.builders import address, endpoint, pick, request, routing
 from tests.shell.fake_call import FakeCall
 
 
@@ -122,6 +126,45 @@ async def test_a_pick_that_another_pod_serves_is_counted_there_by_the_other() ->
         await eventually(lambda: far.counts() == [(0, 0, 0)] * 2)
 
 
+def first_in_line(router: Router) -> Ticket:
+    """A request of priority 10 that a router holds for a slot."""
+    now = time.monotonic()
+    info = request("a", arrived_at_s=now, claim=Claim(tenant="gold", priority=10))
+    ticket = router.hold(info, Wait(now + 60, FOR_SLOT), now=now, wake=lambda: None)
+    assert isinstance(ticket, Ticket)
+    return ticket
+
+
+def is_behind(router: Router) -> bool:
+    """Whether a newcomer of priority 0 lets another request go first."""
+    now = time.monotonic()
+    _, result = router.choose_in_turn(request("a", arrived_at_s=now), now=now)
+    return isinstance(result, Wait)
+
+
+async def test_who_waits_at_one_router_goes_first_at_the_other_until_it_leaves() -> None:
+    async with linked() as (near, far):
+        assert not is_behind(far.router)
+        ticket = first_in_line(near.router)
+        await eventually(lambda: is_behind(far.router))
+        near.router.leave(ticket, now=time.monotonic())
+        await eventually(lambda: not is_behind(far.router))
+
+
+async def test_who_waited_before_a_link_is_told_and_forgotten_with_the_router() -> None:
+    def before(near: Teller, far: Teller) -> None:
+        far.router.queue.configure(QueueSettings(slot_hold_s=60.0))
+        near.router.queue.configure(QueueSettings(slot_hold_s=60.0))
+        first_in_line(near.router)
+
+    async with linked(before) as (near, far):
+        await eventually(lambda: is_behind(far.router))
+        await near.peering.aclose()
+        assert near._task is not None
+        near._task.cancel()
+        await eventually(lambda: not is_behind(far.router))
+
+
 async def test_picks_of_pods_that_the_other_does_not_know_are_counted_as_such() -> None:
     async with linked() as (near, far):
         far.pool.set_endpoints([endpoint(1)])
@@ -187,7 +230,7 @@ def teller(
     service = PeersService(
         Relay(), "aa", on_entries=lambda _: None, clock=clock, believes_callers=True
     )
-    telling = Telling(pool, service, call_later=later, clock=clock, observers=observers)
+    telling = Telling(routing(pool), service, call_later=later, clock=clock, observers=observers)
     telling.begin()
     return pool, telling, service, observers
 
@@ -332,7 +375,9 @@ def hear(call: FakeCall, pool: Pool) -> None:
     service = PeersService(
         Relay(), "bb", on_entries=lambda _: None, clock=lambda: 0.0, believes_callers=True
     )
-    telling = Telling(pool, service, call_later=Later(), clock=lambda: 0.0, observers=Observers())
+    telling = Telling(
+        routing(pool), service, call_later=Later(), clock=lambda: 0.0, observers=Observers()
+    )
     telling.begin()
     session = service.dialled(FakeCall(), lambda _: None)
     for message in call.sent:

@@ -230,7 +230,8 @@ def test_a_suite_is_run_for_real_and_in_virtual_time(tiny: str, tmp_path: Path) 
         pytest.skip("the machine is too busy")
 
     assert result.exit_code == 0, result.output
-    assert "in brackets of the same requests in virtual time" in result.output
+    in_one_line = " ".join(result.output.split())
+    assert "in brackets of the same requests in virtual time" in in_one_line
     content = load(out / "tiny.json")
     assert [(run.target, run.kind) for run in content.runs] == [
         ("policy:founding", "real"),

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.adapters.peers import Trouble, Word
-from extproc.core.bounds import MAX_TOKENS
+from extproc.core.bounds import MAX_ENDPOINTS, MAX_TOKENS
 from extproc.core.claims import Share
+from extproc.core.queue import Waiting
+from extproc.core.queue.precedence import MAX_FIRST, First
+from extproc.core.queue.reservations import MAX_RESERVED, Reservation
 from extproc.core.relay import Relay, RelaySettings
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
@@ -664,6 +667,81 @@ def test_what_cannot_be_a_count_of_tokens_is_heard_as_none(tokens: float) -> Non
         session.receive(message(picks=peers_pb2.Picks(started=[pick])))
 
     assert [heard.picks[0].share for _, heard in router.heard] == [Share("f", 1, 0.0), None]
+
+
+FLOWS = st.text(max_size=MAX_FLOW_CHARS)
+NUMBERS = st.integers(-(2**31) + 1, 2**31 - 1)
+LEFT_S = st.integers(0, 2**32 - 1).map(lambda ms: ms / 1e3)
+NAMES = st.text(max_size=20)
+
+
+@st.composite
+def waitings(draw: st.DrawFn) -> Waiting:
+    addresses = tuple(draw(st.lists(NAMES, max_size=40)))
+    reaches = st.integers(0, 2 ** len(addresses) - 1)
+    first = st.builds(First, LEFT_S.map(lambda age_s: -age_s), LEFT_S, LEFT_S, reaches)
+    flows = st.lists(st.tuples(st.tuples(NUMBERS, NUMBERS, FLOWS), first), max_size=4)
+    kept = st.lists(st.builds(Reservation, NAMES, NAMES, NAMES, NUMBERS, FLOWS, LEFT_S), max_size=4)
+    return Waiting(addresses, draw(reaches), tuple(draw(flows)), tuple(draw(kept)))
+
+
+@given(waitings())
+def test_who_waits_arrives_as_it_was_told(waiting: Waiting) -> None:
+    near, far, wire = telling()
+    near.service.tell([], [], waiting)
+    wire.pump()
+
+    heard = far.heard[-1][1].waiting
+    assert heard is not None
+    assert heard.addresses == waiting.addresses
+    assert heard.urgent == waiting.urgent
+    assert [flow for flow, _ in heard.firsts] == [flow for flow, _ in waiting.firsts]
+    for (_, one), (_, other) in zip(heard.firsts, waiting.firsts, strict=True):
+        assert one.reach == other.reach
+        for name in ("since_s", "later_until_s", "next_until_s"):
+            assert abs(getattr(one, name) - getattr(other, name)) <= 1.1e-3
+    for slot, kept in zip(heard.kept, waiting.kept, strict=True):
+        assert slot._replace(until_s=0.0) == kept._replace(until_s=0.0)
+        assert abs(slot.until_s - kept.until_s) <= 1.1e-3
+
+
+def test_who_waits_anywhere_is_told_to_wait_everywhere() -> None:
+    near, far, wire = telling()
+    flow = ((0, 0, " t"), First(reach=-1))
+    near.service.tell([], [], Waiting(("p", "q", "r"), -1, (flow,)))
+    wire.pump()
+
+    heard = far.heard[-1][1].waiting
+    assert heard is not None
+    assert heard.urgent >= 0b111
+    assert heard.firsts[0][1].reach >= 0b111
+
+
+def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
+    near, far, wire = telling()
+    long, name = "f" * (MAX_FLOW_CHARS + 1), "n" * (MAX_ADAPTER_CHARS + 1)
+    firsts = (((0, 0, long), First()), ((0, 2**31, " t"), First()), ((2**31, 0, " t"), First()))
+    slots = (Reservation("a", "p", "b", 0, long, 1.0), Reservation(name, "p", "b", 0, " t", 1.0))
+    addresses = tuple(map(str, range(MAX_ENDPOINTS + 1)))
+    near.service.tell([], [], Waiting(addresses, 0, firsts, slots))
+    wire.pump()
+    told = peers_pb2.Waiting(
+        addresses=addresses,
+        flows=[peers_pb2.WaitingFlow(flow=long)] + [peers_pb2.WaitingFlow()] * 99,
+        slots=[peers_pb2.KeptSlot(flow=long), peers_pb2.KeptSlot(adapter=name)]
+        + [peers_pb2.KeptSlot()] * 99,
+    )
+    router = Router("b")
+    _, session = router.accept()
+    session.receive(hello("a"))
+    session.receive(message(picks=peers_pb2.Picks(waiting=told)))
+    sizes = [
+        (len(each.addresses), len(each.firsts), len(each.kept))
+        for each in (far.heard[-1][1].waiting, router.heard[-1][1].waiting)
+        if each is not None
+    ]
+
+    assert sizes == [(MAX_ENDPOINTS, 0, 0), (MAX_ENDPOINTS, MAX_FIRST - 1, MAX_RESERVED - 2)]
 
 
 def test_a_name_is_heard_up_to_a_length() -> None:

@@ -9,8 +9,8 @@ is what is one tenant's, over all adapters and routes but for those that have a 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Collection, Iterable, Iterator
+from heapq import heapify, heappop, heapreplace, nsmallest
 
 from msgspec.structs import replace
 
@@ -27,6 +27,8 @@ EXPECTED_OUTPUT_TOKENS = 128
 """Of a response, as a tenant is charged for it until its end."""
 OUTPUTS_OF_MEAN = 64
 """About so many responses make the mean output."""
+MAX_TOLD_PRIORITIES = 64
+"""With so many counted, none is counted anew for flows that wait at other routers alone."""
 
 _Flows = dict[str, list[Ticket]]
 
@@ -42,14 +44,18 @@ class Plan:
         self._settings = settings
         self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
         self._mean_output_tokens = float(EXPECTED_OUTPUT_TOKENS)
+        self._told: Collection[tuple[int, str]] = ()  # priorities and flows, held elsewhere alone
 
     def configure(self, settings: QueueSettings, held: Iterable[Ticket]) -> None:
         """Apply other settings; what each flow was served is forgotten if turns begin or end."""
         if settings.fair != self._settings.fair:
+            told = self._told
+            self.hold_told(())
             self._settings = settings
             self.counters.clear()
             for ticket in held:
                 self.hold(ticket)
+            self.hold_told(told)
         self._settings = settings
 
     def hold(self, ticket: Ticket) -> None:
@@ -63,6 +69,20 @@ class Plan:
         if self._settings.fair:
             claim = ticket.request.claim
             self.counters[claim.priority].release(claim.flow)
+
+    def hold_told(self, flows: Collection[tuple[int, str]]) -> None:
+        """Have flows be active from now on that wait at other routers, and no others that do.
+
+        Else what they are told to get there would lift them above those that wait here.
+        """
+        is_few = len(self.counters) < MAX_TOLD_PRIORITIES
+        flows = [each for each in flows if is_few or each[0] in self.counters]
+        before, self._told = self._told, flows
+        if self._settings.fair:
+            for priority, flow in flows:
+                self.counters[priority].hold(flow)
+            for priority, flow in before:
+                self.counters[priority].release(flow)
 
     def served(self, priority: int, flow: str) -> float:
         """Return what a flow has got."""
@@ -111,14 +131,14 @@ class Plan:
         return levels, given_up
 
     def _given_up(self, flows: _Flows, late_by_flow: _Flows) -> list[Ticket]:
-        """Return those to give up: not the last that a flow has which was served less than every
-        other. They would take its turn, again and again.
+        """Return those to give up, but for what is late of a flow that was served less than every
+        other and has none in time: others would take its turn, again and again.
         """
-        served = sorted((self._served_in(flow, name), name) for name, flow in flows.items())
-        if len(served) > 1 and served[0][0] < served[1][0]:
-            name = served[0][1]
+        if len(flows) > 1:
+            served = ((self._served_in(flow, name), name) for name, flow in flows.items())
+            (least, name), (next_least, _) = nsmallest(2, served)
             late = late_by_flow[name]
-            if len(late) == len(flows[name]):
+            if least < next_least and len(late) == len(flows[name]):
                 late_by_flow[name] = [each for each in late if each.is_refusable]
         return [each for late in late_by_flow.values() for each in late]
 

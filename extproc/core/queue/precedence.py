@@ -17,9 +17,11 @@ nothing for as long as they keep coming.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import chain
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.core.address import is_in_subset
 from extproc.core.slotuses import SlotUse
@@ -33,6 +35,10 @@ MAX_FIRST = 16
 """Flows that hold up others at a time: the first in order hold up the most."""
 MAX_KNOWN = 4096
 """Models, each with the addresses that the data plane allows, whose endpoints are remembered."""
+
+
+Flow = tuple[int, int, str]
+"""Its level, its priority and its name."""
 
 
 class First(Struct):
@@ -50,20 +56,37 @@ class First(Struct):
     next_until_s: float = -inf
     reach: int = 0
 
+    def lasts(self, now: float) -> bool:
+        """Return whether anybody has to let it go first."""
+        return now < max(self.later_until_s, self.next_until_s)
+
+    def shifted(self, by_s: float) -> First:
+        """Return the same with all times later by so much."""
+        times = (self.since_s, self.later_until_s, self.next_until_s)
+        return First(*(each + by_s for each in times), reach=self.reach)
+
 
 class Precedence:
     """Those that were asked for in vain lately.
 
     Args:
         served: Returns what a flow of a priority has got.
+
+    Attributes:
+        elsewhere: Those that wait at other routers.
     """
 
     def __init__(self, served: Callable[[int, str], float]) -> None:
         self._served = served
-        self._first: dict[tuple[int, int, str], First] = {}  # by level, priority and flow
+        self._first: dict[Flow, First] = {}
+        self.elsewhere: Sequence[tuple[Flow, First]] = ()
 
     def __len__(self) -> int:
-        return len(self._first)
+        return len(self._first) + len(self.elsewhere)
+
+    def firsts(self) -> tuple[tuple[Flow, First], ...]:
+        """Return those that wait here, as they are now."""
+        return tuple((flow, replace(first)) for flow, first in self._first.items())
 
     def begin(self) -> None:
         """Forget all, before they are asked for anew."""
@@ -84,7 +107,7 @@ class Precedence:
     ) -> float:
         """Return until when a request has to let others go first; `now` if it has not."""
         until_s = now
-        for (other, of, name), first in self._first.items():
+        for (other, of, name), first in chain(self._first.items(), self.elsewhere):
             if other < level or not first.reach & reach:
                 continue
             if other > level and of > priority and arrived_s > first.since_s:
@@ -120,6 +143,11 @@ class Reach:
         self.served, self.slots_of = served, slots
         self._known: dict[tuple[str, frozenset[str] | None], int] = {}
         self._idle: int | None = None  # the bits of those without a request, once they are known
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the endpoints, in the order of the bits."""
+        return tuple([view.address for view in self._endpoints])
 
     def has_idle(self, request: RequestInfo) -> bool:
         """Return whether an endpoint that may serve a request has none."""

@@ -27,6 +27,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from math import ceil, inf
 
 from extproc.core.claims import Share
+from extproc.core.queue.elsewhere import NOBODY, Waiting
 from extproc.core.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
 from extproc.core.queue.occupancy import Occupancy
 from extproc.core.queue.orders import Scene, running_in_clusters
@@ -54,6 +55,7 @@ class HoldQueue:
     Attributes:
         settings: In force.
         at: Has `offer` called at a time, instead of the time that it was called with before.
+        on_change: Called when `waiting` may return something else than before.
         occupancy: How much is held.
         served: Returns the name that endpoints know an adapter by.
         slots: Returns the adapters that routers know to run on an endpoint.
@@ -65,6 +67,7 @@ class HoldQueue:
         self.settings = settings or QueueSettings()
         self._plan = Plan(self.settings)
         self.at: Callable[[float], None] = _never
+        self.on_change: Callable[[], None] = _nothing
         self.served: Callable[[str], str] = str
         self.slots: Callable[[str], Mapping[str, SlotUse]] = lambda _address: {}
         self.holders: Callable[[str], Container[str] | None] = lambda _model: None
@@ -119,6 +122,7 @@ class HoldQueue:
         self._sweep.note(ticket)
         if ticket.reason == FOR_SLOT:
             self._sweep.begin_hold(ticket, self._reach(endpoints), now)
+            self.on_change()
         self._arrange()
         return None
 
@@ -157,6 +161,31 @@ class HoldQueue:
         """Have room that is to be offered soon offered now: a newcomer would take it."""
         if now < self._freed_s < inf:
             self._freed_s = now
+
+    # --- other routers -----------------------------------------------------------------------
+
+    @property
+    def lets_others_go(self) -> bool:
+        """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
+        return bool(self._tickets) or bool(self._sweep.elsewhere)
+
+    def waiting(self, now: float) -> Waiting:
+        """Return who waits here, for other routers."""
+        return self._sweep.waiting(now) if self._tickets else NOBODY
+
+    def hear(
+        self,
+        router_id: str,
+        waiting: Waiting,
+        *,
+        now: float,
+        endpoints: Sequence[EndpointView] = (),
+    ) -> None:
+        """Have those that wait at another router go first, instead of those that did before."""
+        is_less = self._sweep.hear(router_id, waiting, self._reach(endpoints), now=now)
+        self._plan.hold_told(self._sweep.elsewhere.flows())
+        if is_less:
+            self.freed(now)
 
     # --- offers ------------------------------------------------------------------------------
 
@@ -209,6 +238,7 @@ class HoldQueue:
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
             self._rests_until_s = now + REST_RATIO * took_s
+            self.on_change()
         self._arrange()
 
     def ask(self, ticket: Ticket, look: Look, *, now: float) -> None:
@@ -249,6 +279,8 @@ class HoldQueue:
         del self._tickets[ticket]
         self.occupancy.remove(ticket)
         self._plan.release(ticket)
+        if not self._tickets:
+            self.on_change()
         self._pace.look(now, is_held=bool(self._tickets))
 
     def _let_others_go(self, ticket: Ticket, now: float) -> None:
@@ -257,6 +289,7 @@ class HoldQueue:
         if is_shed_for or self._sweep.holds_up(ticket, now):
             self._sweep.let_go(ticket)
             self.freed(now)
+            self.on_change()
 
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
         """Refuse those whose first token will be late; return the others in order."""
@@ -338,6 +371,10 @@ class HoldQueue:
         if due_s < self._arranged_s:
             self._arranged_s = due_s
             self.at(due_s)
+
+
+def _nothing() -> None:
+    """Without other routers nobody is told who waits."""
 
 
 def _never(_at_s: float) -> None:

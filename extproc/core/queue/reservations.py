@@ -19,6 +19,7 @@ few. Capacity is lost by no more than what that adapter could have had there unt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf, log
 from typing import NamedTuple
 
@@ -39,9 +40,11 @@ class Reservation(NamedTuple):
     """One slot.
 
     Attributes:
+        adapter: For which it is kept, by the name that endpoints know.
         leaving: The adapter that lets it go.
     """
 
+    adapter: str
     address: str
     leaving: str
     priority: int
@@ -54,10 +57,14 @@ class Reservations:
 
     Args:
         served: Returns what a flow of a priority has got.
+
+    Attributes:
+        elsewhere: Those that other routers keep.
     """
 
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
         self.settings = settings
+        self.elsewhere: Sequence[Reservation] = ()
         self._served = served
         self._all: dict[str, Reservation] = {}
         self._fresh: set[str] = set()
@@ -119,6 +126,11 @@ class Reservations:
         first = [each for each in self if self._goes_first(each, claim)]
         if len(first) >= MAX_RESERVED:
             return
+        for each in self.elsewhere:
+            if now < each.until_s and self._stays(each, adapter, claim, known):
+                if each.adapter == adapter:
+                    return
+                first.append(each)
         found, best = None, -inf
         for view, uses in slots:
             if known is not None and known.address == view.address and known.leaving not in uses:
@@ -140,7 +152,7 @@ class Reservations:
             self._all = {
                 name: each for name, each in others if (each.address, each.leaving) != found
             }
-            self._all[adapter] = Reservation(*found, claim.priority, claim.flow, until_s)
+            self._all[adapter] = Reservation(adapter, *found, claim.priority, claim.flow, until_s)
             self._fresh.add(adapter)
 
     def kept_from(
@@ -152,11 +164,11 @@ class Reservations:
             request: With its adapter's name as endpoints know it.
         """
         adapter, claim = request.adapter, request.claim
-        if adapter is None or not self._all:
+        if adapter is None or not (self._all or self.elsewhere):
             return {}
         kept, reserved = dict[str, float](), dict[str, list[Reservation]]()
-        for name, each in self._all.items():
-            if now >= each.until_s or name == adapter:
+        for each in chain(self, self.elsewhere):
+            if now >= each.until_s or each.adapter == adapter:
                 continue
             if not self._goes_first(each, claim):
                 continue
@@ -191,6 +203,21 @@ class Reservations:
         if claim.priority != each.priority:
             return claim.priority < each.priority
         return self._turn(claim.priority, each.flow, claim.flow) >= 0
+
+    def _stays(
+        self, each: Reservation, adapter: str, claim: Claim, known: Reservation | None
+    ) -> bool:
+        """Return whether what another router keeps is not to be had for an adapter.
+
+        Of two that have the same right who has it already keeps it; of two who took it at once the
+        same one on both sides.
+        """
+        if claim.priority != each.priority:
+            return claim.priority < each.priority
+        turn = self._turn(claim.priority, each.flow, claim.flow)
+        if turn or known is None:
+            return turn >= 0
+        return (each.address, each.leaving, each.adapter) < (known.address, known.leaving, adapter)
 
     def _turn(self, priority: int, flow: str, other: str) -> float:
         """Return by how much one flow was served less than another; 0 where they have no turns."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from math import inf
 
+from extproc.core.queue.elsewhere import Elsewhere, Waiting
 from extproc.core.queue.levels import level
 from extproc.core.queue.precedence import AGAIN_RATIO, HOLD_UP_S, First, Precedence, Reach
 from extproc.core.queue.reservations import Reservations
@@ -35,6 +36,7 @@ class Sweep:
     Attributes:
         next_s: When the first is to be looked at again.
         reservations: Of slots.
+        elsewhere: Those that wait at other routers.
 
     Args:
         served: As `Precedence` wants it.
@@ -45,6 +47,7 @@ class Sweep:
         self.next_s = inf
         self.reservations = Reservations(settings, served)
         self._precedence, self._reach = Precedence(served), Reach()
+        self.elsewhere = Elsewhere()
         self._urgent = 0  # where those of priority 0 and above wait that are held
         # Flows by the kinds that were asked for in vain, since all of a flow's had been asked for.
         self._in_vain: dict[object, _Flow] = {}
@@ -94,7 +97,8 @@ class Sweep:
         self.next_s, num_sent = inf, 0
         self._precedence.begin()
         self.reservations.begin()
-        self._reach, self._urgent = reach, 0
+        self._look_around(reach)
+        self._urgent = 0
         since_s = self._since_s.items()
         self._since_s = {key: at_s for key, at_s in since_s if now < at_s + AGAIN_RATIO * key[1]}
         passed_over = list[Ticket]()
@@ -148,7 +152,8 @@ class Sweep:
 
     def begin_hold(self, ticket: Ticket, reach: Reach, now: float) -> None:
         """Have a newcomer that was asked for in vain, for a slot, go first from now on."""
-        self._reach, ticket.vain_s = reach, now
+        self._look_around(reach)
+        ticket.vain_s = now
         self._note_urgent(ticket)
         self._hold_up_others(ticket, now)
 
@@ -163,6 +168,20 @@ class Sweep:
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
         return self._behind_until_s(request, request.claim.priority, now)
+
+    def waiting(self, now: float) -> Waiting:
+        """Return who waits here, for other routers."""
+        firsts = tuple(each for each in self._precedence.firsts() if each[1].lasts(now))
+        kept = tuple(each for each in self.reservations if now < each.until_s)
+        has_reach = bool(firsts or self._urgent)
+        return Waiting(self._reach.addresses if has_reach else (), self._urgent, firsts, kept)
+
+    def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
+        """Have those that wait at another router go first, instead of those that did before; return
+        whether less of them holds up others."""
+        is_less = self.elsewhere.hear(router_id, waiting, self._settings, now=now)
+        self._look_around(reach)
+        return is_less
 
     def may_meet(self, one: Ticket, other: Ticket) -> bool:
         """Return whether two requests may go to one endpoint, as far as is known."""
@@ -203,11 +222,20 @@ class Sweep:
             tickets = passed_over.copy()
             passed_over.clear()
 
+    def _look_around(self, reach: Reach) -> None:
+        """Take the endpoints as they are now."""
+        self._reach, elsewhere = reach, self.elsewhere
+        if elsewhere:
+            elsewhere.know(reach.addresses)
+        self._precedence.elsewhere = elsewhere.firsts
+        self.reservations.elsewhere = elsewhere.kept
+
     def _behind_until_s(self, request: RequestInfo, where: int, now: float) -> float:
-        if not (self._precedence or self._urgent):
+        urgent = self._urgent | self.elsewhere.urgent
+        if not (self._precedence or urgent):
             return now
         claim, reach = request.claim, self._reach.of(request)
-        if claim.priority < 0 and self._urgent & reach:
+        if claim.priority < 0 and urgent & reach:
             return inf
         return self._precedence.behind_until_s(
             where, claim.priority, claim.flow, request.arrived_at_s, reach, now=now

@@ -1,7 +1,7 @@
-"""A load test inside locust: one user class over our workloads, with its own statistics.
+"""A load test inside locust: one user class over our workloads.
 
-Locust has the users, the processes, the table, charts and reports. It has no open loop and no times
-of tokens: a process's first user takes the process's whole share and sends each request when it is
+Locust has the users, the processes, the table, charts and reports. It has no open loop: a process's
+first user takes the process's whole share and sends each request when it is
 due. In a closed loop each user takes one request after the other.
 
 All processes begin at one moment of the wall clock, set by the one that makes the plan. It reaches
@@ -11,7 +11,7 @@ the workers in the options that locust sends them with its start message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,18 +33,15 @@ from locust.runners import (
 
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.locust.plan import Plan, add_options, make_plan
+from extproc.loadtest.locust.rows import conclude, log_record
 from extproc.loadtest.locust.share import Share
 from extproc.loadtest.locust.threads import WATCH_S
-from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.workload.exchange import RequestRecord, save_records
 
 LEAD_S = 0.3
 """From the plan to the begin: time for the sender to start."""
 WORKER_LEAD_S = 1.0
 """The same with workers, without the time for making the workload and for spawning users."""
-EXIT_LAGGED = 3
-_WHOLE, _MET, _TTFT, _GAP, _DELAY = "POST", "served well", "TTFT", "inter-token", "schedule delay"
-"""Rows of locust's table."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,13 +60,6 @@ class WorkloadUser(User):
     def send(self) -> None:
         """Send what is this user's."""
         self.load_test.send()
-
-
-class RequestError(Exception):
-    """A failed request; the text is the kind of error."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 class LoadTest:
@@ -119,33 +109,7 @@ class LoadTest:
             raise StopUser
 
     def _log_record(self, plan: Plan, record: RequestRecord) -> None:
-        """Log a request that ended: as a whole, its delay, its first token and each gap after it.
-
-        The whole goes through locust's `request` event, so that its plugins see it. The others are
-        in the table alone: they are not requests, and the row `Aggregated` must not count them.
-        """
-        entries: Mapping[tuple[str, str], Any] = self._environment.stats.entries
-        path = plan.form.path
-
-        def log(row: str, seconds: float) -> None:
-            entries[path, row].log(seconds * 1000, 0)
-
-        self._environment.events.request.fire(
-            request_type=_WHOLE,
-            name=path,
-            response_time=(record.ended_s - record.sent_s) * 1000,
-            response_length=record.num_tokens,
-            exception=RequestError(record.error) if record.error else None,
-            context={},
-        )
-        log(_DELAY, record.delay_s)
-        if record.ttft_s is not None:
-            log(_TTFT, record.ttft_s)
-            if plan.slo.is_met(record):
-                log(_MET, record.ttft_s)
-        # 1.2 us each; reading the piece took ten.
-        for gap_s in record.gaps_s:
-            log(_GAP, gap_s)
+        log_record(self._environment, plan, record)
         if self._options.records:
             self._records.append(record)
 
@@ -286,30 +250,14 @@ class LoadTest:
         plan, self._plan = self._plan, None
         if plan is None:
             return
-        environment, path = self._environment, plan.form.path
-        num, num_met = (environment.stats.get(path, row).num_requests for row in (_WHOLE, _MET))
-        late_ms = environment.stats.get(path, _DELAY).median_response_time
-        _log.info(
-            "served well: %d of %d requests, %.1f %%", num_met, num, 100 * num_met / (num or 1)
-        )
-        if num < self._num_requests:
-            environment.process_exit_code = 1
-            _log.error(
-                "%d of %d requests were never sent, or lost with their worker",
-                self._num_requests - num,
-                self._num_requests,
-            )
-        if late_ms > 1e3 * MAX_MEDIAN_DELAY_S:
-            _log.error("THE GENERATOR LAGGED: its median request was sent %d ms late", late_ms)
-            if self._options.fail_on_lag:
-                environment.process_exit_code = EXIT_LAGGED
+        conclude(self._environment, plan, self._num_requests)
         if self._options.records:
             try:
                 ordered = sorted(self._records, key=lambda record: record.index)
                 save_records(ordered, Path(self._options.records))
             except OSError as error:
                 _log.error("cannot write the records: %s", error)
-                environment.process_exit_code = 1
+                self._environment.process_exit_code = 1
 
 
 def _id(runner: Runner) -> str:

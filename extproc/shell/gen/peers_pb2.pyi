@@ -49,14 +49,62 @@ class Acknowledgement(_message.Message):
     def __init__(self) -> None: ...
 
 class Picks(_message.Message):
-    __slots__ = ("is_first", "started", "ended")
+    __slots__ = ("is_first", "started", "ended", "waiting")
     IS_FIRST_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     is_first: bool
     started: _containers.RepeatedCompositeFieldContainer[StartedPick]
     ended: _containers.RepeatedCompositeFieldContainer[EndedPick]
-    def __init__(self, is_first: _Optional[bool] = ..., started: _Optional[_Iterable[_Union[StartedPick, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedPick, _Mapping]]] = ...) -> None: ...
+    waiting: Waiting
+    def __init__(self, is_first: _Optional[bool] = ..., started: _Optional[_Iterable[_Union[StartedPick, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedPick, _Mapping]]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("addresses", "urgent", "flows", "slots")
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    URGENT_FIELD_NUMBER: _ClassVar[int]
+    FLOWS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    urgent: bytes
+    flows: _containers.RepeatedCompositeFieldContainer[WaitingFlow]
+    slots: _containers.RepeatedCompositeFieldContainer[KeptSlot]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., urgent: _Optional[bytes] = ..., flows: _Optional[_Iterable[_Union[WaitingFlow, _Mapping]]] = ..., slots: _Optional[_Iterable[_Union[KeptSlot, _Mapping]]] = ...) -> None: ...
+
+class WaitingFlow(_message.Message):
+    __slots__ = ("flow", "priority", "level", "age_ms", "later_ms", "next_ms", "reach")
+    FLOW_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LATER_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    flow: str
+    priority: int
+    level: int
+    age_ms: int
+    later_ms: int
+    next_ms: int
+    reach: bytes
+    def __init__(self, flow: _Optional[str] = ..., priority: _Optional[int] = ..., level: _Optional[int] = ..., age_ms: _Optional[int] = ..., later_ms: _Optional[int] = ..., next_ms: _Optional[int] = ..., reach: _Optional[bytes] = ...) -> None: ...
+
+class KeptSlot(_message.Message):
+    __slots__ = ("adapter", "address", "leaving", "priority", "flow", "left_ms")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FLOW_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    address: str
+    leaving: str
+    priority: int
+    flow: str
+    left_ms: int
+    def __init__(self, adapter: _Optional[str] = ..., address: _Optional[str] = ..., leaving: _Optional[str] = ..., priority: _Optional[int] = ..., flow: _Optional[str] = ..., left_ms: _Optional[int] = ...) -> None: ...
 
 class StartedPick(_message.Message):
     __slots__ = ("number", "address", "adapter", "body_bytes", "age_ms", "flow", "priority", "tokens")

@@ -49,7 +49,7 @@ class Knowledge:
         """Let a router tell the others its picks."""
         agenda = self._agenda
         router.pool.flights.observer = FleetTelling(
-            router.id,
+            router,
             [other for other in self._routers if other is not router],
             later=lambda wait_s, tell: agenda.after(wait_s, lambda: tell(now=agenda.now)),
             delay_s=delay_s,

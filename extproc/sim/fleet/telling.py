@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from extproc.core.queue.elsewhere import NOBODY
 from extproc.core.queue.plan import share_of
 from extproc.core.told import ToldPick
 from extproc.core.types import Pick
@@ -13,9 +14,10 @@ from extproc.sim.fleet.router import FleetRouter
 
 
 class FleetTelling:
-    """The picks of one router, told to the others: the observer of its pool.
+    """The picks of one router and who waits there, told to the others: the observer of its pool.
 
     Args:
+        router: The one.
         others: The other routers.
         later: Runs something after so many seconds, with the time as `now`.
         delay_s: Age of what is told when it arrives.
@@ -24,7 +26,7 @@ class FleetTelling:
 
     def __init__(
         self,
-        router_id: str,
+        router: FleetRouter,
         others: Sequence[FleetRouter],
         *,
         later: Callable[[float, Callable[..., None]], None],
@@ -32,10 +34,13 @@ class FleetTelling:
         loss: float,
         rng: random.Random,
     ) -> None:
-        self._others = [router.pool.told for router in others]
+        self._router, self._routers = router, others
+        self._others = [each.pool.told for each in others]
         self._later, self._delay_s, self._loss, self._rng = later, delay_s, loss, rng
+        self._waiting, self._is_due = NOBODY, False
+        router.router.queue.on_change = self._changed
         for told in self._others:
-            told.begin(router_id, now=0.0)
+            told.begin(router.id, now=0.0)
 
     def started(self, pick: Pick, address: str, *, at_s: float) -> None:
         """Tell of a pick, or that it has moved."""
@@ -47,6 +52,20 @@ class FleetTelling:
     def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
         """Tell of a pick's end."""
         self._tell([partial(told.finish, pick_id, has_run=has_run) for told in self._others])
+
+    def _changed(self) -> None:
+        """Tell who waits, once all that happens in this moment has happened."""
+        if not self._is_due:
+            self._is_due = True
+            self._later(0.0, self._tell_waiting)
+
+    def _tell_waiting(self, *, now: float) -> None:
+        self._is_due = False
+        waiting = self._router.router.waiting(now=now)
+        if waiting != self._waiting:
+            self._waiting, name = waiting, self._router.id
+            for each in self._routers:
+                self._later(self._delay_s, partial(each.router.hear, name, waiting))
 
     def _tell(self, messages: Sequence[Callable[..., None]]) -> None:
         for message in messages:

@@ -1,0 +1,272 @@
+"""Who waits at another router goes first at this one, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.claims import Claim, Share
+from extproc.core.queue import QueueSettings, Waiting, elsewhere
+from extproc.core.queue.elsewhere import NOBODY
+from extproc.core.queue.precedence import HOLD_UP_S, First
+from extproc.core.queue.reservations import Reservation, Reservations
+from extproc.core.queue.tickets import Ticket
+from extproc.core.slotuses import SlotUse
+from extproc.core.types import EndpointView, RequestInfo
+from extproc.core.words import FOR_SLOT
+from tests.builders import address, endpoint_view
+from tests.core.queue.scene import Scene
+
+GREEDY, MODEST, GOLD = "greedy", "modest", "gold"
+SLOT_HOLD_S = QueueSettings().slot_hold_s
+
+
+def pods(*numbers: int) -> list[EndpointView]:
+    return [endpoint_view(number, registered=frozenset({"m"})) for number in numbers]
+
+
+def waits(
+    tenant: str = MODEST, priority: int = 0, *, at: Sequence[EndpointView] | None = None
+) -> Scene:
+    """A router at which one waits, in vain so far."""
+    scene = Scene(endpoints=pods(1, 2) if at is None else at)
+    scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
+    scene.hold("first", "m", tenant=tenant, priority=priority)
+    scene.free(0)
+    return scene
+
+
+def other(told: Scene, *, at: Sequence[EndpointView] | None = None) -> Scene:
+    """A router that was told who waits at `told`, and has served the greedy one."""
+    scene = Scene(endpoints=pods(1, 2) if at is None else at, now=told.now)
+    tell(told, scene)
+    for _ in range(3):
+        scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
+    return scene
+
+
+def tell(told: Scene, scene: Scene, name: str = "aa") -> None:
+    waiting = told.queue.waiting(told.now)
+    scene.queue.hear(name, waiting, now=scene.now, endpoints=scene.endpoints)
+
+
+def behind_s(scene: Scene, tenant: str = GREEDY, priority: int = 0, **fields: float) -> float:
+    claim = Claim(tenant=tenant, priority=priority)
+    request = RequestInfo("m", arrived_at_s=fields.get("at_s", scene.now), claim=claim)
+    return scene.queue.behind_until_s(request, now=scene.now) - scene.now
+
+
+def test_a_newcomer_lets_one_go_first_that_waits_at_another_router_and_got_less() -> None:
+    scene = other(waits())
+
+    assert scene.queue.lets_others_go
+    assert behind_s(scene) == pytest.approx(HOLD_UP_S)
+    assert behind_s(scene, MODEST) == 0
+
+
+def test_a_lower_priority_that_came_later_lets_a_higher_one_go_first() -> None:
+    scene = other(waits(GOLD, 10))
+
+    assert behind_s(scene, MODEST) > HOLD_UP_S
+    assert behind_s(scene, MODEST, at_s=-1.0) == pytest.approx(HOLD_UP_S)
+    assert behind_s(scene, MODEST, 10) == 0
+
+
+def test_those_below_0_wait_as_long_as_anybody_does_and_go_when_nobody_does() -> None:
+    told = waits()
+    scene = other(told)
+    scene.hold("idle", "m", priority=-1)
+    before = scene.free(9, after_s=10.0)
+    behind = behind_s(scene, MODEST, -1)
+    told.queue.remove(told.tickets["first"], now=told.now)
+    scene.now, scene.room = scene.now + 1.0, 1
+    tell(told, scene)
+    scene.queue.offer(scene.look, now=scene.now, endpoints=scene.endpoints)
+
+    assert (before, behind) == ([], inf)
+    assert scene.sent == ["idle"]
+    assert not scene.queue.lets_others_go
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "is_behind"),
+    [((1, 2), (2, 1), True), ((1,), (2, 3), False), ((1, 2), (3, 4, 2), True), ((), (1,), True)],
+)
+def test_one_goes_first_where_both_may_go_whatever_the_order_of_endpoints(
+    theirs: tuple[int, ...], ours: tuple[int, ...], is_behind: bool
+) -> None:
+    """Without endpoints it is not known where one may go: it may be anywhere."""
+    scene = other(waits(at=pods(*theirs)), at=pods(*ours))
+
+    assert (behind_s(scene) > 0) is is_behind
+    assert (behind_s(scene, priority=-1) == inf) is is_behind
+
+
+def test_endpoints_that_come_later_count_from_the_next_offer_on() -> None:
+    scene = other(waits(), at=pods(3))
+    before = behind_s(scene)
+    scene.endpoints = pods(3, 1)
+    scene.hold("held", "other")
+    scene.free(0, after_s=0.1)
+
+    assert before == 0
+    assert behind_s(scene) > 0
+
+
+def test_what_is_told_last_counts_and_what_ended_lets_others_go_at_once() -> None:
+    told = waits()
+    scene = other(told)
+    scene.hold("held", "m", tenant=GREEDY)
+    at_first = scene.free(9, after_s=0.1)
+    told.free(1, after_s=1.0)
+    scene.now, scene.room = told.now, 9
+    tell(told, scene)
+    is_due = scene.queue.is_due(scene.now)
+    scene.queue.offer(scene.look, now=scene.now, endpoints=scene.endpoints)
+
+    assert at_first == []
+    assert told.sent == ["first"]
+    assert is_due
+    assert scene.sent == ["held"]
+
+
+def test_several_routers_are_heard_and_the_highest_of_them_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elsewhere, "MAX_FIRSTS", 1)
+    scene = other(waits())
+    tell(waits(GOLD, 10), scene, "bb")
+    both = behind_s(scene)
+    scene.queue.hear("bb", NOBODY, now=scene.now, endpoints=scene.endpoints)
+
+    assert both > behind_s(scene) > 0
+
+
+def test_nobody_waits_longer_than_by_our_own_settings() -> None:
+    told = other(waits(GOLD, 10))
+    first = First(0.0, 1e9, 1e9, elsewhere.ALL)
+    kept = Reservation("x", address(1), "a", 10, " t", 1e9)
+    word = Waiting(firsts=(((10, 10, " t"), first),), kept=(kept,))
+    told.queue.hear("bb", word, now=told.now, endpoints=told.endpoints)
+    request = RequestInfo("a", "a", claim=Claim())
+
+    assert behind_s(told, MODEST) == pytest.approx(SLOT_HOLD_S)
+    assert told.queue.kept_from(request, told.endpoints, now=told.now) == {
+        address(1): told.now + SLOT_HOLD_S
+    }
+
+
+@given(st.floats(-1e6, 1e6))
+def test_what_is_told_between_clocks_is_the_same_there_and_back(by_s: float) -> None:
+    told = waits(GOLD, 10).queue.waiting(1.0)
+    back = told.shifted(by_s).shifted(-by_s)
+
+    assert [flow for flow, _ in back.firsts] == [flow for flow, _ in told.firsts]
+    for (_, one), (_, same) in zip(told.firsts, back.firsts, strict=True):
+        assert one.later_until_s == pytest.approx(same.later_until_s, abs=1e-6)
+        assert one.reach == same.reach
+    assert told.shifted(by_s).urgent == told.urgent
+
+
+def test_what_one_gets_at_another_router_while_it_waits_does_not_put_it_behind_others() -> None:
+    told = waits()
+    scene = other(told)
+    scene.hold("held", "m", tenant=GREEDY)
+    scene.queue.charge_told(Share(f" {MODEST}", 0, 1.0))
+
+    assert behind_s(scene) > 0
+    scene.queue.configure(QueueSettings(fair=False))
+    assert behind_s(scene) == 0
+    scene.queue.configure(QueueSettings())
+    scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
+    scene.free(0, after_s=0.01)
+    assert behind_s(scene) > 0
+
+
+def test_who_knows_nobody_that_waits_is_told_of_nobody() -> None:
+    assert Scene().queue.waiting(0.0) == NOBODY
+
+
+# --- slots -------------------------------------------------------------------------------------
+
+NOW = 100.0
+SERVED = {f" {GREEDY}": 9.0, f" {MODEST}": 1.0}
+CLAIMS = st.builds(Claim, tenant=st.sampled_from([GREEDY, MODEST]), priority=st.integers(0, 1))
+
+
+def kept() -> Reservations:
+    settings = QueueSettings(slot_hold_s=10.0)
+    return Reservations(settings, lambda _priority, flow: SERVED.get(flow, 0.0))
+
+
+def held(adapter: str, claim: Claim) -> Ticket:
+    request = RequestInfo(adapter, adapter, arrived_at_s=0.0, claim=claim)
+    return Ticket(request, lambda: None, 1e9, vain_s=NOW, reason=FOR_SLOT)
+
+
+def full(number: int, *running: str) -> tuple[EndpointView, dict[str, SlotUse]]:
+    uses = {name: SlotUse(0.0, NOW - 1, -1, " t") for name in running}
+    view = endpoint_view(
+        number, max_loras=len(running), pending_by_adapter=dict.fromkeys(running, 1)
+    )
+    return view, uses
+
+
+def test_a_slot_that_another_router_keeps_is_kept_from_ours() -> None:
+    slots, one, two = [full(1, "a", "b")], kept(), kept()
+    one.add(held("x", Claim()), "x", slots, now=NOW)
+    two.elsewhere = list(one)
+    freed = endpoint_view(1, max_loras=2, pending_by_adapter={one_left(one): 1})
+    request = RequestInfo("y", "y", claim=Claim(tenant=GREEDY))
+    wanted = RequestInfo("x", "x", claim=Claim(tenant=GREEDY))
+
+    assert two.kept_from(request, [freed], now=NOW)
+    assert not two.kept_from(wanted, [freed], now=NOW)
+    assert not two.kept_from(request, [freed], now=NOW + 10.0)
+
+
+def one_left(made: Reservations) -> str:
+    [each] = made
+    return "b" if each.leaving == "a" else "a"
+
+
+def test_of_two_routers_the_lower_priority_lets_the_other_have_its_slot() -> None:
+    slots, one, two = [full(1, "a")], kept(), kept()
+    two.add(held("x", Claim()), "x", slots, now=NOW)
+    one.elsewhere = list(two)
+    one.add(held("gold", Claim(priority=10)), "gold", slots, now=NOW)
+    two.elsewhere = list(one)
+    two.begin()
+    two.add(held("x", Claim()), "x", slots, now=NOW)
+    two.end()
+
+    assert [each.adapter for each in one] == ["gold"]
+    assert list(two) == []
+
+
+Held = list[tuple[str, Claim]]
+HELD = st.lists(st.tuples(st.sampled_from("uvwxyz"), CLAIMS), max_size=6, unique_by=lambda p: p[0])
+
+
+@given(HELD, HELD, st.integers(1, 3), st.integers(1, 2))
+def test_routers_that_tell_each_other_come_to_keep_no_slot_twice_and_no_adapter_two(
+    ours: Held, theirs: Held, num_slots: int, num_pods: int
+) -> None:
+    slots = [full(number, *(f"{number}{each}" for each in range(num_slots)))
+             for number in range(num_pods)]  # fmt: skip
+    routers = [(kept(), ours), (kept(), theirs)]
+    for _ in range(12):
+        words = [list(each) for each, _ in routers]
+        for (each, waiting), word in zip(routers, reversed(words), strict=True):
+            each.elsewhere = word
+            each.begin()
+            for adapter, claim in waiting:
+                each.add(held(adapter, claim), adapter, slots, now=NOW)
+            each.end()
+
+    both = {(each.adapter, (each.address, each.leaving)) for made, _ in routers for each in made}
+    assert len({adapter for adapter, _ in both}) == len(both) == len({slot for _, slot in both})
