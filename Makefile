@@ -18,9 +18,9 @@ help:
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
 	@echo 'make test-vllm-times  the engine model predicts a real vLLM, policies before two, more seeds: twenty minutes'
 	@echo 'make check      formatting, lint, types, architecture'
-	@echo 'make coverage   branch coverage of the core by its own tests'
+	@echo 'make coverage   branch coverage of the pure files by the tests of their rooms'
 	@echo 'make format     formatting, and fixes by ruff'
-	@echo 'make proto      generates extproc/shell/gen from protos/'
+	@echo 'make proto      generates extproc/gen from protos/'
 	@echo 'make docs       generates docs/configuration.md from extproc/config/'
 	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
@@ -81,8 +81,10 @@ check: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_repository.py
 
+PURE_TESTS := $(addprefix tests/,wire request fleet routing queue adapters peers discovery envoy observe) $(wildcard tests/test_*.py)
 coverage: $(DEV)
-	HYPOTHESIS_PROFILE=many $(BIN)/python -m pytest --quiet tests/core --cov=extproc.core --cov-report=term-missing:skip-covered --cov-fail-under=100
+	HYPOTHESIS_PROFILE=many $(BIN)/python -m pytest --quiet $(PURE_TESTS) --cov=extproc --cov-report=
+	$(BIN)/coverage report --show-missing --skip-covered --fail-under=100 --include="$$($(BIN)/python -m tests.test_architecture)"
 
 format: $(DEV)
 	$(BIN)/ruff format .

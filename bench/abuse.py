@@ -1,6 +1,6 @@
 """The cost of each abuse of the table in docs/wire.md until its limit ends it.
 
-Feeds `extproc.core.wire` under its default limits, without sockets, in reads of 64 KiB. CPU is the
+Feeds `extproc.wire` under its default limits, without sockets, in reads of 64 KiB. CPU is the
 process's time inside the core's calls, the service's echo included, so it holds on a busy machine
 too. Memory is the most that Python's allocator had given out beyond what it had before, in a pass
 of its own, because counting it slows everything. Between any two calls another connection of the
@@ -24,11 +24,11 @@ from bench.attacks import ATTACKS, ECHO, READY, Attack, Step, open_stream, split
 from bench.figures import render_table
 from bench.machine import describe
 from bench.report import default_path, write_json
-from extproc.core.budget import Budget
-from extproc.core.wire import Connection, Counters, frames
-from extproc.core.wire.errors import ErrorCode
-from extproc.shell.rpc import Call, Code, Method
 from extproc.stack.processes import StackError
+from extproc.wire import Connection, Counters, frames
+from extproc.wire.budget import Budget
+from extproc.wire.errors import ErrorCode
+from extproc.wire.rpc import Call, Code, Method
 
 # Last stream, error code (9113 6.8).
 _GOAWAY = Struct(">II")

@@ -27,7 +27,7 @@ from bench.chaosscene import Chaos, running
 from bench.chaosstores import Keeper, over_http
 from bench.machine import describe
 from bench.report import default_path, write_json
-from extproc.core.adapters.states import AdapterSettings
+from extproc.adapters.states import AdapterSettings
 from extproc.stack.processes import StackError
 from tests.kubernetes.apiserver import ApiServer
 

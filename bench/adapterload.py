@@ -27,7 +27,7 @@ from bench.figures import percentile, render_table
 from bench.machine import describe
 from bench.processes import memory
 from bench.report import default_path, write_json
-from extproc.sim.engine.profiles import PROFILES
+from extproc.lab.engine.profiles import PROFILES
 from extproc.stack.processes import StackError
 
 TOP = 200

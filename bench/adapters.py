@@ -25,17 +25,18 @@ import yaml
 from bench.chaoskube import InCluster, api_server, in_cluster
 from bench.figures import percentile, render_table
 from bench.processes import RedisServer
-from extproc.app.app import GC_THRESHOLDS
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.planner import Planner
-from extproc.core.adapters.states import Action, Kind, PodState, Result
-from extproc.core.types import ModelCard
-from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.engine.profiles import INSTANT, EngineProfile
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.adapters.declared import Declaration
+from extproc.adapters.planner import Planner
+from extproc.adapters.states import Action, Kind, Result
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.fleet.podstate import PodState
+from extproc.lab.engine.profiles import INSTANT, EngineProfile
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.service.app import GC_THRESHOLDS
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import free_port
-from extproc.stack.router import Router
+from extproc.stack.routers import Router
+from extproc.types import ModelCard
 
 NUM_DECLARED, NUM_PODS, SLOTS = 2_000, 8, 8
 STORES = ("directory", "sqlite", "redis", "file", "kubernetes")

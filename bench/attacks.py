@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from extproc.core.budget import DEFAULT_MAX_BYTES
-from extproc.core.wire import Abuse, frames
-from extproc.core.wire.grpc import literal
-from extproc.core.wire.limits import DEFAULT_LIMITS as LIMITS
+from extproc.wire import Abuse, frames
+from extproc.wire.budget import DEFAULT_MAX_BYTES
+from extproc.wire.grpc import literal
+from extproc.wire.limits import DEFAULT_LIMITS as LIMITS
 
 ECHO: Final = "/bench.Echo/Echo"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.sim.fakepod.trouble import Trouble
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.trouble import Trouble
 
 OWN = "own"
 """The adapter that one pod has by itself: nobody declares it, so nobody may unload it."""

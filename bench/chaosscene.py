@@ -20,10 +20,10 @@ from bench import chaosplan
 from bench.chaosplan import NAMES, NUM_PODS, NUM_ROUTERS, Change, Fault
 from bench.chaospods import BASE, OWN, ChaosPod, Ledger
 from bench.chaosstores import MIN_REPLICAS, Keeper, served_name, source_of
-from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import free_port
-from extproc.stack.router import Router
+from extproc.stack.routers import Router
 
 _REQUESTS_PER_S, _TOKENS = 8.0, 40
 _REQUEST_S = 60.0

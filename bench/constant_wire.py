@@ -14,9 +14,9 @@ import sys
 import uvloop
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from extproc.shell import wire
-from extproc.shell.rpc import Call, Metadata, Method, Session
-from extproc.shell.server import SERVICE
+from extproc.request.processor import SERVICE
+from extproc.wire import server as wire
+from extproc.wire.rpc import Call, Metadata, Method, Session
 
 KEY = "x-gateway-destination-endpoint"
 EXTENSION_S = 100

@@ -23,16 +23,16 @@ from time import process_time
 from msgspec.structs import replace
 
 from bench.figures import percentile
-from extproc.app.app import GC_THRESHOLDS
-from extproc.core.adapters.catalog import Catalog
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Offer
-from extproc.core.picker import Picker
-from extproc.core.pickids import pick_ids
-from extproc.core.policies import BUILT_IN
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.router import Router
-from extproc.core.types import Endpoint, LoadReport, ModelCard, Pick, RequestInfo
+from extproc.adapters.declared import Declaration
+from extproc.fleet.pickids import pick_ids
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.routing.catalog import Catalog
+from extproc.routing.picker import Picker
+from extproc.routing.policies import BUILT_IN
+from extproc.routing.precedence import Offer
+from extproc.routing.router import Router
+from extproc.service.app import GC_THRESHOLDS
+from extproc.types import Endpoint, LoadReport, ModelCard, Pick, RequestInfo
 
 POLICIES = ("founding", "least_harm", "least_pending")
 SIZES = ((100, 1_000), (1_000, 10_000))

@@ -2,7 +2,7 @@
 
     python bench/ejections.py [--fleets 20000] [--seed 1]
 
-Random fleets of 2 to 50 pods and random failures, judged by `core.outliers` in virtual time.
+Random fleets of 2 to 50 pods and random failures, judged by `fleet.outliers` in virtual time.
 `alike`: each request fails with a probability of its kind (0 to 0.95), wherever it goes, from the
 beginning on or from some moment on. `poison`: no kind fails, but clients repeat requests that fail
 everywhere. `alone`: the same with at most 5 % of failures or 10 % of poison, and after a while one
@@ -16,9 +16,9 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from extproc.core.comparison import Like
-from extproc.core.outliers import Outliers
-from extproc.core.verdicts import Verdict
+from extproc.fleet.comparison import Like
+from extproc.fleet.evidence import Verdict
+from extproc.fleet.outliers import Outliers
 
 DURATION_S = 90.0
 MAX_REQUESTS = 1_500

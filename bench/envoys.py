@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
 
 BASE_MODEL = "base"
 _TYPE = "type.googleapis.com/envoy."

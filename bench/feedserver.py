@@ -12,7 +12,7 @@ import time
 import uvloop
 from aiohttp import web
 
-from extproc.shell.livepage import LivePage
+from extproc.observe.livepage import LivePage
 
 
 async def serve(port: int, frame_bytes: int) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from extproc.app.livefeed import LiveFeed
-from extproc.core.accounting import DecisionRecord
-from extproc.core.attainment import Attainment
-from extproc.core.queue import HoldQueue
-from extproc.core.queue.status import describe_queue
-from extproc.core.types import EndpointView, ModelCard, Outcome, Pick, RequestInfo, Snapshot
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.telemetry import Telemetry
+from extproc.fleet.accounting import DecisionRecord
+from extproc.observe.attainment import Attainment
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.telemetry import Telemetry
+from extproc.queue import HoldQueue
+from extproc.queue.status import describe_queue
+from extproc.service.livefeed import LiveFeed
+from extproc.types import EndpointView, ModelCard, Outcome, Pick, RequestInfo, Snapshot
 
 SIZES = ((4, 12), (16, 64), (48, 300), (100, 400), (100, 5000))
 _REPEATS = 40

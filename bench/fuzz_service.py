@@ -34,7 +34,7 @@ from bench.fuzzstack import Attack, Target, Watch, attacking, port_of, running
 from bench.machine import describe
 from bench.processes import get, raise_file_limit
 from bench.report import default_path, write_json
-from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody
 from extproc.stack.processes import StackError
 
 MAX_RSS_BYTES: Final = 256 * 2**20

@@ -14,7 +14,7 @@ from typing import Final
 
 from bench.attacks import READY
 from bench.fuzzfield import HONEST, SESSION_HEADER, SINK, Field, chat, head
-from extproc.core.wire import frames
+from extproc.wire import frames
 
 _MIB: Final = 2**20
 _GET_LIST: Final = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -14,9 +14,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc_pb2
 
 from bench.attacks import ATTACKS, Attack
 from bench.fuzzfield import HONEST, Field, chat
-from extproc.core.wire import frames
-from extproc.core.wire.grpc import literal
-from extproc.shell.gen import decisions_pb2, peers_pb2
+from extproc.gen import decisions_pb2, peers_pb2
+from extproc.wire import frames
+from extproc.wire.grpc import literal
 
 _MAX_FLOOD_BYTES: Final = 1024 * 1024
 _EXT_PROC: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

@@ -19,9 +19,9 @@ import yaml
 from bench.fuzzattack import Plan, Tally
 from bench.fuzzfield import HONEST, SESSION_HEADER, SHAKY
 from bench.processes import cpu_s, get, memory, waited_s
-from extproc.app.settings import BODY_SHARE_OF_MEMORY
-from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.fakepod.config import PodConfig
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.lab.fakepod.config import PodConfig
+from extproc.service.configured import BODY_SHARE_OF_MEMORY
 from extproc.stack.processes import StackError, bound_to_us
 from extproc.stack.stack import Stack
 

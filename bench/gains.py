@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from extproc.loadtest.results import LoadResult, load
-from extproc.sim.trials.charts import COLOURS, Bar, bar_chart
-from extproc.workload.intervals import Interval, paired_ratio
+from extproc.lab.loadtest.results import LoadResult, load
+from extproc.lab.trials.charts import COLOURS, Bar, bar_chart
+from extproc.lab.workload.intervals import Interval, paired_ratio
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "loadtest" / "results" / "standard-2026-11-23.json"

@@ -24,11 +24,11 @@ from typing import Any
 import uvloop
 
 from bench.machine import describe
-from extproc.loadtest.measures import Percentiles
-from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
-from extproc.loadtest.workloads import make
+from extproc.lab.loadtest.measures import Percentiles
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
+from extproc.lab.loadtest.workloads import make
+from extproc.lab.workload.exchange import RequestRecord, load_records, save_records
 from extproc.stack.processes import StackError, bound_to_us
-from extproc.workload.exchange import RequestRecord, load_records, save_records
 
 ROOT = Path(__file__).parents[1]
 GENERATORS = ("locust", "replay")

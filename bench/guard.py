@@ -28,13 +28,13 @@ from rich.table import Table
 
 from extproc.commands.failure import FAILED
 from extproc.commands.session import NOT_MEASURED, measured, status_of
-from extproc.loadtest.compare import Round, is_disturbed, ratio_of
-from extproc.loadtest.figures import FIGURES
-from extproc.loadtest.loads import plan_suite, read_suite, scenarios_of
-from extproc.loadtest.results import describe_machine
-from extproc.loadtest.screen import remarks, short_head
-from extproc.loadtest.targets import TargetSpec, parse_targets
-from extproc.sim.trials.specs import Suite
+from extproc.lab.loadtest.compare import Round, is_disturbed, ratio_of
+from extproc.lab.loadtest.figures import FIGURES
+from extproc.lab.loadtest.loads import plan_suite, read_suite, scenarios_of
+from extproc.lab.loadtest.results import describe_machine
+from extproc.lab.loadtest.screen import remarks, short_head
+from extproc.lab.loadtest.targets import TargetSpec, parse_targets
+from extproc.lab.trials.specs import Suite
 
 EXPECTATION = Path(__file__).parents[1] / "loadtest" / "results" / "expectation.json"
 FIGURE_NAMES = ("attainment", "ttft_mean_s", "loads_per_1000")

@@ -20,8 +20,8 @@ from typing import Any
 
 import aiohttp
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e import test_unread_stores as stores
 from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess, eventually

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from extproc.core.policies import LeastPending
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
+from extproc.routing.policies import LeastPending
+from extproc.types import Choice, RequestInfo, Snapshot, Wait
 
 
 class Hold:

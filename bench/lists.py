@@ -33,9 +33,9 @@ from bench.listreaders import Ending, Plan
 from bench.machine import describe
 from bench.processes import cpu_s, get, memory, raise_file_limit, waited_s
 from bench.report import default_path, write_json
-from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.config import PodConfig
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.config import PodConfig
 from extproc.stack.processes import ChildProcess, StackError
 from extproc.stack.stack import Stack
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bench.figures import render_table
-from extproc.core.placement import Capacity, Placement
+from extproc.adapters.placement import Capacity, Placement
 
 SIZES = ((8, 100), (8, 2000), (100, 1000), (1000, 10_000))
 _REPEATS = 5

@@ -13,15 +13,15 @@ from typing import Any, cast
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from bench.figures import render_table
-from extproc.core import messages as m
-from extproc.core.messages import BodyMode
-from extproc.core.ports import Dispatcher, StreamSettings
-from extproc.core.restoring import EventRestorer
-from extproc.core.rewrites import Rewrites, Rule
-from extproc.core.spelling import Spelling
-from extproc.core.stream import Stream
-from extproc.core.types import Pick, RequestInfo
-from extproc.shell.codec import Codec
+from extproc.fleet.spelling import Spelling
+from extproc.request import messages as m
+from extproc.request.codec import Codec
+from extproc.request.interfaces import Dispatcher, StreamSettings
+from extproc.request.messages import BodyMode
+from extproc.request.restoring import EventRestorer
+from extproc.request.stream import Stream
+from extproc.routing.rewrites import Rewrites, Rule
+from extproc.types import Pick, RequestInfo
 
 BODY_BYTES = (308, 107_000)
 NUM_EVENTS = 100

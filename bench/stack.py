@@ -14,7 +14,7 @@ from bench import envoys
 from bench.processes import started
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess, free_port
-from extproc.stack.router import Router
+from extproc.stack.routers import Router
 
 
 class Variant(StrEnum):

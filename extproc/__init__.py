@@ -1,12 +1,15 @@
 """An Envoy external processor that routes OpenAI-API requests to vLLM pods by LoRA adapter.
 
-`core` decides (pure, synchronous), `shell` translates one outside thing per file, `app` wires the
-two together, `sim` models engines and fleets and runs the real core. A policy of your own needs
+Its rooms answer one question each: bytes to messages (`wire`), a request's messages (`request`),
+the choice (`routing`), who waits (`queue`), what is known of pods (`fleet`), adapters kept loaded
+(`adapters`), other routers (`peers`), which pods there are (`discovery`), what else is said to
+Envoy (`envoy`), what is going on (`observe`), settings (`config`), composition (`service`); and on
+one machine (`stack`), at the terminal (`commands`), measured (`lab`). A policy of your own needs
 only the names exported here.
 """
 
-from extproc.core.policies import Founding, Policy
-from extproc.core.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Wait
+from extproc.routing.policies import Founding, Policy
+from extproc.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Wait
 
 __all__ = [
     "Choice",

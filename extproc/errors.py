@@ -10,7 +10,7 @@ ExtprocError
 
 from __future__ import annotations
 
-from extproc.core.types import Rejection
+from extproc.types import Rejection
 
 
 class ExtprocError(Exception):

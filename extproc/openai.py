@@ -8,8 +8,8 @@ from operator import attrgetter
 
 import msgspec
 
-from extproc.core.errors import RequestError
-from extproc.core.types import ModelCard, Reason, Rejection
+from extproc.errors import RequestError
+from extproc.types import ModelCard, Reason, Rejection
 
 MAX_MODEL_BYTES = 256
 """Longest model name in UTF-8 bytes. A Hugging Face id has at most 96 characters after its owner

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
-from extproc.core.types import Reason, Rejection
+from extproc.types import Reason, Rejection
 
 DEFAULT_INFERENCE_PATHS = (
     "/v1/chat/completions",

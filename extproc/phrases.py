@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.core.bounds import plain
-from extproc.core.types import EndpointView
+from extproc.bounds import plain
+from extproc.types import EndpointView
 
 MAX_NAME_CHARS = 80
 """Of a model's or a pod's name in a sentence."""

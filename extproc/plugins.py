@@ -10,8 +10,8 @@ from random import Random
 from traceback import extract_tb
 from typing import Any
 
-from extproc.core.policies import BUILT_IN, Policy
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.routing.policies import BUILT_IN, Policy
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 GROUP = "extproc.policies"
 """Entry point group of policies in other packages."""

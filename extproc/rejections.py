@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.core.types import Reason, Rejection
+from extproc.types import Reason, Rejection
 
 RETRY_AFTER_S = 1
 """A pool changes within a scrape or a watch event; a second is enough to see it."""

@@ -20,8 +20,8 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from extproc.core.claims import NO_CLAIM, Claim
-from extproc.core.costs import DEFAULT, Costs
+from extproc.costs import DEFAULT, Costs
+from extproc.tenancy import NO_CLAIM, Claim
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -231,7 +231,7 @@ class Snapshot(Struct, frozen=True, gc=False):
 
 
 class Hints(Struct, frozen=True):
-    """A request's own control headers, as far as they are trusted; `core.hints` names them."""
+    """A request's own control headers, as far as they are trusted (`request.controlheaders`)."""
 
     objective: str = ""  # gives the request its priority
     fairness_id: str = ""  # the tenant that the request counts for

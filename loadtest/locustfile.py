@@ -2,7 +2,8 @@
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8080 --workload slora-7b-a10g
 
-docs/locust.md says how to run it and what its figures mean; what it does is in `extproc.loadtest`.
+docs/locust.md says how to run it and what its figures mean; what it does is in
+`extproc.lab.loadtest`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 
 from locust import events
 
-from extproc.loadtest.locust.users import LoadTest, WorkloadUser
+from extproc.lab.loadtest.locust.users import LoadTest, WorkloadUser
 
 
 class Client(WorkloadUser):

@@ -6,13 +6,13 @@ import json
 import random
 from typing import Any
 
-from extproc.core.messages import BodyMode, RequestHeaders
-from extproc.core.picker import Picker
-from extproc.core.pickids import pick_ids
-from extproc.core.policies.founding import Founding
-from extproc.core.pool import Pool
-from extproc.core.router import Router
-from extproc.core.types import (
+from extproc.fleet.pickids import pick_ids
+from extproc.fleet.pool import Pool
+from extproc.request.messages import BodyMode, RequestHeaders
+from extproc.routing.picker import Picker
+from extproc.routing.policies.founding import Founding
+from extproc.routing.router import Router
+from extproc.types import (
     Endpoint,
     EndpointView,
     LoadReport,

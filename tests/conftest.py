@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from extproc.shell.logs import RepeatLimit
+from extproc.observe.logs import RepeatLimit
 
 FEW, MANY = 25, 100
 """Examples of a property: in each run, and where there is time (`make coverage`)."""
@@ -60,7 +60,7 @@ def unreadable() -> Iterator[Path]:
         path.chmod(0)
         is_root = os.geteuid() == 0
         if is_root:
-            for module in ("extproc.app.startup", "typer.rich_utils"):
+            for module in ("extproc.service.startup", "typer.rich_utils"):
                 importlib.import_module(module)  # nobody may not be allowed to
             os.seteuid(65534)
         try:

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.core import messages as m
-from extproc.core.messages import BodyMode
-from extproc.core.rejections import model_not_found, no_endpoints, saturated
-from extproc.core.types import EndpointView, LoadReport, Rejection, RequestInfo, Snapshot
+from extproc.rejections import model_not_found, no_endpoints, saturated
+from extproc.request import messages as m
+from extproc.request.messages import BodyMode
+from extproc.types import EndpointView, LoadReport, Rejection, RequestInfo, Snapshot
 from tests.builders import BASE, address, body, endpoint_view, request, request_headers, snapshot
 
 ADAPTERS = ("a", "b", "c")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.core.address import MAX_PORT, Address, check_endpoint_address, host_of
+from extproc.address import MAX_PORT, Address, check_endpoint_address, host_of
 
 
 @given(

@@ -24,7 +24,7 @@ from bench import (
     soak,
     vllm_serve,
 )
-from extproc.core.messages import BodyMode
+from extproc.request.messages import BodyMode
 
 BENCHMARKS = (
     abuse,

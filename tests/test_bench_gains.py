@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import gains
-from extproc.loadtest.results import load
+from extproc.lab.loadtest.results import load
 
 ROOT = Path(__file__).parents[1]
 

@@ -26,11 +26,11 @@ from bench.guard import (
     swapped,
 )
 from extproc.commands.twins import virtual_run
-from extproc.loadtest.compare import Round
-from extproc.loadtest.loads import plan_suite, read_suite
-from extproc.loadtest.runs import BlockRun
-from extproc.loadtest.targets import parse_targets
-from tests.loadtest.builders import TINY, block, run
+from extproc.lab.loadtest.compare import Round
+from extproc.lab.loadtest.loads import plan_suite, read_suite
+from extproc.lab.loadtest.runs import BlockRun
+from extproc.lab.loadtest.targets import parse_targets
+from tests.lab.loadtest.builders import TINY, block, run
 
 PAIR = ("founding", "least_pending")
 

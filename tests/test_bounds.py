@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.bounds import MAX_COUNT, between, fits_header, plain, total, whole
+from extproc.bounds import MAX_COUNT, between, fits_header, plain, total, whole
 
 NUMBERS = st.floats() | st.integers(-(10**400), 10**400)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from extproc.commands.eppflags import FLAGS, IGNORED
-from extproc.core.hints import CONTROL_HEADERS
+from extproc.request.controlheaders import CONTROL_HEADERS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "epp.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.core.errors import needs_extra
+from extproc.errors import needs_extra
 
 
 def test_a_missing_extra_is_named_with_its_user_and_the_command() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Model
 
-from extproc.core.errors import RequestError
-from extproc.core.openai import (
+from extproc.errors import RequestError
+from extproc.openai import (
     MAX_MODEL_BYTES,
     check_model,
     error_body,
@@ -21,9 +21,9 @@ from extproc.core.openai import (
     model_body,
     models_body,
 )
-from extproc.core.types import ModelCard, Reason, Rejection
+from extproc.types import ModelCard, Reason, Rejection
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "errors.md").read_text(encoding="utf-8")
 
 
 class TestModelName:

@@ -16,33 +16,33 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.app.dispatch import Dispatcher
-from extproc.app.livefeed import LiveFeed
-from extproc.app.observers import NAMES, Observers
-from extproc.app.recorder import Recorder
-from extproc.core.accounting import Accounting
-from extproc.core.admission import AdmissionSettings
-from extproc.core.attainment import Attainment
-from extproc.core.bounds import MAX_COUNT
-from extproc.core.engines import PROFILES
-from extproc.core.errors import ExpositionError
-from extproc.core.exposition import parse_report
-from extproc.core.lists import Lists
-from extproc.core.modelroutes import ModelRoute, ModelRoutes
-from extproc.core.orca import parse_orca
-from extproc.core.picker import Picker
-from extproc.core.policies import BUILT_IN
-from extproc.core.pool import Pool
-from extproc.core.rewrites import Rewrites
-from extproc.core.router import Router
-from extproc.core.types import Hints, Outcome, Pick, Rejection
-from extproc.shell.admin import describe_snapshot
-from extproc.shell.decisions import DecisionsService, describe, encode
-from extproc.shell.gen import decisions_pb2
-from extproc.shell.telemetry import Telemetry
-from extproc.shell.vllm import ModelsError, decode_models
+from extproc.bounds import MAX_COUNT
+from extproc.errors import ExpositionError
+from extproc.fleet.accounting import Accounting
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.exposition import parse_report
+from extproc.fleet.models import ModelsError, decode_models
+from extproc.fleet.orca import parse_orca
+from extproc.fleet.pool import Pool
+from extproc.gen import decisions_pb2
+from extproc.observe.attainment import Attainment
+from extproc.observe.decisions import DecisionsService, describe, encode
+from extproc.observe.observers import NAMES, Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.request.listbudget import Lists
+from extproc.routing.admission import AdmissionSettings
+from extproc.routing.modelroutes import ModelRoute, ModelRoutes
+from extproc.routing.picker import Picker
+from extproc.routing.policies import BUILT_IN
+from extproc.routing.rewrites import Rewrites
+from extproc.routing.router import Router
+from extproc.service.admin import describe_snapshot
+from extproc.service.dispatch import Dispatcher
+from extproc.service.livefeed import LiveFeed
+from extproc.service.recorder import Recorder
+from extproc.types import Hints, Outcome, Pick, Rejection
 from tests.builders import BASE, address, endpoint, request
-from tests.shell.fake_call import begin
+from tests.wire.fake_call import begin
 
 PAGE = (Path(__file__).parent / "golden" / "vllm-0.32-metrics.txt").read_text(encoding="utf-8")
 VLLM = PROFILES["vllm"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.routes import (
+from extproc.paths import (
     DEFAULT_INFERENCE_PATHS,
     FORM_PATHS,
     Route,
@@ -18,7 +18,7 @@ from extproc.core.routes import (
     normalize_path,
     path_label,
 )
-from extproc.core.types import Reason, Rejection
+from extproc.types import Reason, Rejection
 
 TABLE = RouteTable()
 

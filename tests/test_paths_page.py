@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from extproc import __version__
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS, Route, RouteKind, RouteTable
-from extproc.core.types import Rejection
+from extproc.paths import DEFAULT_INFERENCE_PATHS, Route, RouteKind, RouteTable
+from extproc.types import Rejection
 
 _PAGE = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
 _TABLE = RouteTable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core.words import held, shortened
+from extproc.phrases import held, shortened
 
 
 def test_only_what_is_too_long_is_shortened() -> None:

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from extproc.core.policies import BUILT_IN, Founding
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
 from extproc.plugins import GROUP, PolicyError, load_policy
+from extproc.routing.policies import BUILT_IN, Founding
+from extproc.types import Choice, RequestInfo, Snapshot, Wait
 from tests.builders import endpoint_view, request, snapshot
 
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from extproc.commands.main import app
 from extproc.config.file import parse_config
-from extproc.core.policies import Founding
-from extproc.core.types import EndpointView, RequestInfo, Snapshot
-from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.routing.policies import Founding
+from extproc.types import EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Client, RouterProcess

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core import rejections
-from extproc.core.types import Reason, Rejection
+from extproc import rejections
+from extproc.types import Reason, Rejection
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.adapters.declared import Declaration
+from extproc.adapters.stores.content import decode, decode_asked
 from extproc.config.adapters import AdaptersConfig
 from extproc.config.routes import RouteConfig
-from extproc.core.adapters.declared import Declaration
-from extproc.core.kubernetes.llmroutes import routes_of
-from extproc.core.kubernetes.objects import routes_query
-from extproc.shell.stores.content import decode, decode_asked
-from tests.core.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
-from tests.core.kubernetes.declared import POOL, POOLS, item, listed
+from extproc.discovery.kubernetes.llmroutes import routes_of
+from extproc.discovery.kubernetes.objects import routes_query
+from tests.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
+from tests.discovery.kubernetes.declared import POOL, POOLS, item, listed
 
 TEXTS = st.text(max_size=6) | st.text("/.@:-_ah*, \x00\u00a0\u2028", max_size=12)
 FIELDS = st.fixed_dictionaries(

@@ -1,1 +1,6 @@
-"""Adapters that are declared: which pod should hold which, and what has to be done for it."""
+"""Which adapters should be where, and how do they get there? What is declared of them, where each
+should be (`placement`), what has to be done for that, and calls to pods; their `stores`, and
+registration over HTTP.
+
+Begin with `planner`. `routing` and what composes the service import it.
+"""

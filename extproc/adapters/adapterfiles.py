@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from extproc.core.adapters.peft import AdapterConfigError, decode_config, obstacles
-from extproc.core.adapters.states import Failure, Result
-from extproc.shell.aside import Aside
-from extproc.shell.files import FileError, UnreadableError, read_bytes
+from extproc.adapters.peft import AdapterConfigError, decode_config, obstacles
+from extproc.adapters.states import Failure, Result
+from extproc.files.blocking import Aside
+from extproc.files.reading import FileError, UnreadableError, read_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.core.adapters.states import PASSING, AdapterSettings, Failure, Kind
+from extproc.adapters.states import PASSING, AdapterSettings, Failure, Kind
 
 SHARED_PAUSE_S = 15.0
 """The longest pause where several adapters in a row time out or do not show on a pod: it is the

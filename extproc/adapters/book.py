@@ -7,12 +7,12 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.fleet import Fleet
-from extproc.core.adapters.states import AdapterSettings
-from extproc.core.adapters.versions import Kept, owner_of
-from extproc.core.adapters.wanted import Wanted
-from extproc.core.placement import PlacementSettings
+from extproc.adapters.declared import Declaration
+from extproc.adapters.ledger import Fleet
+from extproc.adapters.placement import PlacementSettings
+from extproc.adapters.states import AdapterSettings
+from extproc.adapters.versions import Kept, owner_of
+from extproc.adapters.wanted import Wanted
 
 
 class Deleted(Struct):

@@ -17,11 +17,11 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.core.adapters.book import Book
-from extproc.core.adapters.pods import Pod
-from extproc.core.adapters.states import Action, Kind
-from extproc.core.adapters.versions import Kept
-from extproc.core.adapters.wanted import can_take
+from extproc.adapters.book import Book
+from extproc.adapters.podhistory import Pod
+from extproc.adapters.states import Action, Kind
+from extproc.adapters.versions import Kept
+from extproc.adapters.wanted import can_take
 
 STAY_S = 5.0
 """Time for which an adapter is not unloaded for another: the requests that waited for it are on

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from extproc.core.openai import MAX_MODEL_BYTES, is_model_name
-from extproc.core.words import shortened
+from extproc.openai import MAX_MODEL_BYTES, is_model_name
+from extproc.phrases import shortened
 
 MAX_SOURCE_BYTES = 1024
 """Of a source in UTF-8. With names of `MAX_MODEL_BYTES` a declaration has 2 KB at the most."""

@@ -21,11 +21,11 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from extproc.core.adapters import effect
-from extproc.core.adapters.states import Failure, Result
-from extproc.core.engines import EngineProfile
-from extproc.core.words import shortened
-from extproc.shell.podhttp import FAILURES, ResponseError, describe, describe_status, post
+from extproc.adapters import effect
+from extproc.adapters.states import Failure, Result
+from extproc.fleet.engines import EngineProfile
+from extproc.fleet.podhttp import FAILURES, ResponseError, describe, describe_status, post
+from extproc.phrases import shortened
 
 LOAD_TIMEOUT_S: Final = 60.0
 UNLOAD_TIMEOUT_S: Final = 10.0

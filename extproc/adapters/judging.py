@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from math import inf
 
-from extproc.core.adapters.book import Book
-from extproc.core.adapters.declared import LoadMode
-from extproc.core.adapters.pods import Pod
-from extproc.core.adapters.states import PASSING, Failure, Kind
-from extproc.core.adapters.versions import Kept
-from extproc.core.adapters.wanted import is_of
+from extproc.adapters.book import Book
+from extproc.adapters.declared import LoadMode
+from extproc.adapters.podhistory import Pod
+from extproc.adapters.states import PASSING, Failure, Kind
+from extproc.adapters.versions import Kept
+from extproc.adapters.wanted import is_of
 
 NUM_SPARES = 3
 """Pods beside those that should have an adapter that it is tried on where it fails. More would

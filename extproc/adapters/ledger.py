@@ -6,17 +6,10 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from extproc.core.adapters.attempts import Attempts
-from extproc.core.adapters.pods import Pod
-from extproc.core.adapters.states import (
-    OF_THE_POD,
-    Action,
-    AdapterSettings,
-    Failure,
-    Kind,
-    PodState,
-    Result,
-)
+from extproc.adapters.attempts import Attempts
+from extproc.adapters.podhistory import Pod
+from extproc.adapters.states import OF_THE_POD, Action, AdapterSettings, Failure, Kind, Result
+from extproc.fleet.podstate import PodState
 
 
 class _Call(Struct, frozen=True):

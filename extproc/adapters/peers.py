@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from extproc.core.adapters.declared import Declaration
+from extproc.adapters.declared import Declaration
 
 WORD_S = 5.0
 SAY_S = 1.0

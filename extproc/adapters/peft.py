@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from extproc.core.words import MAX_NAMED, short
+from extproc.phrases import MAX_NAMED, short
 
 _SAVED = ("classifier", "score")
 """What vLLM can replace whole: the heads of classification models."""

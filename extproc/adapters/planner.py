@@ -10,23 +10,23 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
-from extproc.core.adapters.book import Book
-from extproc.core.adapters.calls import calls, next_s
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.judging import judge
-from extproc.core.adapters.states import (
+from extproc.adapters.book import Book
+from extproc.adapters.calls import calls, next_s
+from extproc.adapters.declared import Declaration
+from extproc.adapters.judging import judge
+from extproc.adapters.placement import PlacementSettings
+from extproc.adapters.states import (
     Action,
     AdapterSettings,
     AdapterStatus,
     Counts,
     Failure,
     Kind,
-    PodState,
     Result,
     State,
 )
-from extproc.core.adapters.status import state_of, status_of, unsafe, without_effect
-from extproc.core.placement import PlacementSettings
+from extproc.adapters.wording import state_of, status_of, unsafe, without_effect
+from extproc.fleet.podstate import PodState
 
 
 class Planner:

@@ -15,9 +15,10 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.core.adapters.attempts import Window
-from extproc.core.adapters.states import Failure, PodState
-from extproc.core.types import ModelCard
+from extproc.adapters.attempts import Window
+from extproc.adapters.states import Failure
+from extproc.fleet.podstate import PodState
+from extproc.types import ModelCard
 
 RESTART_TOLERANCE_S = 1.0
 """Start times of one process are equal up to float printing."""

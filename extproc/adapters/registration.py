@@ -23,10 +23,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from extproc.core.adapters.declared import Declaration, DeclarationError
-from extproc.core.openai import error_type
-from extproc.shell.httpserver import Handler
-from extproc.shell.stores.content import (
+from extproc.adapters.declared import Declaration, DeclarationError
+from extproc.adapters.stores.content import (
     MAX_CONTENT_BYTES,
     ConflictError,
     Put,
@@ -34,8 +32,10 @@ from extproc.shell.stores.content import (
     as_json,
     decode_asked,
 )
-from extproc.shell.stores.medium import StoreError, StoreFullError
-from extproc.shell.tokens import Places, Tokens, TooManyError
+from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.tokens import Places, Tokens, TooManyError
+from extproc.openai import error_type
+from extproc.wire.httpserver import Handler
 
 BODY_S = 10.0
 """Seconds for a body of at most `MAX_CONTENT_BYTES` to arrive."""

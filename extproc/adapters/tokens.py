@@ -10,9 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from extproc.core.bounds import fits_header
-from extproc.core.errors import ExtprocError
-from extproc.shell.files import FileError, describe_failure, read_stamp, read_text
+from extproc.bounds import fits_header
+from extproc.errors import ExtprocError
+from extproc.files.reading import FileError, describe_failure, read_stamp, read_text
 
 MAX_TOKENS = 16
 """In one file, a line each: an old one and a new one while they are exchanged, or one per team."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from math import inf
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.states import Failure
+from extproc.adapters.declared import Declaration
+from extproc.adapters.states import Failure
 
 MAX_REMOVED = 4
 """Versions of an adapter that are remembered although no pod has them any more."""

@@ -1,4 +1,4 @@
-"""Where adapters should be: the answers of `core.placement`, by base model and pools.
+"""Where adapters should be: the answers of `adapters.placement`, by base model and pools.
 
 Pods that some adapters may go to are placed over together. Where all that are declared fit into
 their memory they are loaded at once, else when a request asks for them.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 
-from extproc.core.adapters.declared import Declaration, LoadMode
-from extproc.core.adapters.pods import Pod
-from extproc.core.placement import Capacity, Placement, PlacementSettings
+from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.placement import Capacity, Placement, PlacementSettings
+from extproc.adapters.podhistory import Pod
 
 _Key = tuple[str, frozenset[str]]
 """A base model, "" for any, and pools, none for all."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from extproc.core.adapters.book import Book
-from extproc.core.adapters.states import AdapterStatus, Failure, State, VersionState, VersionStatus
-from extproc.core.adapters.versions import Kept
+from extproc.adapters.book import Book
+from extproc.adapters.states import AdapterStatus, Failure, State, VersionState, VersionStatus
+from extproc.adapters.versions import Kept
 
 
 def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:

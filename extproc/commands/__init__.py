@@ -1,1 +1,1 @@
-"""The commands of `extproc`, one file each."""
+"""What can I type? The commands of `extproc`, one file each; begin with `main`."""

@@ -13,7 +13,7 @@ from extproc.commands.failure import FAILED, failure
 from extproc.commands.serve import ConfigOption
 
 if TYPE_CHECKING:
-    from extproc.shell.stores.store import Store
+    from extproc.adapters.stores.store import Store
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def list_adapters(config: ConfigOption) -> None:
 @adapters.command("export")
 def export(config: ConfigOption) -> None:
     """Print every declaration, one JSON object a line, the deleted ones left out."""
-    from extproc.shell.stores.content import encode
+    from extproc.adapters.stores.content import encode
 
     async def run(store: Store) -> list[str]:
         await _read(store)
@@ -65,8 +65,8 @@ def import_adapters(
 
     Every line is checked before the first one is declared. What is declared already stays.
     """
-    from extproc.shell.stores.content import ConflictError, decode
-    from extproc.shell.stores.store import ANY_TAG
+    from extproc.adapters.stores.content import ConflictError, decode
+    from extproc.adapters.stores.store import ANY_TAG
 
     declarations = []
     for number, line in enumerate(sys.stdin.buffer, start=1):
@@ -104,8 +104,8 @@ async def _read(store: Store) -> None:
     Raises:
         StoreError: It cannot be read.
     """
-    from extproc.shell.stores.medium import StoreError
-    from extproc.shell.stores.store import SETTLED_AFTER
+    from extproc.adapters.stores.medium import StoreError
+    from extproc.adapters.stores.store import SETTLED_AFTER
 
     for _ in range(SETTLED_AFTER):
         await store.look()
@@ -115,10 +115,10 @@ async def _read(store: Store) -> None:
 
 def _with_store(config: ConfigOption, run: Callable[[Store], Awaitable[T]]) -> T:
     """Return the result of `run` on the store that the configuration names."""
-    from extproc.app.stores import make_store
+    from extproc.adapters.stores.content import ConflictError
+    from extproc.adapters.stores.medium import StoreError
     from extproc.config.file import ConfigError, load_config
-    from extproc.shell.stores.content import ConflictError
-    from extproc.shell.stores.medium import StoreError
+    from extproc.service.stores import make_store
 
     async def work() -> T:
         section = load_config(config).adapters.store

@@ -10,9 +10,9 @@ import aiohttp
 import typer
 
 from extproc.commands.failure import FAILED, failure, gone, http_url
-from extproc.sim.calibration.calibrate import calibrate
-from extproc.sim.calibration.live import CalibrationError
-from extproc.sim.engine.profiles import PROFILES, as_yaml
+from extproc.lab.calibration.calibrate import calibrate
+from extproc.lab.calibration.live import CalibrationError
+from extproc.lab.engine.profiles import PROFILES, as_yaml
 
 _LENGTH = "each load is measured three times for two seconds"
 

@@ -27,10 +27,10 @@ def check_pod(
     ] = None,
 ) -> None:
     """Check that a model server provides what the router needs (docs/model-server.md)."""
-    from extproc.core.engines import PROFILES
-    from extproc.shell import podcheck
-    from extproc.shell.files import describe_failure, read_key
-    from extproc.shell.tls import client_context
+    from extproc.commands import podcheck
+    from extproc.files.reading import describe_failure, read_key
+    from extproc.fleet.engines import PROFILES
+    from extproc.wire.tls import client_context
 
     if engine not in PROFILES:
         raise failure(f"--engine {engine}: allowed: {', '.join(sorted(PROFILES))}")

@@ -170,7 +170,7 @@ def envoy(
 ) -> None:
     """Print a complete Envoy configuration."""
     from extproc.config.base import check_host_port, check_ip_port
-    from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+    from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 
     if preset not in ("", "founding"):
         raise failure(f"--preset {preset}: allowed: founding")
@@ -241,8 +241,8 @@ def _check_addresses(option: str, addresses: Iterable[str], check: Callable[[str
 
 
 def _check_router(address: str) -> None:
+    from extproc.address import MAX_UNIX_PATH_BYTES
     from extproc.config.base import check_host_port
-    from extproc.core.address import MAX_UNIX_PATH_BYTES
 
     if not address.startswith("unix:"):
         check_host_port(address)
@@ -251,7 +251,7 @@ def _check_router(address: str) -> None:
 
 
 def _check_pods(mode: str, pods: Sequence[str]) -> None:
-    from extproc.core.address import check_endpoint_address
+    from extproc.address import check_endpoint_address
 
     if pods and mode != "override-host":
         raise ValueError(f"--pod: in {mode} mode Envoy does not know the pods")
@@ -259,7 +259,7 @@ def _check_pods(mode: str, pods: Sequence[str]) -> None:
 
 
 def _check_paths(paths: Sequence[str] | None) -> None:
-    from extproc.core.routes import RouteTable
+    from extproc.paths import RouteTable
 
     try:
         RouteTable(paths or ())

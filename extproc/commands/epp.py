@@ -31,10 +31,10 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         FlagError, ConfigError, OSError, ImportError: As `plan`, and as `startup.serve`.
     """
-    from extproc.app import startup
     from extproc.commands.eppflags import help_text
     from extproc.commands.eppplan import plan
-    from extproc.shell.selfsigned import make_certificate
+    from extproc.service import startup
+    from extproc.wire.selfsigned import make_certificate
 
     if any(argument in HELP for argument in arguments):
         sys.stdout.write(f"{help_text()}\n")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from extproc.address import MAX_PORT, Address
 from extproc.commands.eppflags import IGNORED, KINDS
 from extproc.commands.goflags import (
     FlagError,
@@ -20,8 +21,7 @@ from extproc.commands.goflags import (
 from extproc.config import Config
 from extproc.config.file import ConfigError, check_sections, read_config, read_sections
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES, RequestConfig
-from extproc.core.address import MAX_PORT, Address
-from extproc.core.hints import TRUSTABLE
+from extproc.request.controlheaders import TRUSTABLE
 
 POOL_GROUP = "inference.networking.k8s.io"
 FOREIGN_KIND = "EndpointPickerConfig"

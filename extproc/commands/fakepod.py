@@ -12,9 +12,9 @@ import typer
 from extproc.commands.failure import failure, listen_failure
 
 if TYPE_CHECKING:
-    from extproc.sim.engine.profiles import EngineProfile
-    from extproc.sim.fakepod.config import PodConfig
-    from extproc.sim.fakepod.pod import RunningPod
+    from extproc.lab.engine.profiles import EngineProfile
+    from extproc.lab.fakepod.config import PodConfig
+    from extproc.lab.fakepod.pod import RunningPod
 
 
 def fake_pod(
@@ -77,9 +77,9 @@ def fake_pod(
 
     The options that vLLM has, too, mean the same. Stop it with Ctrl-C.
     """
-    from extproc.sim.fakepod.apierrors import ApiError
-    from extproc.sim.fakepod.config import PodConfig
-    from extproc.sim.fakepod.pod import run_pods
+    from extproc.lab.fakepod.apierrors import ApiError
+    from extproc.lab.fakepod.config import PodConfig
+    from extproc.lab.fakepod.pod import run_pods
 
     if port and port + count - 1 > 65_535:
         raise failure(f"--count {count}: there are not so many ports from {port} on")
@@ -124,7 +124,7 @@ def _read(path: Path) -> PodConfig:
     """Return the configuration that a parent process wrote as JSON."""
     import msgspec
 
-    from extproc.sim.fakepod.config import PodConfig
+    from extproc.lab.fakepod.config import PodConfig
 
     return msgspec.json.decode(path.read_bytes(), type=PodConfig)
 
@@ -135,7 +135,7 @@ def _profile(given: str) -> EngineProfile:
     Raises:
         typer.Exit: There is none.
     """
-    from extproc.sim.engine.profiles import PROFILES, read_profile
+    from extproc.lab.engine.profiles import PROFILES, read_profile
 
     if given in PROFILES:
         return PROFILES[given]
@@ -154,8 +154,8 @@ def _check_texts(*, name: str, base_model: str, api_key: str | None) -> None:
     Raises:
         typer.Exit: One of them cannot be.
     """
-    from extproc.core.bounds import fits_header
-    from extproc.core.openai import is_model_name
+    from extproc.bounds import fits_header
+    from extproc.openai import is_model_name
 
     if name and not fits_header(name):
         raise failure(f"--name {name!r}: must be printable ASCII")

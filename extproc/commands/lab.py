@@ -15,13 +15,13 @@ from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, PASSED_ON, failure
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
-from extproc.loadtest.results import FORMAT as LOADTEST_FORMAT
-from extproc.loadtest.results import LoadResult, RunResult, load
+from extproc.lab.loadtest.results import FORMAT as LOADTEST_FORMAT
+from extproc.lab.loadtest.results import LoadResult, RunResult, load
+from extproc.lab.trials.report import render
+from extproc.lab.trials.suites import SuiteError
+from extproc.lab.trials.summary import FIXED, speed
+from extproc.lab.trials.table import places, ratios, tables
 from extproc.plugins import PolicyError
-from extproc.sim.trials.report import render
-from extproc.sim.trials.suites import SuiteError
-from extproc.sim.trials.summary import FIXED, speed
-from extproc.sim.trials.table import places, ratios, tables
 
 lab_app = typer.Typer(
     name="lab",

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from extproc.sim.opponents import opponent
-from extproc.sim.trials.summary import is_bound
-from extproc.sim.trials.trials import Trial, TrialResult
+from extproc.lab.opponents import opponent
+from extproc.lab.trials.summary import is_bound
+from extproc.lab.trials.trials import Trial, TrialResult
 
 _LISTS = ("policies", "variants", "bounds", "scenarios", "sweeps")
 

@@ -24,14 +24,14 @@ from msgspec.structs import replace
 
 from extproc.commands.hints import own_command
 from extproc.commands.labcache import TrialCache
-from extproc.core.policies import Policy
+from extproc.lab.engine.profiles import PROFILES
+from extproc.lab.opponents import opponent
+from extproc.lab.trials.plan import changed, places_of, plan, plan_fixed, with_only
+from extproc.lab.trials.suites import read_suite
+from extproc.lab.trials.summary import FORMAT, summarize
+from extproc.lab.trials.trials import Trial, TrialResult, run_trial
 from extproc.plugins import load_policy
-from extproc.sim.engine.profiles import PROFILES
-from extproc.sim.opponents import opponent
-from extproc.sim.trials.plan import changed, places_of, plan, plan_fixed, with_only
-from extproc.sim.trials.suites import read_suite
-from extproc.sim.trials.summary import FORMAT, summarize
-from extproc.sim.trials.trials import Trial, TrialResult, run_trial
+from extproc.routing.policies import Policy
 
 DEFAULT_OUT = Path("loadtest/out")
 GC_THRESHOLDS = 50_000, 20, 50

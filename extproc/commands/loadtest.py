@@ -28,9 +28,9 @@ from extproc.commands.session import (
     status_of,
 )
 from extproc.commands.twins import twins_of
-from extproc.loadtest.blocks import Block, sliced
-from extproc.loadtest.compare import Round, counted
-from extproc.loadtest.loads import (
+from extproc.lab.loadtest.blocks import Block, sliced
+from extproc.lab.loadtest.compare import Round, counted
+from extproc.lab.loadtest.loads import (
     Overrides,
     is_suite,
     plan_suite,
@@ -38,11 +38,11 @@ from extproc.loadtest.loads import (
     scenarios_of,
     workload_load,
 )
-from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
-from extproc.loadtest.screen import print_comparison, remarks
-from extproc.loadtest.targets import parse_targets, suite_targets
-from extproc.sim.trials.plan import with_alone
-from extproc.sim.trials.specs import SloSpec
+from extproc.lab.loadtest.results import LoadResult, RunResult, describe_machine, save
+from extproc.lab.loadtest.screen import print_comparison, remarks
+from extproc.lab.loadtest.targets import parse_targets, suite_targets
+from extproc.lab.trials.plan import with_alone
+from extproc.lab.trials.specs import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
 

@@ -9,9 +9,9 @@ from ssl import SSLContext
 
 import msgspec
 
-from extproc.core.engines import EngineProfile
-from extproc.shell.podhttp import FAILURES, describe, open_session
-from extproc.shell.podprobes import OPTIONAL, REQUIRED, Pod, Probe, Response, Verdict
+from extproc.commands.podprobes import OPTIONAL, REQUIRED, Pod, Probe, Response, Verdict
+from extproc.fleet.engines import EngineProfile
+from extproc.fleet.podhttp import FAILURES, describe, open_session
 
 
 @dataclass(frozen=True, slots=True)

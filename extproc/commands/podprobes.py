@@ -16,13 +16,13 @@ from itertools import islice
 
 import msgspec
 
-from extproc.core.adapters import effect
-from extproc.core.engines import EngineProfile
-from extproc.core.engineversions import mixes_weights
-from extproc.core.exposition import parse_report
-from extproc.core.spelling import Spelling
-from extproc.core.types import LoadReport, ModelCard
-from extproc.shell.podhttp import ResponseError
+from extproc.adapters import effect
+from extproc.fleet.engines import EngineProfile
+from extproc.fleet.engineversions import mixes_weights
+from extproc.fleet.exposition import parse_report
+from extproc.fleet.podhttp import ResponseError
+from extproc.fleet.spelling import Spelling
+from extproc.types import LoadReport, ModelCard
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
 

@@ -18,10 +18,10 @@ from extproc.commands.session import (
     refusing,
     run_until_signalled,
 )
-from extproc.loadtest.loads import Overrides, find_load
-from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
-from extproc.loadtest.targets import parse_target
-from extproc.loadtest.words import error_words
+from extproc.lab.loadtest.loads import Overrides, find_load
+from extproc.lab.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
+from extproc.lab.loadtest.targets import parse_target
+from extproc.lab.loadtest.words import error_words
 from extproc.stack.signals import SignalledError
 
 

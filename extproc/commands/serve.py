@@ -20,8 +20,8 @@ ConfigOption = Annotated[
 
 def serve(config: ConfigOption) -> None:
     """Route Envoy's requests until SIGTERM."""
-    from extproc.app import startup
     from extproc.config.file import ConfigError, parse_config, read_config
+    from extproc.service import startup
 
     try:
         text = read_config(config)
@@ -36,8 +36,8 @@ def check_config(config: ConfigOption) -> None:
     An address in use is an error for `serve` but only a warning here: it may be used by a running
     router with this configuration.
     """
-    from extproc.app.startup import check_start
     from extproc.config.file import ConfigError, load_config
+    from extproc.service.startup import check_start
 
     try:
         checked = load_config(config)

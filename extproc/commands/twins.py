@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from extproc.commands.labrun import make_policy
-from extproc.loadtest.measures import summarize_records
-from extproc.loadtest.results import RunResult
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.trials.specs import ScenarioSpec, Suite
-from extproc.sim.trials.suites import in_fleet, make_trial_parts, slo_of, variant_of
-from extproc.workload.exchange import RequestRecord
-from extproc.workload.flights import FleetResult, Flight, FlightState
-from extproc.workload.judge import measure
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.loadtest.measures import summarize_records
+from extproc.lab.loadtest.results import RunResult
+from extproc.lab.trials.specs import ScenarioSpec, Suite
+from extproc.lab.trials.suites import in_fleet, make_trial_parts, slo_of, variant_of
+from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.flights import FleetResult, Flight, FlightState
+from extproc.lab.workload.judge import measure
 
 PREFIX = "policy:"
 """Prefix of the targets that have a twin; other gateways are not simulated."""

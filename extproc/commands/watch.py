@@ -42,8 +42,8 @@ def watch(
     """Follow the router's decisions live."""
     from rich.console import Console
 
-    from extproc.shell import watch as client
-    from extproc.shell.files import describe_failure
+    from extproc.files.reading import describe_failure
+    from extproc.observe import watchclient
 
     if tls_key and not tls_cert:
         raise failure("--tls-key needs --tls-cert")
@@ -53,11 +53,13 @@ def watch(
         context = None
         if tls or tls_ca or tls_cert:
             try:
-                context = client.tls_context(ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key)
+                context = watchclient.tls_context(
+                    ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key
+                )
             except OSError as error:
                 given = " ".join(each for each in (tls_ca, tls_cert, tls_key) if each)
-                raise client.WatchError(f"{given}: {describe_failure(error)}") from error
-        decisions = client.watch(
+                raise watchclient.WatchError(f"{given}: {describe_failure(error)}") from error
+        decisions = watchclient.watch(
             target,
             tls=context,
             models=model or (),
@@ -67,11 +69,11 @@ def watch(
             explain=explain,
         )
         async for decision in decisions:
-            console.print(client.render(decision))
+            console.print(watchclient.render(decision))
 
     try:
         asyncio.run(run())
     except KeyboardInterrupt:
         return
-    except (client.WatchError, OSError) as error:
+    except (watchclient.WatchError, OSError) as error:
         raise failure(error) from error

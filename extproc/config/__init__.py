@@ -30,7 +30,7 @@ from extproc.config.routes import MAX_ROUTES, RouteConfig, check_routes
 from extproc.config.scrape import ScrapeConfig
 from extproc.config.server import ServerConfig
 from extproc.config.tracing import TracingConfig
-from extproc.core.hints import MODEL_REWRITE, names_of
+from extproc.request.controlheaders import MODEL_REWRITE, names_of
 
 __all__ = ["Config"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from extproc.core.address import MAX_PORT, Address
+from extproc.address import MAX_PORT, Address
 
 
 def check_host_port(text: str) -> str:
@@ -40,7 +40,7 @@ def check_ip_port(text: str) -> str:
 
 
 HostPort = Annotated[str, AfterValidator(check_host_port)]
-"""`host:port` or `[v6]:port`, as `core.address` reads it."""
+"""`host:port` or `[v6]:port`, as `address` reads it."""
 IpPort = Annotated[str, AfterValidator(check_ip_port)]
 """The same where nothing looks a name up."""
 

@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from extproc.config.base import Section
-from extproc.core.adapters.declared import (
+from extproc.adapters.declared import (
     MAX_RANK,
     MAX_REPLICAS,
     MAX_SOURCE_BYTES,
     Declaration,
     LoadMode,
 )
+from extproc.config.base import Section
 
 
 class ReplicasConfig(Section):

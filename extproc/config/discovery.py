@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
+from extproc.address import MAX_PORT, check_endpoint_address
 from extproc.config.base import IpPort, Section
-from extproc.core.address import MAX_PORT, check_endpoint_address
 
 _KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _KubernetesName = Annotated[str, Field(pattern=_KUBERNETES_NAME)]

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from extproc.config import Config
 from extproc.config.base import section_in
-from extproc.shell.files import describe_failure, read_text
-from extproc.shell.yamltext import YamlError, load_yaml
+from extproc.files.reading import describe_failure, read_text
+from extproc.files.yamltext import YamlError, load_yaml
 
 MAX_MISTAKES = 50
 """Reported in full; further ones are only counted."""

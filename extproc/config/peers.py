@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from extproc.address import MAX_PORT
 from extproc.config.base import HostPort, IpPort, Section
-from extproc.core.address import MAX_PORT
 
 
 class PeersConfig(Section):

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from extproc.config.base import Section
-from extproc.core.policies import BUILT_IN
+from extproc.routing.policies import BUILT_IN
 
 
 class PolicyConfig(Section):

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from extproc.config.base import Section
-from extproc.core.hints import HINT_HEADERS, TRUSTABLE
-from extproc.core.lists import DEFAULT_MAX_BYTES_PER_S
-from extproc.core.ports import DEFAULT_MAX_BODY_BYTES
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS, RouteTable
+from extproc.paths import DEFAULT_INFERENCE_PATHS, RouteTable
+from extproc.request.controlheaders import HINT_HEADERS, TRUSTABLE
+from extproc.request.interfaces import DEFAULT_MAX_BODY_BYTES
+from extproc.request.listbudget import DEFAULT_MAX_BYTES_PER_S
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 """Headers and framing of an ext_proc message beside the body it carries."""

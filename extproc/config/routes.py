@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from extproc.adapters.declared import Names
 from extproc.config.base import Section
 from extproc.config.declared import AdapterConfig, DeclaredConfig
-from extproc.core.adapters.declared import Names
 
 MAX_ROUTES = 1000
 MAX_PATTERNS = 100

@@ -35,8 +35,8 @@ import dns.nameserver
 import dns.rdatatype
 import dns.resolver
 
-from extproc.core.address import Address
-from extproc.core.types import Endpoint
+from extproc.address import Address
+from extproc.types import Endpoint
 
 _A, _AAAA, _SRV = dns.rdatatype.A, dns.rdatatype.AAAA, dns.rdatatype.SRV
 _TRIES = 3

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from extproc.core.address import check_endpoint_address
-from extproc.core.types import Endpoint
-from extproc.shell.yamltext import load_yaml
+from extproc.address import check_endpoint_address
+from extproc.files.yamltext import load_yaml
+from extproc.types import Endpoint
 
 _MAX_SHOWN_CHARS = 200
 """Length of a wrong entry in the message."""

@@ -24,8 +24,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
 
-from extproc.core.accounting import Completion
-from extproc.core.bounds import (
+from extproc.bounds import (
     MAX_ATTEMPTS,
     MAX_DURATION_S,
     MAX_LAG_S,
@@ -35,10 +34,11 @@ from extproc.core.bounds import (
     between,
     whole,
 )
-from extproc.core.protocol import PICK_ID_KEY, PICK_NAMESPACE
-from extproc.core.types import Outcome
-from extproc.core.verdicts import Verdict
-from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+from extproc.fleet.accounting import Completion
+from extproc.fleet.evidence import Verdict
+from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
+from extproc.types import Outcome
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 ORCA_HEADER = "endpoint-load-metrics"

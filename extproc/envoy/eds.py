@@ -25,9 +25,9 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 
-from extproc.core.address import Address
-from extproc.core.types import Endpoint
-from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+from extproc.address import Address
+from extproc.types import Endpoint
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints"
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"

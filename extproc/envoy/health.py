@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "grpc.health.v1.Health"
 LIVENESS = "liveness"

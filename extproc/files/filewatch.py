@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from extproc.shell.files import describe_failure, read_text
+from extproc.files.reading import describe_failure, read_text
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import ssl
 import stat
 from pathlib import Path
 
-from extproc.core.bounds import fits_header
+from extproc.bounds import fits_header
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Many times the need: a system's bundle of CAs has a quarter of a MiB, a Kubernetes ConfigMap or

@@ -14,20 +14,19 @@ Rules:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from extproc.core.cachesize import MIN_STREAM_S
-from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.orca import parse_orca
-from extproc.core.pickids import router_of
-from extproc.core.pool import InFlight, Pool
-from extproc.core.relay import Relay
-from extproc.core.routes import FIRST_TOKEN_PATHS
-from extproc.core.tpot import Tpots
-from extproc.core.types import Outcome, Pick, Rejection
-from extproc.core.verdicts import Verdict
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.fleet.cachesize import MIN_STREAM_S
+from extproc.fleet.evidence import Verdict
+from extproc.fleet.orca import parse_orca
+from extproc.fleet.pickids import router_of
+from extproc.fleet.pool import InFlight, Pool
+from extproc.fleet.tpot import Tpots
+from extproc.paths import FIRST_TOKEN_PATHS
+from extproc.types import Outcome, Pick, Rejection
 
 _OK, _NOT_FOUND = 200, 404
 
@@ -43,7 +42,7 @@ class DecisionRecord(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """How one request ended, by Envoy's access log; its numbers within the bounds of `core.bounds`.
+    """How one request ended, by Envoy's access log; its numbers within the bounds of `bounds`.
 
     Times are seconds from the request's arrival, None where they are unknown.
 
@@ -112,6 +111,14 @@ class AccountingSettings(Struct, frozen=True):
     max_age_s: float = 3600.0  # age from which a pick is given up
 
 
+class Relaying(Protocol):
+    """Brings entries of an access log that reaches another router."""
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether it does."""
+
+
 class Accounting:
     """Ends the picks of one router.
 
@@ -130,7 +137,7 @@ class Accounting:
         pool: Pool,
         router_id: str,
         settings: AccountingSettings | None = None,
-        relay: Relay | None = None,
+        relay: Relaying | None = None,
     ) -> None:
         self._pool = pool
         self._router_id = router_id

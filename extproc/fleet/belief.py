@@ -19,7 +19,7 @@ from collections.abc import Container
 
 from msgspec.structs import replace
 
-from extproc.core.types import LoadReport
+from extproc.types import LoadReport
 
 STILL_S = 10.0
 """Longer than a step: the longest has a whole chunk of a prompt, 8,192 tokens, which a slow server

@@ -2,7 +2,7 @@
 
 vLLM does not report `max_cpu_loras`, but the first request for an idle adapter shows where the
 adapter was: a copy from the CPU cache takes a few milliseconds (6 to 9 with an 8B model), reading
-it from disk many (70 to 140; sources in `sim.engine.profiles`). Both caches evict in a known order
+it from disk many (70 to 140; sources in `lab.engine.profiles`). Both caches evict in a known order
 (`residency`), so first tokens are fast at every place of that order below the size, and slow from
 there on. A fast one proves that the adapter was there; a slow one may have other reasons.
 

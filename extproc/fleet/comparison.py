@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from math import exp
 from typing import NamedTuple
 
-from extproc.core.chances import Count, Strata, row_log_chance
+from extproc.fleet.probabilities import Count, Strata, row_log_chance
 
 WINDOW_S = 30.0
 """Counts cover the last half to whole window; as long as the base ejection."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from extproc.core.types import LoadReport
+from extproc.types import LoadReport
 
 NUM_WAITING = 2
 SPARE = 1

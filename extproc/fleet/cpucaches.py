@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from extproc.core.cachesize import CacheSize
-from extproc.core.tracked import Tracked
-from extproc.core.traits import PoolSettings
-from extproc.core.types import LoadReport
+from extproc.fleet.cachesize import CacheSize
+from extproc.fleet.serverflags import PoolSettings
+from extproc.fleet.tracked import Tracked
+from extproc.types import LoadReport
 
 
 class CpuCaches:

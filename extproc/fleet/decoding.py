@@ -24,8 +24,8 @@ from bisect import bisect_right
 from collections import deque
 from math import exp, inf
 
-from extproc.core.costs import Decode
-from extproc.core.types import LoadReport
+from extproc.costs import Decode
+from extproc.types import LoadReport
 
 WINDOW_S = 0.3
 NUM_WINDOWS = 4

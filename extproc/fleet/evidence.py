@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from extproc.core.comparison import Like
-from extproc.core.types import Pick, RequestInfo
+from extproc.fleet.comparison import Like
+from extproc.types import Pick, RequestInfo
 
 
 class Verdict(StrEnum):

@@ -25,11 +25,11 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
 
-from extproc.core.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
-from extproc.core.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
-from extproc.core.errors import ExpositionError
-from extproc.core.remembered import Remembered
-from extproc.core.types import LoadReport
+from extproc.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
+from extproc.errors import ExpositionError
+from extproc.fleet.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
+from extproc.fleet.remembered import Remembered
+from extproc.types import LoadReport
 
 _MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
 _END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without

@@ -7,13 +7,13 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from extproc.core.beginnings import Beginnings, with_cached
-from extproc.core.outliers import Outliers
-from extproc.core.speeds import probe_of
-from extproc.core.told import PickObserver, Told
-from extproc.core.tracked import InFlight, Tracked
-from extproc.core.types import Pick
-from extproc.core.verdicts import Verdict, likeness, tried_in_order, verdicts
+from extproc.fleet.evidence import Verdict, likeness, tried_in_order, verdicts
+from extproc.fleet.outliers import Outliers
+from extproc.fleet.peerpicks import PickObserver, Told
+from extproc.fleet.prefixes import Beginnings, with_cached
+from extproc.fleet.speeds import probe_of
+from extproc.fleet.tracked import InFlight, Tracked
+from extproc.types import Pick
 
 
 class Flights:

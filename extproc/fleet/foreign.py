@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from extproc.core.floor import Floor
-from extproc.core.types import LoadReport
+from extproc.fleet.steady import Floor
+from extproc.types import LoadReport
 
 At = TypeVar("At")
 

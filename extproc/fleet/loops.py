@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from random import Random
 from ssl import SSLContext
 
-from extproc.core.types import Endpoint
-from extproc.shell.podclient import PodClient
-from extproc.shell.podhttp import FAILURES, UNREACHABLE, base_url, describe
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import FAILURES, UNREACHABLE, base_url, describe
+from extproc.types import Endpoint
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from extproc.core.types import EndpointView, Snapshot
-from extproc.core.words import listed, pod_name, pod_title, shortened
+from extproc.phrases import listed, pod_name, pod_title, shortened
+from extproc.types import EndpointView, Snapshot
 
 PATIENCE_S = 2.0
 """A request that fails alone, or just after a pause of this process, is no loss."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from extproc.core.types import ModelCard
+from extproc.types import ModelCard
 
 Cards = Mapping[str, ModelCard]
 """The models that one endpoint lists, by name."""

@@ -15,13 +15,13 @@ from random import Random
 import msgspec
 from yarl import URL
 
-from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S, whole
-from extproc.core.errors import ExtprocError
-from extproc.core.openai import is_model_name
-from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
-from extproc.shell.podclient import PodClient
-from extproc.shell.podhttp import base_url, describe_status
+from extproc.bounds import MAX_TOKENS, MAX_WALL_S, whole
+from extproc.errors import ExtprocError
+from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import base_url, describe_status
+from extproc.openai import is_model_name
+from extproc.types import Endpoint, ModelCard
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 
@@ -68,7 +68,7 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
     """Decode the body of `/v1/models`, in its order.
 
     Entries whose `id` no request can name (`is_model_name`) are left out. Numbers are limited as in
-    `core.bounds`, texts to `MAX_TEXT_CHARS`.
+    `bounds`, texts to `MAX_TEXT_CHARS`.
 
     Raises:
         ModelsError: It is not JSON, not a list of models, or has more than `MAX_MODELS` of them.

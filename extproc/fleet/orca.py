@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from extproc.core.bounds import MAX_COUNT, whole
+from extproc.bounds import MAX_COUNT, whole
 
 _KV_USAGE = "kv_cache_usage_perc"
 _WAITING = "num_requests_waiting"

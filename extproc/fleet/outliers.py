@@ -36,8 +36,8 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.core.comparison import ANY, Comparison, Like, Own, Part, Row
-from extproc.core.verdicts import NAMES_ENDPOINT, Verdict
+from extproc.fleet.comparison import ANY, Comparison, Like, Own, Part, Row
+from extproc.fleet.evidence import NAMES_ENDPOINT, Verdict
 
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""

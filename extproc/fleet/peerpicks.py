@@ -26,13 +26,13 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from extproc.core.bounds import between
-from extproc.core.claims import Share
-from extproc.core.others import ToldFlight
-from extproc.core.pickids import router_of
-from extproc.core.prompts import MAX_AGE_S, MAX_QUEUE_S
-from extproc.core.tracked import Tracked
-from extproc.core.types import Pick
+from extproc.bounds import between
+from extproc.fleet.foreign import ToldFlight
+from extproc.fleet.pickids import router_of
+from extproc.fleet.prompts import MAX_AGE_S, MAX_QUEUE_S
+from extproc.fleet.tracked import Tracked
+from extproc.tenancy import Share
+from extproc.types import Pick
 
 FULL = "full"
 UNKNOWN_POD = "unknown_pod"

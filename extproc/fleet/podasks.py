@@ -15,10 +15,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from extproc.core.bounds import plain
-from extproc.core.types import Endpoint
-from extproc.shell.loops import LoopSettings
-from extproc.shell.podhttp import FAILURES, base_url, get, open_session
+from extproc.bounds import plain
+from extproc.fleet.loops import LoopSettings
+from extproc.fleet.podhttp import FAILURES, base_url, get, open_session
+from extproc.types import Endpoint
 
 INTERVAL_S: Final = 1.0
 """Between two questions of a kind to one pod, however many failures raise them."""

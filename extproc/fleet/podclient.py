@@ -20,8 +20,8 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from yarl import URL
 
-from extproc.core.bounds import fits_header
-from extproc.shell.podhttp import MAX_HEADS, ResponseError, TooLargeError
+from extproc.bounds import fits_header
+from extproc.fleet.podhttp import MAX_HEADS, ResponseError, TooLargeError
 
 MAX_FIELDS: Final = 128
 """Fields (lines) of all heads and the trailer of one response."""

@@ -19,8 +19,8 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from extproc.core.errors import ExtprocError
-from extproc.core.types import Endpoint
+from extproc.errors import ExtprocError
+from extproc.types import Endpoint
 
 MAX_HEADS: Final = 16
 """Response heads for one request."""

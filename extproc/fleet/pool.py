@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from extproc.core.adapters.states import PodState
-from extproc.core.beginnings import Beginnings
-from extproc.core.cpucaches import CpuCaches
-from extproc.core.flights import Flights
-from extproc.core.modelindex import ModelIndex, card_to_keep
-from extproc.core.outliers import Outliers, OutlierSettings
-from extproc.core.slotuses import SlotUse
-from extproc.core.speeds import Speeds
-from extproc.core.told import Told
-from extproc.core.tracked import InFlight, Tracked, is_restart
-from extproc.core.traits import PoolSettings, Traits
-from extproc.core.types import Endpoint, LoadReport, ModelCard, RequestInfo, Snapshot
+from extproc.fleet.cpucaches import CpuCaches
+from extproc.fleet.flights import Flights
+from extproc.fleet.modelindex import ModelIndex, card_to_keep
+from extproc.fleet.outliers import Outliers, OutlierSettings
+from extproc.fleet.peerpicks import Told
+from extproc.fleet.podstate import PodState
+from extproc.fleet.prefixes import Beginnings
+from extproc.fleet.serverflags import PoolSettings, Traits
+from extproc.fleet.slotuses import SlotUse
+from extproc.fleet.speeds import Speeds
+from extproc.fleet.tracked import InFlight, Tracked, is_restart
+from extproc.types import Endpoint, LoadReport, ModelCard, RequestInfo, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 

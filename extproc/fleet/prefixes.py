@@ -26,8 +26,8 @@ from hashlib import blake2b
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.types import Pick, RequestInfo
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.types import Pick, RequestInfo
 
 _KIB = 1024
 MARKS_BYTES = tuple(

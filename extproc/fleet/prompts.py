@@ -21,8 +21,8 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.core.costs import Costs
-from extproc.core.types import LoadReport
+from extproc.costs import Costs
+from extproc.types import LoadReport
 
 MAX_QUEUE_S = 60.0
 """Of prompts to be computed: what other routers tell of may be false, and passes by then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from extproc.core.types import Endpoint
+from extproc.types import Endpoint
 
 
 class Readiness:

@@ -35,8 +35,8 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from extproc.core.clockoffset import ClockOffset
-from extproc.core.types import LoadReport
+from extproc.fleet.clockoffset import ClockOffset
+from extproc.types import LoadReport
 
 _Touch = tuple[float, float]
 """When an adapter was touched: by our clock, then the order among touches of one moment."""

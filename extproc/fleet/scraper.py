@@ -18,12 +18,12 @@ from random import Random
 
 from yarl import URL
 
-from extproc.core.engines import EngineProfile
-from extproc.core.exposition import parse_report
-from extproc.core.types import Endpoint, LoadReport
-from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
-from extproc.shell.podclient import PodClient
-from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, describe_status
+from extproc.fleet.engines import EngineProfile
+from extproc.fleet.exposition import parse_report
+from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import ResponseError, TooLargeError, base_url, describe_status
+from extproc.types import Endpoint, LoadReport
 
 OnReport = Callable[[str, LoadReport, float, float], None]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from extproc.core.costs import Costs
-from extproc.core.types import Endpoint
+from extproc.costs import Costs
+from extproc.types import Endpoint
 
 
 class Traits(Struct, frozen=True):

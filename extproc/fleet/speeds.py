@@ -34,10 +34,10 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from extproc.core.costs import Costs, Load, Probe
-from extproc.core.slopes import Line, Point, Slope, beyond, drawn, fit, most, rate
-from extproc.core.tracked import Tracked
-from extproc.core.types import RequestInfo
+from extproc.costs import Costs, Load, Probe
+from extproc.fleet.slopes import Line, Point, Slope, beyond, drawn, fit, most, rate
+from extproc.fleet.tracked import Tracked
+from extproc.types import RequestInfo
 
 MAX_RATIO = 8.0
 """Of a learned cost of prompts and the configured one, either way."""

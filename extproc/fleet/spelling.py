@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from extproc.core.types import ModelCard
+from extproc.types import ModelCard
 
 _BETWEEN = ":"
 

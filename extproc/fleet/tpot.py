@@ -4,7 +4,7 @@ Envoy's access log has a response's bytes and times, but no tokens. An engine se
 for each token: an event whose text is a small part of it. So bytes / bytes a token is the number of
 tokens. What a token takes is learned of responses whose tokens are known: by its endpoint's
 reports, each request that ran there got so many between its first token and its end
-(`core.decoding`). That holds whoever else uses the endpoint, and whatever other responses look
+(`fleet.decoding`). That holds whoever else uses the endpoint, and whatever other responses look
 like.
 
 It has to be learned: vLLM 0.32 sends 214 bytes for each token of a chat where it is idle and the
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
-from extproc.core.claims import Claim
+from extproc.tenancy import Claim
 
 MIN_TOKENS = 16
 """Of a response that counts. The events without a token, some 300 bytes, are 10 % of such a one."""

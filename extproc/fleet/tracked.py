@@ -10,23 +10,23 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.core.adapters.states import PodState
-from extproc.core.beginnings import KvCache
-from extproc.core.belief import Belief
-from extproc.core.cachesize import MAX_BODY_BYTES
-from extproc.core.claims import NO_CLAIM, Share
-from extproc.core.costs import Costs, Probe
-from extproc.core.decoding import Decoding
-from extproc.core.engineversions import mixes_weights
-from extproc.core.fullness import Fullness
-from extproc.core.others import Others, ToldFlight
-from extproc.core.outliers import Outliers
-from extproc.core.prompts import MAX_AGE_S, Prompts
-from extproc.core.residency import Residency
-from extproc.core.room import Room
-from extproc.core.slotuses import SlotUses
-from extproc.core.traits import PoolSettings
-from extproc.core.types import (
+from extproc.costs import Costs, Probe
+from extproc.fleet.belief import Belief
+from extproc.fleet.cachesize import MAX_BODY_BYTES
+from extproc.fleet.concurrency import Room
+from extproc.fleet.decoding import Decoding
+from extproc.fleet.engineversions import mixes_weights
+from extproc.fleet.foreign import Others, ToldFlight
+from extproc.fleet.fullness import Fullness
+from extproc.fleet.outliers import Outliers
+from extproc.fleet.podstate import PodState
+from extproc.fleet.prefixes import KvCache
+from extproc.fleet.prompts import MAX_AGE_S, Prompts
+from extproc.fleet.residency import Residency
+from extproc.fleet.serverflags import PoolSettings
+from extproc.fleet.slotuses import SlotUses
+from extproc.tenancy import NO_CLAIM, Share
+from extproc.types import (
     Endpoint,
     EndpointView,
     LoadReport,

@@ -1,4 +1,7 @@
-"""The room that imitates: an engine model, a fake pod that runs it in real time.
+"""How good is it? Everything that measures: `workload` (requests as values), `engine` (a model of
+one vLLM engine), `fakepod` (that model in real time behind vLLM's HTTP), `fleet` (pods, routers and
+clients in virtual time), `calibration`, `opponents`, `trials` (suites, searches, bounds, reports),
+and `loadtest` (real requests to a running gateway).
 
-A client of `core`: what is judged here ships unchanged.
+What is judged here ships unchanged: the router's own parts run in it. The commands import it.
 """

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.core.types import Outcome, Rejection
+from extproc.types import Outcome, Rejection
 
 WINDOW_S = 60.0
 OTHER = "other"

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from extproc.core.bounds import plain
+from extproc.bounds import plain
 
 OTHER = "other"
 MAX_LABEL_CHARS = 256

@@ -24,12 +24,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from extproc.core.accounting import DecisionRecord
-from extproc.core.decided import describe_result
-from extproc.core.explanation import explain
-from extproc.core.types import Rejection
-from extproc.shell.gen import decisions_pb2
-from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+from extproc.fleet.accounting import DecisionRecord
+from extproc.gen import decisions_pb2
+from extproc.observe.explanation import explain
+from extproc.observe.records import describe_result
+from extproc.types import Rejection
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/extproc.v1.Decisions/Watch"
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.core.bounds import plain
-from extproc.core.policies import BUILT_IN
-from extproc.core.prices import priced
-from extproc.core.types import EndpointView, Pick, Rejection
-from extproc.core.words import held, pending, pod_name, short, shortened, whereabouts
+from extproc.bounds import plain
+from extproc.phrases import held, pending, pod_name, short, shortened, whereabouts
+from extproc.routing.policies import BUILT_IN
+from extproc.routing.prices import priced
+from extproc.types import EndpointView, Pick, Rejection
 
 MAX_MESSAGE_CHARS = 300
 """Of a rejection's message in a sentence."""

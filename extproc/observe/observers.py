@@ -1,4 +1,4 @@
-"""The calls of observers, which must not fail a request. Part of `app`.
+"""The calls of observers, which must not fail a request.
 
 Telemetry, published decisions, attainment, spans, the relay to peers and what they are told are
 observers: no response depends on them. An exception of theirs is counted and logged, and goes no

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from extproc.core.types import EndpointView, Snapshot
+from extproc.types import EndpointView, Snapshot
 
 _AVERAGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
     ("average_queue_size", "Requests waiting in the engine", lambda view: view.num_waiting),

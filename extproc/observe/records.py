@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.core.accounting import DecisionRecord
-from extproc.core.bounds import MAX_DURATION_S, between, plain, whole
-from extproc.core.types import EndpointView, Pick, Rejection
+from extproc.bounds import MAX_DURATION_S, between, plain, whole
+from extproc.fleet.accounting import DecisionRecord
+from extproc.types import EndpointView, Pick, Rejection
 
 MAX_TEXT_CHARS = 1024
 """Of each text in a decision."""

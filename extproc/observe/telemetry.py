@@ -23,11 +23,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.prices import chosen_terms
-from extproc.core.queue import Ticket
-from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
-from extproc.shell.counters import CappedLabel, Counter, Histogram
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.observe.counters import CappedLabel, Counter, Histogram
+from extproc.queue import Ticket
+from extproc.routing.prices import chosen_terms
+from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
 
 _MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count as OTHER
 

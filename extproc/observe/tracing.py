@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from os import environ
 from typing import TYPE_CHECKING
 
-from extproc.core.errors import needs_extra
+from extproc.errors import needs_extra
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -13,10 +13,9 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from rich.text import Text
 
-from extproc.core.address import Address
-from extproc.core.errors import ExtprocError
-from extproc.core.words import held
-from extproc.shell.gen.client.extproc.v1 import (
+from extproc.address import Address
+from extproc.errors import ExtprocError
+from extproc.gen.client.extproc.v1 import (
     Candidate,
     Decision,
     DecisionsStub,
@@ -24,6 +23,7 @@ from extproc.shell.gen.client.extproc.v1 import (
     Rejection,
     WatchRequest,
 )
+from extproc.phrases import held
 
 __all__ = ["Candidate", "Decision", "WatchError", "render", "tls_context", "watch"]
 

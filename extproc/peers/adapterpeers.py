@@ -1,4 +1,4 @@
-"""What routers tell each other of adapters, so that one loads for all. Part of `app`."""
+"""What routers tell each other of adapters, so that one loads for all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
-from extproc.core.adapters.catalog import Catalog
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.peers import SAY_S, Peers, Trouble, Word, digest
-from extproc.core.adapters.states import Action, Kind, State
+from extproc.adapters.declared import Declaration
+from extproc.adapters.peers import SAY_S, Peers, Trouble, Word, digest
+from extproc.adapters.states import Action, Kind, State
+from extproc.routing.catalog import Catalog
 
 HEARD_S = 0.1
 """By then others have heard a word, and their last requests before it have reached their pods."""

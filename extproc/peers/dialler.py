@@ -24,11 +24,11 @@ from grpclib.const import Cardinality
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from extproc.core.address import Address
-from extproc.shell.files import check_readable, load_key_pair
-from extproc.shell.loops import choose_backoff_s
-from extproc.shell.podhttp import describe
-from extproc.shell.rpc import Call, Code, Session
+from extproc.address import Address
+from extproc.files.reading import check_readable, load_key_pair
+from extproc.fleet.loops import choose_backoff_s
+from extproc.fleet.podhttp import describe
+from extproc.wire.rpc import Call, Code, Session
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.core.adapters.peers import Trouble, Word
-from extproc.core.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
-from extproc.core.claims import Share
-from extproc.core.pickids import number_of, pick_id_of
-from extproc.core.queue import Waiting
-from extproc.core.queue.precedence import MAX_FIRST, First
-from extproc.core.queue.reservations import MAX_RESERVED, Reservation
-from extproc.core.told import ToldEnd, ToldPick
-from extproc.shell.gen import peers_pb2
+from extproc.adapters.peers import Trouble, Word
+from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
+from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.fleet.pickids import number_of, pick_id_of
+from extproc.gen import peers_pb2
+from extproc.queue import Waiting
+from extproc.queue.precedence import MAX_FIRST, First
+from extproc.queue.reservations import MAX_RESERVED, Reservation
+from extproc.tenancy import Share
 
 MAX_TOLD = 256
 """Picks and ends in one message: some 3 ms of the receiver. What is beyond is not read."""

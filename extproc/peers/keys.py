@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from extproc.shell.files import FileError, describe_failure, read_text
+from extproc.files.reading import FileError, describe_failure, read_text
 
 NONCE_BYTES = 16
 MAX_KEYS = 2

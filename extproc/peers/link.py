@@ -8,12 +8,12 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from extproc.core.adapters.peers import Word
-from extproc.core.relay import Link, Relay
-from extproc.shell.gen import peers_pb2
-from extproc.shell.peerkeys import NONCE_BYTES, End, is_proven, new_nonce, prove
-from extproc.shell.rpc import Call, Code
-from extproc.shell.tidings import Tidings, decode, decode_word
+from extproc.adapters.peers import Word
+from extproc.gen import peers_pb2
+from extproc.peers.encoding import Tidings, decode, decode_word
+from extproc.peers.keys import NONCE_BYTES, End, is_proven, new_nonce, prove
+from extproc.peers.relay import Link, Relay
+from extproc.wire.rpc import Call, Code
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """`extproc.v1.Peers`: the link between two replicas of this router, from either end.
 
-Links carry access log entries (`core.relay` decides which and when) and the picks that routers tell
-each other. The end that listens and the end that dials (`peerdial`) run the same session, a
-`peerlink`.
+Links carry access log entries (`peers.relay` decides which and when) and the picks that routers
+tell each other. The end that listens and the end that dials (`dialler`) run the same session, a
+`link`.
 
 A link is for both directions where each side knows who the other is: by a key that they share, or
 by TLS. Else the side that dials listens alone: it found the other at an address of its own
@@ -20,13 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
-from extproc.core.adapters.peers import Word
-from extproc.core.queue import Waiting
-from extproc.core.relay import Relay
-from extproc.core.told import ToldEnd, ToldPick
-from extproc.shell.peerlink import MAX_UNREAD_BYTES, OnHello, PeerLink
-from extproc.shell.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
-from extproc.shell.tidings import MAX_TOLD, Tidings, encode, encode_word, split
+from extproc.adapters.peers import Word
+from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.peers.encoding import MAX_TOLD, Tidings, encode, encode_word, split
+from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink
+from extproc.peers.relay import Relay
+from extproc.queue import Waiting
+from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
 METHOD = "/extproc.v1.Peers/Link"
 

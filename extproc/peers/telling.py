@@ -1,22 +1,22 @@
-"""Our picks and their ends, told to the other routers. Part of `app`."""
+"""Our picks and their ends, told to the other routers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
 
-from extproc.app.observers import Observers
-from extproc.core.claims import Share
-from extproc.core.pool import InFlight
-from extproc.core.queue import Waiting
-from extproc.core.queue.elsewhere import NOBODY
-from extproc.core.queue.plan import share_of
-from extproc.core.router import Router
-from extproc.core.told import ToldEnd, ToldPick
-from extproc.core.types import Pick
-from extproc.shell.peers import PeersService
-from extproc.shell.telemetry import Telemetry
-from extproc.shell.tidings import Tidings
+from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.fleet.pool import InFlight
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.peers.encoding import Tidings
+from extproc.peers.service import PeersService
+from extproc.queue import Waiting
+from extproc.queue.elsewhere import NOBODY
+from extproc.queue.plan import share_of
+from extproc.routing.router import Router
+from extproc.tenancy import Share
+from extproc.types import Pick
 
 FLUSH_S = 0.002
 """From one message to the next, at least: a pick after a pause is told at once. The laboratory

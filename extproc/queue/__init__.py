@@ -1,11 +1,15 @@
-"""The queue of requests that are held: who is next, and who is refused."""
+"""Who waits, in which order, until when? The one queue of the requests that a policy holds.
+
+Begin with `queue`; `plan` is the order, `sweep` the way through it. `routing` and those who show
+what is held import it.
+"""
 
 from __future__ import annotations
 
-from extproc.core.queue.elsewhere import Waiting
-from extproc.core.queue.endings import End
-from extproc.core.queue.queue import HoldQueue
-from extproc.core.queue.settings import QueueSettings
-from extproc.core.queue.tickets import Ticket
+from extproc.queue.elsewhere import Waiting
+from extproc.queue.endings import End
+from extproc.queue.queue import HoldQueue
+from extproc.queue.settings import QueueSettings
+from extproc.queue.tickets import Ticket
 
 __all__ = ["End", "HoldQueue", "QueueSettings", "Ticket", "Waiting"]

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from extproc.core.queue.precedence import HOLD_UP_S, First, Flow
-from extproc.core.queue.reservations import Reservation
-from extproc.core.queue.settings import QueueSettings
+from extproc.queue.precedence import HOLD_UP_S, First, Flow
+from extproc.queue.reservations import Reservation
+from extproc.queue.settings import QueueSettings
 
 MAX_FIRSTS, MAX_KEPT = 64, 256
 """Of all other routers together, by priority: each newcomer is compared with all of them."""

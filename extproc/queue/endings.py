@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from extproc.core.queue.tickets import Ticket
-from extproc.core.rejections import adapter_unavailable, late, no_endpoints, saturated
-from extproc.core.types import Pick, Reason, Rejection
-from extproc.core.words import FOR_ADAPTER, FOR_POD, held
+from extproc.phrases import FOR_ADAPTER, FOR_POD, held
+from extproc.queue.tickets import Ticket
+from extproc.rejections import adapter_unavailable, late, no_endpoints, saturated
+from extproc.types import Pick, Reason, Rejection
 
 
 class End(StrEnum):

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import inf
 
-from extproc.core.queue.tickets import Ticket
+from extproc.queue.tickets import Ticket
 
 
 def level(ticket: Ticket, now: float, ageing_s: float = inf) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from extproc.core.queue.tickets import Ticket
+from extproc.queue.tickets import Ticket
 
 
 class Occupancy:

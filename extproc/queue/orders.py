@@ -17,9 +17,9 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from extproc.core.queue.tickets import Ticket
-from extproc.core.types import EndpointView
-from extproc.core.words import FOR_SLOT
+from extproc.phrases import FOR_SLOT
+from extproc.queue.tickets import Ticket
+from extproc.types import EndpointView
 
 
 class Scene(Struct, frozen=True):

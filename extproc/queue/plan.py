@@ -14,14 +14,14 @@ from heapq import heapify, heappop, heapreplace, nsmallest
 
 from msgspec.structs import replace
 
-from extproc.core.claims import Share
-from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.queue.fairness import TokenCounters, cost
-from extproc.core.queue.levels import by_level
-from extproc.core.queue.orders import ORDERS, Scene, longest_without_slot, newest_in_time
-from extproc.core.queue.settings import QueueSettings
-from extproc.core.queue.tickets import Ticket
-from extproc.core.types import RequestInfo
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.queue.fairness import TokenCounters, cost
+from extproc.queue.levels import by_level
+from extproc.queue.orders import ORDERS, Scene, longest_without_slot, newest_in_time
+from extproc.queue.settings import QueueSettings
+from extproc.queue.tickets import Ticket
+from extproc.tenancy import Share
+from extproc.types import RequestInfo
 
 EXPECTED_OUTPUT_TOKENS = 128
 """Of a response, as a tenant is charged for it until its end."""

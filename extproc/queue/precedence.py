@@ -23,9 +23,9 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.core.address import is_in_subset
-from extproc.core.slotuses import SlotUse
-from extproc.core.types import EndpointView, RequestInfo
+from extproc.address import is_in_subset
+from extproc.fleet.slotuses import SlotUse
+from extproc.types import EndpointView, RequestInfo
 
 HOLD_UP_S = 0.25
 AGAIN_RATIO = 2

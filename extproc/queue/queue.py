@@ -26,20 +26,20 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from math import ceil, inf
 
-from extproc.core.claims import Share
-from extproc.core.queue.elsewhere import NOBODY, Waiting
-from extproc.core.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
-from extproc.core.queue.occupancy import Occupancy
-from extproc.core.queue.orders import Scene, running_in_clusters
-from extproc.core.queue.pace import Pace
-from extproc.core.queue.plan import Plan
-from extproc.core.queue.precedence import Reach
-from extproc.core.queue.settings import QueueSettings
-from extproc.core.queue.sweep import Look, Sweep
-from extproc.core.queue.tickets import Ticket
-from extproc.core.slotuses import SlotUse
-from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
-from extproc.core.words import FOR_SLOT
+from extproc.fleet.slotuses import SlotUse
+from extproc.phrases import FOR_SLOT
+from extproc.queue.elsewhere import NOBODY, Waiting
+from extproc.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
+from extproc.queue.occupancy import Occupancy
+from extproc.queue.orders import Scene, running_in_clusters
+from extproc.queue.pace import Pace
+from extproc.queue.plan import Plan
+from extproc.queue.precedence import Reach
+from extproc.queue.settings import QueueSettings
+from extproc.queue.sweep import Look, Sweep
+from extproc.queue.tickets import Ticket
+from extproc.tenancy import Share
+from extproc.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 LOOK_S = 100e-6
 ORDER_S = 2e-6

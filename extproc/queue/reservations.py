@@ -23,11 +23,11 @@ from itertools import chain
 from math import inf, log
 from typing import NamedTuple
 
-from extproc.core.claims import Claim
-from extproc.core.queue.settings import QueueSettings
-from extproc.core.queue.tickets import Ticket
-from extproc.core.slotuses import SlotUse
-from extproc.core.types import EndpointView, RequestInfo
+from extproc.fleet.slotuses import SlotUse
+from extproc.queue.settings import QueueSettings
+from extproc.queue.tickets import Ticket
+from extproc.tenancy import Claim
+from extproc.types import EndpointView, RequestInfo
 
 MAX_RESERVED = 64
 """Slots that are reserved at a time: each newcomer is compared with all of them."""

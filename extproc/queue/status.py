@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.core.bounds import plain
-from extproc.core.queue.queue import HoldQueue
+from extproc.bounds import plain
+from extproc.queue.queue import HoldQueue
 
 MAX_SHOWN = 20
 """Routes with a priority, and adapters, that are listed."""

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from math import inf
 
-from extproc.core.queue.elsewhere import Elsewhere, Waiting
-from extproc.core.queue.levels import level
-from extproc.core.queue.precedence import AGAIN_RATIO, HOLD_UP_S, First, Precedence, Reach
-from extproc.core.queue.reservations import Reservations
-from extproc.core.queue.settings import QueueSettings
-from extproc.core.queue.tickets import Ticket
-from extproc.core.types import Pick, Rejection, RequestInfo, Wait
-from extproc.core.words import FOR_POD, FOR_ROOM, FOR_SLOT, FOR_TURN
+from extproc.phrases import FOR_POD, FOR_ROOM, FOR_SLOT, FOR_TURN
+from extproc.queue.elsewhere import Elsewhere, Waiting
+from extproc.queue.levels import level
+from extproc.queue.precedence import AGAIN_RATIO, HOLD_UP_S, First, Precedence, Reach
+from extproc.queue.reservations import Reservations
+from extproc.queue.settings import QueueSettings
+from extproc.queue.tickets import Ticket
+from extproc.types import Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""

@@ -7,7 +7,7 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.core.types import Pick, Rejection, RequestInfo
+from extproc.types import Pick, Rejection, RequestInfo
 
 
 class Ticket(Struct, eq=False):

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Raw
 
-from extproc.core import rejections
-from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import JsonReader
-from extproc.core.jsonsmall import SMALL_BYTES, is_cut_off
-from extproc.core.multipart import FormReader
-from extproc.core.openai import check_model
-from extproc.core.routes import NO_PATH, RESPONSES_PATH, Route, RouteKind
+from extproc import rejections
+from extproc.errors import RequestError
+from extproc.openai import check_model
+from extproc.paths import NO_PATH, RESPONSES_PATH, Route, RouteKind
+from extproc.request.jsonmodel import JsonReader
+from extproc.request.jsonsmall import SMALL_BYTES, is_cut_off
+from extproc.request.multipart import FormReader
 
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""

@@ -13,18 +13,18 @@ from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from extproc.core import messages as m
-from extproc.core.errors import ProtocolError
-from extproc.core.hints import CONTROL_HEADERS
-from extproc.core.messages import BodyMode
-from extproc.core.protocol import (
+from extproc.errors import ProtocolError
+from extproc.protocol import (
     DESTINATION_NAMESPACE,
     SERVED_KEY,
     SUBSET_KEY,
     SUBSET_NAMESPACE,
 )
-from extproc.shell.cutbody import cut_body
-from extproc.shell.encoding import Encoder
+from extproc.request import messages as m
+from extproc.request.controlheaders import CONTROL_HEADERS
+from extproc.request.cutbody import cut_body
+from extproc.request.encoding import Encoder
+from extproc.request.messages import BodyMode
 
 NEEDED_HEADERS = CONTROL_HEADERS | {
     *(":method", ":path", "x-request-id"),

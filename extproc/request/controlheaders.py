@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from extproc.core.errors import RequestError
-from extproc.core.openai import is_model_name
-from extproc.core.protocol import SERVED_KEY, SUBSET_KEY
-from extproc.core.rejections import invalid_header
-from extproc.core.types import NO_HINTS, Hints
+from extproc.errors import RequestError
+from extproc.openai import is_model_name
+from extproc.protocol import SERVED_KEY, SUBSET_KEY
+from extproc.rejections import invalid_header
+from extproc.types import NO_HINTS, Hints
 
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")

@@ -15,8 +15,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from extproc.core import messages as m
-from extproc.core.protocol import (
+from extproc.protocol import (
     ALTERNATE_KEYS,
     ALTERNATES_NAMESPACE,
     DESTINATION_KEY,
@@ -25,7 +24,8 @@ from extproc.core.protocol import (
     PICK_NAMESPACE,
     SCORES_KEY,
 )
-from extproc.core.types import Pick
+from extproc.request import messages as m
+from extproc.types import Pick
 
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
 """Request header; vLLM adds a load report to the headers of non-streaming responses for it."""

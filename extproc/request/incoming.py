@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
-from extproc.core import messages as m
-from extproc.core import rejections
-from extproc.core.beginnings import prefix_hashes
-from extproc.core.body import BodyReader
-from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.core.errors import ProtocolError, RequestError
-from extproc.core.hints import read_hints
-from extproc.core.messages import IN_CHUNKS, BodyMode
-from extproc.core.openai import check_model
-from extproc.core.ports import StreamSettings
-from extproc.core.routes import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
-from extproc.core.spelling import Spelling
-from extproc.core.types import Pick, Reason, Rejection, RequestInfo
+from extproc import rejections
+from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.errors import ProtocolError, RequestError
+from extproc.fleet.prefixes import prefix_hashes
+from extproc.fleet.spelling import Spelling
+from extproc.openai import check_model
+from extproc.paths import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
+from extproc.request import messages as m
+from extproc.request.body import BodyReader
+from extproc.request.controlheaders import read_hints
+from extproc.request.interfaces import StreamSettings
+from extproc.request.messages import IN_CHUNKS, BodyMode
+from extproc.types import Pick, Reason, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 

@@ -7,12 +7,12 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from extproc.core.lists import Lists
-from extproc.core.messages import BodyMode
-from extproc.core.queue import Ticket
-from extproc.core.routes import RouteTable
-from extproc.core.spelling import Spelling
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+from extproc.fleet.spelling import Spelling
+from extproc.paths import RouteTable
+from extproc.queue import Ticket
+from extproc.request.listbudget import Lists
+from extproc.request.messages import BodyMode
+from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
 
 DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 """A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
@@ -98,7 +98,7 @@ class StreamSettings(Struct, frozen=True):
         early_decision_bytes: A streamed body's prefix of this size may decide, so that a body that
             is longer than the data plane buffers does not wait for its end.
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
-        trusted_headers: Names of the control headers that count (`core.hints.names_of`).
+        trusted_headers: Names of the control headers that count (`controlheaders.names_of`).
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
         takes_adapter: Bodies may name an adapter in `lora_path`, beside `model`.
         restore_model: Responses name the model that the client wrote.

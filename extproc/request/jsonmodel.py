@@ -19,14 +19,14 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import astuple
 
-from extproc.core import rejections
-from extproc.core.errors import RequestError
-from extproc.core.jsonskip import ContainerSkipper, StringSkipper
-from extproc.core.jsonsmall import SMALL_BYTES, find_model, read_members
-from extproc.core.openai import MAX_MODEL_BYTES, check_model
-from extproc.core.slices import Place, SliceReader, State, with_values
-from extproc.core.spelling import joined
-from extproc.core.types import Reason, Rejection
+from extproc import rejections
+from extproc.errors import RequestError
+from extproc.fleet.spelling import joined
+from extproc.openai import MAX_MODEL_BYTES, check_model
+from extproc.request.jsonskip import ContainerSkipper, StringSkipper
+from extproc.request.jsonsmall import SMALL_BYTES, find_model, read_members
+from extproc.request.passes import Place, SliceReader, State, with_values
+from extproc.types import Reason, Rejection
 
 _UNITS_PER_MEMBER = 256
 

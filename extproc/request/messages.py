@@ -14,7 +14,7 @@ from typing import get_args
 
 from msgspec import Struct, field
 
-from extproc.core.types import Pick
+from extproc.types import Pick
 
 
 class BodyMode(Enum):

@@ -16,10 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from extproc.core.errors import RequestError
-from extproc.core.openai import MAX_MODEL_BYTES, check_model
-from extproc.core.slices import Place, SliceReader, with_values
-from extproc.core.types import Reason, Rejection
+from extproc.errors import RequestError
+from extproc.openai import MAX_MODEL_BYTES, check_model
+from extproc.request.passes import Place, SliceReader, with_values
+from extproc.types import Reason, Rejection
 
 MAX_PARTS = 1000
 """Starlette's default limit of fields, and of files, in one form."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from extproc.core.errors import ExtprocError
+from extproc.errors import ExtprocError
 
 MAX_SHARE = 0.2
 """Largest share of the time for one kind of work, at any rate of requests."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
-from extproc.core import messages as m
-from extproc.core.errors import ProtocolError
-from extproc.core.stream import Stream
-from extproc.shell.codec import Codec
-from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+from extproc.errors import ProtocolError
+from extproc.request import messages as m
+from extproc.request.codec import Codec
+from extproc.request.stream import Stream
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -113,7 +113,7 @@ class ExternalProcessor:
         return [Method(f"/{SERVICE}/Process", self._open)]
 
     def broke(self, cause: str, message: str, *, with_traceback: bool = False) -> None:
-        """Count and log an error; `shell.logs` limits how often."""
+        """Count and log an error; `observe.logs` limits how often."""
         self.num_broken[cause] += 1
         level = logging.ERROR if with_traceback else logging.WARNING
         log.log(level, "%s", message, exc_info=with_traceback)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from extproc.core import messages as m
-from extproc.core import rejections
-from extproc.core.body import pieces
-from extproc.core.messages import IN_CHUNKS, BodyMode
-from extproc.core.openai import MAX_MODEL_BYTES, error_body, model_body, version_body
-from extproc.core.ports import Dispatcher, StreamSettings
-from extproc.core.restoring import Restorer, restorer_of
-from extproc.core.types import Outcome, Pick, Rejection, RequestInfo
-from extproc.core.words import shortened
+from extproc import rejections
+from extproc.openai import MAX_MODEL_BYTES, error_body, model_body, version_body
+from extproc.phrases import shortened
+from extproc.request import messages as m
+from extproc.request.body import pieces
+from extproc.request.interfaces import Dispatcher, StreamSettings
+from extproc.request.messages import IN_CHUNKS, BodyMode
+from extproc.request.restoring import Restorer, restorer_of
+from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
 
 def body_mode(stated: BodyMode | None, settings: StreamSettings) -> BodyMode:

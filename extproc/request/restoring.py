@@ -16,9 +16,9 @@ from typing import Protocol
 
 import msgspec
 
-from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import JsonReader
-from extproc.core.slices import Place
+from extproc.errors import RequestError
+from extproc.request.jsonmodel import JsonReader
+from extproc.request.passes import Place
 
 _ENTERED = frozenset((b"response", b"message"))
 _FIELD = b"data:"

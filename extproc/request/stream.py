@@ -17,19 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from extproc.core import messages as m
-from extproc.core import rejections, responses
-from extproc.core.errors import ProtocolError, RequestError
-from extproc.core.hints import read_hints
-from extproc.core.incoming import Incoming, kept_headers, match_route
-from extproc.core.messages import BodyMode
-from extproc.core.ports import Dispatcher, StreamSettings
-from extproc.core.queue import Ticket
-from extproc.core.responses import ListRequest
-from extproc.core.restoring import Restorer
-from extproc.core.routes import Route, RouteKind
-from extproc.core.transitions import HOLDING, TABLE, UNANSWERED, State, Turn
-from extproc.core.types import Outcome, Pick, Rejection, RequestInfo
+from extproc import rejections
+from extproc.errors import ProtocolError, RequestError
+from extproc.paths import Route, RouteKind
+from extproc.queue import Ticket
+from extproc.request import messages as m
+from extproc.request import responses
+from extproc.request.controlheaders import read_hints
+from extproc.request.incoming import Incoming, kept_headers, match_route
+from extproc.request.interfaces import Dispatcher, StreamSettings
+from extproc.request.messages import BodyMode
+from extproc.request.responses import ListRequest
+from extproc.request.restoring import Restorer
+from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, State, Turn
+from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
 HOLD_MARGIN_S = 5.0
 """The data plane's timer runs this much longer than a hold, so that the answer is ours."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import StrEnum, auto
 from typing import Final
 
-from extproc.core import messages as m
+from extproc.request import messages as m
 
 
 class State(StrEnum):

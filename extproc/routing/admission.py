@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from extproc.core.ranks import Ranks
-from extproc.core.rejections import rank_too_high, saturated
-from extproc.core.types import EndpointView, Rejection, RequestInfo
+from extproc.rejections import rank_too_high, saturated
+from extproc.routing.ranks import Ranks
+from extproc.types import EndpointView, Rejection, RequestInfo
 
 
 class AdmissionSettings(Struct, frozen=True):

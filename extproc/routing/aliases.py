@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from extproc.core.types import ModelCard
+from extproc.types import ModelCard
 
 _Registry = Mapping[str, ModelCard]
 

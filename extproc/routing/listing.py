@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import is_
 
-from extproc.core.openai import models_body
-from extproc.core.types import ModelCard
+from extproc.openai import models_body
+from extproc.types import ModelCard
 
 
 class ModelListing:

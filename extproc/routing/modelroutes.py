@@ -2,7 +2,7 @@
 
 1. A model belongs to the route that lists its name, else to the first with a pattern that matches.
 2. What a request's own headers say of its objectives counts more than its route. Only the headers
-   that the configuration trusts get this far (`core.hints`).
+   that the configuration trusts get this far (`request.controlheaders`).
 3. Its priority is its route's; else that of the objective that it names, by the configuration
    before what the cluster's InferenceObjectives say; else 0.
 """
@@ -16,9 +16,9 @@ from fnmatch import translate
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.core.claims import NO_CLAIM, Claim
-from extproc.core.patterns import as_fnmatch
-from extproc.core.types import NO_HINTS, Hints, RequestInfo
+from extproc.routing.patterns import as_fnmatch
+from extproc.tenancy import NO_CLAIM, Claim
+from extproc.types import NO_HINTS, Hints, RequestInfo
 
 MAX_REMEMBERED = 4096
 """Models whose route by pattern is kept: a hundred patterns take longer than a decision."""

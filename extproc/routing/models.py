@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from extproc.core.adapters.catalog import Catalog
-from extproc.core.address import is_in_subset
-from extproc.core.aliases import Aliases
-from extproc.core.beginnings import renamed
-from extproc.core.claims import NO_CLAIM
-from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.listing import ModelListing
-from extproc.core.modelroutes import ModelRoutes
-from extproc.core.pool import Pool
-from extproc.core.rejections import adapters_unknown, model_not_found, no_endpoints
-from extproc.core.routes import ONE_PROMPT_PATHS
-from extproc.core.types import EndpointView, ModelCard, Rejection, RequestInfo, Snapshot
+from extproc.address import is_in_subset
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.fleet.pool import Pool
+from extproc.fleet.prefixes import renamed
+from extproc.paths import ONE_PROMPT_PATHS
+from extproc.rejections import adapters_unknown, model_not_found, no_endpoints
+from extproc.routing.aliases import Aliases
+from extproc.routing.catalog import Catalog
+from extproc.routing.listing import ModelListing
+from extproc.routing.modelroutes import ModelRoutes
+from extproc.tenancy import NO_CLAIM
+from extproc.types import EndpointView, ModelCard, Rejection, RequestInfo, Snapshot
 
 
 class Models:

@@ -15,14 +15,14 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from extproc.core.address import is_in_subset
-from extproc.core.admission import AdmissionSettings, admit, fitting
-from extproc.core.bounds import MAX_SLUG_CHARS, plain
-from extproc.core.policies import Policy
-from extproc.core.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
-from extproc.core.routes import NO_PATH, RESPONSES_PATH
-from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
-from extproc.core.words import FOR_POD, FOR_ROOM
+from extproc.address import is_in_subset
+from extproc.bounds import MAX_SLUG_CHARS, plain
+from extproc.paths import NO_PATH, RESPONSES_PATH
+from extproc.phrases import FOR_POD, FOR_ROOM
+from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
+from extproc.routing.admission import AdmissionSettings, admit, fitting
+from extproc.routing.policies import Policy
+from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
 """Whose responses the endpoint may store. Where the path is not known it may be that one."""

@@ -18,9 +18,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from extproc.core.adapters.declared import Declaration, Names
-from extproc.core.modelroutes import ModelRoute
-from extproc.core.rewrites import Rule
+from extproc.adapters.declared import Declaration, Names
+from extproc.routing.modelroutes import ModelRoute
+from extproc.routing.rewrites import Rule
 
 MAX_TOLD = 5
 """Losses that are told of one object; a rule may have thousands of names."""

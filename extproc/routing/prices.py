@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from extproc.core.policies.ranking import at_random
-from extproc.core.types import EndpointView, Pick, Snapshot
-from extproc.core.words import SHOWN_S, pod_name, score, short
+from extproc.phrases import SHOWN_S, pod_name, score, short
+from extproc.routing.policies.ranking import at_random
+from extproc.types import EndpointView, Pick, Snapshot
 
 MAX_TERMS = 3
 """Terms that a sentence names."""

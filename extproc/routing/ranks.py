@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from extproc.core.patterns import as_fnmatch
+from extproc.routing.patterns import as_fnmatch
 
 _Patterns = tuple[tuple[str, int], ...]
 

@@ -2,7 +2,7 @@
 
 1. A rule that names what the client wrote counts before a generic one, and among equals the first.
 2. A rule's targets are final: no other rule is asked about them.
-3. Without a rule, a request's own header counts, as far as it is trusted (`core.hints`).
+3. Without a rule, a request's own header counts, as far as it is trusted.
 4. The version of an adapter comes last, when its pod is chosen: the name that the pod lists.
 """
 

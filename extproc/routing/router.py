@@ -8,16 +8,17 @@ from math import inf
 
 from msgspec.structs import replace
 
-from extproc.core.adapters.catalog import Catalog
-from extproc.core.address import is_in_subset
-from extproc.core.beginnings import renamed
-from extproc.core.modelroutes import ModelRoutes
-from extproc.core.models import Models
-from extproc.core.picker import Picker
-from extproc.core.pool import Pool
-from extproc.core.queue import HoldQueue, Ticket, Waiting
-from extproc.core.rejections import asleep, no_endpoints
-from extproc.core.types import (
+from extproc.address import is_in_subset
+from extproc.fleet.pool import Pool
+from extproc.fleet.prefixes import renamed
+from extproc.phrases import FOR_POD, FOR_TURN
+from extproc.queue import HoldQueue, Ticket, Waiting
+from extproc.rejections import asleep, no_endpoints
+from extproc.routing.catalog import Catalog
+from extproc.routing.modelroutes import ModelRoutes
+from extproc.routing.models import Models
+from extproc.routing.picker import Picker
+from extproc.types import (
     EndpointView,
     Pick,
     Reason,
@@ -26,7 +27,6 @@ from extproc.core.types import (
     Snapshot,
     Wait,
 )
-from extproc.core.words import FOR_POD, FOR_TURN
 
 OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
@@ -36,7 +36,7 @@ still needs leaves out the step that runs already, and that all share the engine
 TOLD_WAIT_S = 0.005
 """After another router's word of a request's end, until the room is offered here: the other one
 offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
-(`app.telling`), and each has a way."""
+(`peers.telling`), and each has a way."""
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
 

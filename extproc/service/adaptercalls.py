@@ -13,16 +13,17 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from extproc.app import settings
+from extproc.adapters import engineapi
+from extproc.adapters.adapterfiles import AdapterFiles, Root
+from extproc.adapters.states import Action, Failure, Kind, Result
 from extproc.config import Config
-from extproc.core.adapters.states import Action, Failure, Kind, PodState, Result
-from extproc.core.engines import PROFILES
-from extproc.core.pool import Pool
-from extproc.core.spelling import joined
-from extproc.core.types import Endpoint
-from extproc.shell import engineapi
-from extproc.shell.adapterfiles import AdapterFiles, Root
-from extproc.shell.podhttp import base_url, open_session
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.podhttp import base_url, open_session
+from extproc.fleet.podstate import PodState
+from extproc.fleet.pool import Pool
+from extproc.fleet.spelling import joined
+from extproc.service import configured
+from extproc.types import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class AdapterCalls:
         clock: Callable[[], float],
     ) -> None:
         self._pool, self._on_change, self._clock = pool, on_change, clock
-        self._access = settings.pod_access(config)
+        self._access = configured.pod_access(config)
         self._profile = PROFILES[config.pods.engine]
         self._urls: Mapping[str, str] = {}
         self._session: aiohttp.ClientSession | None = None

@@ -13,21 +13,21 @@ from typing import Any
 from aiohttp import web
 from msgspec import to_builtins
 
-from extproc.app.adapters import Adapters
-from extproc.app.declaring import Declaring
-from extproc.app.keeping import Keeping
-from extproc.app.peering import Peering
-from extproc.app.routing import Routing
-from extproc.app.world import World
+from extproc.adapters.declared import Declaration
+from extproc.adapters.sources import SourceStatus
+from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Loss, Merged, Offer, RuleSet
-from extproc.core.adapters.sources import SourceStatus
-from extproc.core.adapters.states import AdapterStatus
-from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.status import AdapterReport, VersionReport
-from extproc.core.types import Endpoint
-from extproc.shell.telemetry import Telemetry
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
+from extproc.observe.telemetry import Telemetry
+from extproc.routing.precedence import Loss, Merged, Offer, RuleSet
+from extproc.service.adapterstore import Keeping
+from extproc.service.clocks import World
+from extproc.service.declaring import Declaring
+from extproc.service.loading import Adapters
+from extproc.service.peering import Peering
+from extproc.service.routing import Routing
+from extproc.types import Endpoint
 
 READINESS_LIMIT_S = 5.0
 """The longest time for which names that cannot be read delay readiness, where they are no terms."""

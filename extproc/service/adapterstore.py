@@ -1,4 +1,4 @@
-"""The store of declared adapters: followed, leased, and written to over HTTP. Part of `app`."""
+"""The store of declared adapters: followed, leased, and written to over HTTP."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aiohttp import web
 
-from extproc.app.stores import make_registration, make_store
+from extproc.adapters.declared import Declaration
+from extproc.adapters.registration import Status, Wait, WhyNot
+from extproc.adapters.sources import SourceStatus
+from extproc.adapters.stores.content import Stored
 from extproc.config.adapters import AdaptersConfig
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.sources import SourceStatus
-from extproc.core.errors import ExtprocError
-from extproc.shell.registration import Status, Wait, WhyNot
-from extproc.shell.stores.content import Stored
+from extproc.errors import ExtprocError
+from extproc.service.stores import make_registration, make_store
 
 log = logging.getLogger(__name__)
 

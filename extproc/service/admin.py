@@ -10,9 +10,9 @@ resolves to 127.0.0.1 (DNS rebinding).
 | `/` | the live page, added by `add_page` |
 | `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
 | `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [], "warnings": []}` |
-| `/debug/snapshot` | `describe_snapshot`, and `queue` as in `core.queue.status` |
+| `/debug/snapshot` | `describe_snapshot`, and `queue` as in `queue.status` |
 | `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
-| `/debug/adapters` | `{"adapters": [...], "sources": [...]}`, as in `core.adapters` |
+| `/debug/adapters` | `{"adapters": [...], "sources": [...]}`, as in `adapters` |
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from extproc.core.adapters.sources import SourceStatus
-from extproc.core.types import EndpointView, Snapshot
-from extproc.shell.httpserver import (
+from extproc.adapters.sources import SourceStatus
+from extproc.request.pacing import BusyError, SharedPage, Turns
+from extproc.types import EndpointView, Snapshot
+from extproc.wire.httpserver import (
     DEFAULT_HTTP_LIMITS,
     Handler,
     HttpLimit,
     HttpLimits,
     HttpListener,
 )
-from extproc.shell.turns import BusyError, SharedPage, Turns
 
 _HEADERS = {
     "Cache-Control": "no-store",

@@ -1,4 +1,4 @@
-"""The endpoints that a Kubernetes API server lists. Part of `app`.
+"""The endpoints that a Kubernetes API server lists.
 
 These permissions are needed, by a Role in the namespace of the pods (`get` is not):
 
@@ -25,11 +25,11 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from extproc.app.inferencepool import OnEndpoints, PoolPresence
-from extproc.app.publisher import Publisher
-from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
-from extproc.core.kubernetes.objectives import priorities, without_pool
-from extproc.core.kubernetes.objects import (
+from extproc.discovery.kubernetes.api import KubernetesClient
+from extproc.discovery.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
+from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
+from extproc.discovery.kubernetes.objectives import priorities, without_pool
+from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
     InferenceObjective,
     InferencePool,
@@ -40,10 +40,10 @@ from extproc.core.kubernetes.objects import (
     pool_query,
     slices_query,
 )
-from extproc.core.types import Endpoint
-from extproc.core.words import listed
-from extproc.shell.discovery.kubernetes import KubernetesClient
-from extproc.shell.discovery.kubewatch import ListWatch, WatchStats, WatchTimes
+from extproc.phrases import listed
+from extproc.service.inferencepool import OnEndpoints, PoolPresence
+from extproc.service.publisher import Publisher
+from extproc.types import Endpoint
 
 log = logging.getLogger(__name__)
 

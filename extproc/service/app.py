@@ -25,33 +25,33 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from extproc import __version__
-from extproc.app import settings, transports
-from extproc.app.adapterservice import AdapterService
-from extproc.app.discovery import Discovery
-from extproc.app.gauges import add_gauges
-from extproc.app.liveconfig import LiveConfig
-from extproc.app.livefeed import LiveFeed
-from extproc.app.pods import Pods
-from extproc.app.routing import Routing
-from extproc.app.services import Services
-from extproc.app.sideports import SidePorts
-from extproc.app.world import World
+from extproc.address import Address
+from extproc.bounds import MAX_ENDPOINTS
 from extproc.config import Config
 from extproc.config.file import ConfigParser, parse_config
-from extproc.core.adapters.precedence import Loss
-from extproc.core.address import Address
-from extproc.core.bounds import MAX_ENDPOINTS
-from extproc.core.kubernetes.status import AdapterReport
-from extproc.core.policies import Policy
-from extproc.core.readiness import Readiness
-from extproc.core.types import Endpoint
-from extproc.core.wire.limits import Counters
-from extproc.shell.admin import AdminServer
-from extproc.shell.httpserver import HttpLimit
-from extproc.shell.livepage import LivePage
-from extproc.shell.poolmetrics import PoolMetrics
-from extproc.shell.telemetry import Telemetry
-from extproc.shell.tracing import Tracing
+from extproc.discovery.kubernetes.status import AdapterReport
+from extproc.fleet.readiness import Readiness
+from extproc.observe.livepage import LivePage
+from extproc.observe.poolmetrics import PoolMetrics
+from extproc.observe.telemetry import Telemetry
+from extproc.observe.tracing import Tracing
+from extproc.routing.policies import Policy
+from extproc.routing.precedence import Loss
+from extproc.service import configured, transports
+from extproc.service.adapterservice import AdapterService
+from extproc.service.admin import AdminServer
+from extproc.service.clocks import World
+from extproc.service.discovery import Discovery
+from extproc.service.gauges import add_gauges
+from extproc.service.liveconfig import LiveConfig
+from extproc.service.livefeed import LiveFeed
+from extproc.service.routing import Routing
+from extproc.service.scraping import Pods
+from extproc.service.services import Services
+from extproc.service.sideports import SidePorts
+from extproc.types import Endpoint
+from extproc.wire.httpserver import HttpLimit
+from extproc.wire.limits import Counters
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class App:
         self._num_left_out = 0
         self._wire = Counters()
         self._http_dropped: Counter[HttpLimit] = Counter()
-        self._budget = settings.budget(config)
+        self._budget = configured.budget(config)
         self._router_id = secrets.token_hex(4)
         self.address = ""
         self.admin_address = ""

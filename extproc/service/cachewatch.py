@@ -1,4 +1,4 @@
-"""Tells the operator that the pods' CPU caches are not as configured. Part of `app`."""
+"""Tells the operator that the pods' CPU caches are not as configured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from extproc.core.cpucaches import CpuCaches, GroupCaches
+from extproc.fleet.cpucaches import CpuCaches, GroupCaches
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The settings of each part, made from the configuration. Part of `app`."""
+"""The settings of each part, made from the configuration."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from pydantic.fields import FieldInfo
 from yarl import URL
 
 from extproc import __version__
+from extproc.adapters.states import AdapterSettings
 from extproc.config import Config
 from extproc.config.base import Section
 from extproc.config.file import ConfigError
 from extproc.config.pods import PodTraits
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
-from extproc.core.accounting import AccountingSettings, Source
-from extproc.core.adapters.catalog import CatalogSettings, Undeclared
-from extproc.core.adapters.states import AdapterSettings
-from extproc.core.admission import AdmissionSettings
-from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
-from extproc.core.costs import BYTES_PER_TOKEN, Costs
-from extproc.core.engines import PROFILES
-from extproc.core.hints import names_of
-from extproc.core.messages import BodyMode
-from extproc.core.modelroutes import ModelRoute, Objective
-from extproc.core.outliers import OutlierSettings
-from extproc.core.picker import PickerSettings
-from extproc.core.ports import StreamSettings
-from extproc.core.queue import QueueSettings
-from extproc.core.ranks import Ranks
-from extproc.core.rewrites import Rule
-from extproc.core.routes import RouteTable
-from extproc.core.traits import PoolSettings, Traits
-from extproc.core.types import Endpoint
-from extproc.shell.files import describe_failure, read_key
-from extproc.shell.loops import LoopSettings
-from extproc.shell.memory import memory_limit_bytes
-from extproc.shell.podhttp import base_url
-from extproc.shell.tls import client_context
+from extproc.costs import BYTES_PER_TOKEN, Costs
+from extproc.files.reading import describe_failure, read_key
+from extproc.fleet.accounting import AccountingSettings, Source
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.loops import LoopSettings
+from extproc.fleet.outliers import OutlierSettings
+from extproc.fleet.podhttp import base_url
+from extproc.fleet.serverflags import PoolSettings, Traits
+from extproc.paths import RouteTable
+from extproc.queue import QueueSettings
+from extproc.request.controlheaders import names_of
+from extproc.request.interfaces import StreamSettings
+from extproc.request.messages import BodyMode
+from extproc.routing.admission import AdmissionSettings
+from extproc.routing.catalog import CatalogSettings, Undeclared
+from extproc.routing.modelroutes import ModelRoute, Objective
+from extproc.routing.picker import PickerSettings
+from extproc.routing.ranks import Ranks
+from extproc.routing.rewrites import Rule
+from extproc.service.memory import memory_limit_bytes
+from extproc.types import Endpoint
+from extproc.wire.budget import DEFAULT_MAX_BYTES, Budget
+from extproc.wire.tls import client_context
 
 _Settings = TypeVar("_Settings", bound=Struct)
 

@@ -1,4 +1,4 @@
-"""What a cluster declares of adapters, and what it is told of that. Part of `app`.
+"""What a cluster declares of adapters, and what it is told of that.
 
 InferenceModelRewrites and LLMRoutes of the pools that this router serves, in one namespace.
 """
@@ -9,22 +9,22 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from extproc.app.apiserver import Kubernetes
-from extproc.app.publisher import Publisher
-from extproc.app.statuses import Statuses
-from extproc.core.adapters.precedence import Loss, Offer, RuleSet
-from extproc.core.adapters.sources import SourceStatus
-from extproc.core.kubernetes.declaring import Declared, Reading
-from extproc.core.kubernetes.llmroutes import routes_of
-from extproc.core.kubernetes.objects import (
+from extproc.adapters.sources import SourceStatus
+from extproc.discovery.kubernetes.declarers import Declared, Reading
+from extproc.discovery.kubernetes.llmroutes import routes_of
+from extproc.discovery.kubernetes.objects import (
     DeclaringObject,
     PoolRef,
     Query,
     rewrites_query,
     routes_query,
 )
-from extproc.core.kubernetes.rewrites import rewrites_of
-from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
+from extproc.discovery.kubernetes.rewrites import rewrites_of
+from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, parts
+from extproc.routing.precedence import Loss, Offer, RuleSet
+from extproc.service.apiserver import Kubernetes
+from extproc.service.publisher import Publisher
+from extproc.service.statuses import Statuses
 
 D = TypeVar("D", bound=DeclaringObject)
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Declarations:
     """What is declared for pools of ours, followed while `run` runs.
 
     Each callback gets what all objects of a kind say, the oldest first, once known and at each
-    change. `report` is to be called then, with what `core.adapters.precedence` says of it.
+    change. `report` is to be called then, with what `routing.precedence` says of it.
     """
 
     def __init__(

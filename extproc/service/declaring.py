@@ -1,13 +1,13 @@
-"""All that is declared of adapters, from every source, as one. Part of `app`."""
+"""All that is declared of adapters, from every source, as one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from extproc.adapters.declared import Declaration, DeclarationError, Names
 from extproc.config import Config
-from extproc.core.adapters.declared import Declaration, DeclarationError, Names
-from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
-from extproc.core.kubernetes.declaring import Reading
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.routing.precedence import Merged, Offer, RuleSet, merge
 
 
 class Declaring:

@@ -1,6 +1,6 @@
-"""Where endpoints come from: the one source that `discovery` names. Part of `app`.
+"""Where endpoints come from: the one source that `discovery` names.
 
-A source is a file in `shell/discovery/` that is named like its section, with a class named
+A source is a file in `discovery/` that is named like its section, with a class named
 accordingly (`dns`, `DnsDiscovery`; see `Source`). It is imported only where it is configured.
 Sources that take more than one file of the shell are put together here.
 """
@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from extproc.app import settings
-from extproc.app.declarations import OnOffers, OnRules
-from extproc.app.kubernetes import KubernetesDiscovery
-from extproc.app.world import World
+from extproc.adapters.sources import SourceStatus
 from extproc.config import Config
-from extproc.core.adapters.precedence import Loss
-from extproc.core.adapters.sources import SourceStatus
-from extproc.core.kubernetes.status import AdapterReport
-from extproc.core.types import Endpoint
-from extproc.shell.discovery.file import make_endpoints, parse_endpoints
-from extproc.shell.filewatch import FileWatch
-from extproc.shell.telemetry import Telemetry
+from extproc.discovery.file import make_endpoints, parse_endpoints
+from extproc.discovery.kubernetes.status import AdapterReport
+from extproc.files.filewatch import FileWatch
+from extproc.observe.telemetry import Telemetry
+from extproc.routing.precedence import Loss
+from extproc.service import configured
+from extproc.service.clocks import World
+from extproc.service.declarations import OnOffers, OnRules
+from extproc.service.kubernetes import KubernetesDiscovery
+from extproc.types import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Discovery:
     ) -> None:
         self._config = config.discovery
         self._on_endpoints = on_endpoints
-        self._scheme = settings.scheme(config)
+        self._scheme = configured.scheme(config)
         self._kubernetes = KubernetesDiscovery(
             config.discovery.kubernetes,
             on_endpoints=on_endpoints,
@@ -125,7 +125,7 @@ class Discovery:
         """Return the source that is one file of the shell; None for the others."""
         if name in ("static", "file", "kubernetes"):
             return None
-        module = import_module(f"extproc.shell.discovery.{name}")
+        module = import_module(f"extproc.discovery.{name}")
         source: Source = getattr(module, f"{name.capitalize()}Discovery")(
             **section.model_dump(),
             on_endpoints=self._on_endpoints,

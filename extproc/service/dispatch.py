@@ -1,4 +1,4 @@
-"""The calls of streams and the ends of picks, passed to the core and recorded. Part of `app`."""
+"""The calls of streams and the ends of picks, passed to the core and recorded."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from extproc.app.recorder import Recorder
-from extproc.app.traced import DecisionTrace
-from extproc.core.accounting import Accounting, Completion
-from extproc.core.lists import Lists
-from extproc.core.outliers import Outliers, Readmission
-from extproc.core.ports import StreamSettings
-from extproc.core.queue import Ticket
-from extproc.core.rewrites import Rewrites
-from extproc.core.router import Router
-from extproc.core.spelling import Spelling
-from extproc.core.stream import Stream
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
-from extproc.core.verdicts import NAMES_ENDPOINT, Verdict
-from extproc.shell.rpc import Metadata
-from extproc.shell.tracing import Tracing
+from extproc.fleet.accounting import Accounting, Completion
+from extproc.fleet.evidence import NAMES_ENDPOINT, Verdict
+from extproc.fleet.outliers import Outliers, Readmission
+from extproc.fleet.spelling import Spelling
+from extproc.observe.tracing import Tracing
+from extproc.queue import Ticket
+from extproc.request.interfaces import StreamSettings
+from extproc.request.listbudget import Lists
+from extproc.request.stream import Stream
+from extproc.routing.rewrites import Rewrites
+from extproc.routing.router import Router
+from extproc.service.recorder import Recorder
+from extproc.service.traced import DecisionTrace
+from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+from extproc.wire.rpc import Metadata
 
 log = logging.getLogger(__name__)
 

@@ -1,21 +1,21 @@
-"""Metrics that the parts of the service count themselves. Part of `app`."""
+"""Metrics that the parts of the service count themselves."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
-from extproc.app.services import Services
-from extproc.core.budget import Budget
-from extproc.core.losses import Losses
-from extproc.core.modelroutes import ModelRoutes
-from extproc.core.pool import Pool
-from extproc.core.queue import HoldQueue
-from extproc.core.tpot import Tpots
-from extproc.core.wire.limits import Counters
-from extproc.shell.counters import CappedLabel
-from extproc.shell.httpserver import HttpLimit
-from extproc.shell.telemetry import Telemetry
+from extproc.fleet.losses import Losses
+from extproc.fleet.pool import Pool
+from extproc.fleet.tpot import Tpots
+from extproc.observe.counters import CappedLabel
+from extproc.observe.telemetry import Telemetry
+from extproc.queue import HoldQueue
+from extproc.routing.modelroutes import ModelRoutes
+from extproc.service.services import Services
+from extproc.wire.budget import Budget
+from extproc.wire.httpserver import HttpLimit
+from extproc.wire.limits import Counters
 
 _MAX_PRIORITIES = 50
 """With a label of their own; anyone may write an InferenceObjective."""

@@ -1,4 +1,4 @@
-"""Whether InferencePools exist, and the endpoints of several as one list. Part of `app`."""
+"""Whether InferencePools exist, and the endpoints of several as one list."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from extproc.core.kubernetes.endpoints import pools_endpoints
-from extproc.core.kubernetes.objects import InferencePool
-from extproc.core.types import Endpoint
+from extproc.discovery.kubernetes.endpoints import pools_endpoints
+from extproc.discovery.kubernetes.objects import InferencePool
+from extproc.types import Endpoint
 
 OnEndpoints = Callable[[Sequence[Endpoint]], None]
 

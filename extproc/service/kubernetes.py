@@ -1,21 +1,21 @@
-"""Endpoints, priorities and declarations by the Kubernetes API. Part of `app`."""
+"""Endpoints, priorities and declarations by the Kubernetes API."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
-from extproc.app.apiserver import Kubernetes, OnPriorities
-from extproc.app.declarations import Declarations, OnOffers, OnRules
-from extproc.app.inferencepool import OnEndpoints, PoolPresence, PoolsTogether
-from extproc.app.world import World
+from extproc.adapters.sources import SourceStatus
 from extproc.config.discovery import KubernetesConfig
-from extproc.core.adapters.precedence import Loss
-from extproc.core.adapters.sources import SourceStatus
-from extproc.core.kubernetes.objects import PoolRef
-from extproc.core.kubernetes.status import AdapterReport
-from extproc.shell.discovery.kubewatch import WatchTimes
-from extproc.shell.telemetry import Telemetry
+from extproc.discovery.kubernetes.kubewatch import WatchTimes
+from extproc.discovery.kubernetes.objects import PoolRef
+from extproc.discovery.kubernetes.status import AdapterReport
+from extproc.observe.telemetry import Telemetry
+from extproc.routing.precedence import Loss
+from extproc.service.apiserver import Kubernetes, OnPriorities
+from extproc.service.clocks import World
+from extproc.service.declarations import Declarations, OnOffers, OnRules
+from extproc.service.inferencepool import OnEndpoints, PoolPresence, PoolsTogether
 
 
 class KubernetesDiscovery:

@@ -1,4 +1,4 @@
-"""Changes of the configuration file while the service runs. Part of `app`."""
+"""Changes of the configuration file while the service runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from extproc.app import settings
 from extproc.config import Config
 from extproc.config.file import ConfigParser
-from extproc.shell.filewatch import FileWatch
+from extproc.files.filewatch import FileWatch
+from extproc.service import configured
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ class LiveConfig:
         """
         fresh = self._parse(text, source=str(self._path))
         self._configure(fresh)
-        changed = list(settings.needs_restart(self._config, fresh))
+        changed = list(configured.needs_restart(self._config, fresh))
         self._config = fresh
-        for line in settings.short_expiry(fresh):
+        for line in configured.short_expiry(fresh):
             log.warning(line)
         if changed:
             log.warning("configuration: needs a restart to take effect: %s", ", ".join(changed))

@@ -1,4 +1,4 @@
-"""The frames of the live page, from the pool, the last decisions and the counts. Part of `app`.
+"""The frames of the live page, from the pool, the last decisions and the counts.
 
 A frame is a complete JSON object, so that a viewer needs no earlier one. It stays small because its
 lists are bounded, most active first, with the number of entries left out. A decision costs nothing
@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from extproc.core.accounting import DecisionRecord
-from extproc.core.attainment import Attainment
-from extproc.core.explanation import explain
-from extproc.core.types import EndpointView, ModelCard, Pick, Snapshot
-from extproc.core.words import shortened
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.telemetry import Telemetry, Totals
+from extproc.fleet.accounting import DecisionRecord
+from extproc.observe.attainment import Attainment
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.explanation import explain
+from extproc.observe.telemetry import Telemetry, Totals
+from extproc.phrases import shortened
+from extproc.types import EndpointView, ModelCard, Pick, Snapshot
 
 MAX_PODS = 100
 MAX_ADAPTERS = 400
@@ -38,7 +38,7 @@ class LiveFeed:
 
     Attributes:
         about: Constants such as the version, shown as they are.
-        queue: What is held, as `core.queue.status` says.
+        queue: What is held, as `queue.status` says.
         registry: The models registered on any endpoint, by name; a new object after each change.
         knows_times: Whether completions carry response times.
         health: Reasons why the router is not ready, for people; empty when it is.

@@ -12,19 +12,19 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from extproc.app import settings
-from extproc.app.adaptercalls import AdapterCalls
-from extproc.app.adapterpeers import AdapterPeers
-from extproc.app.world import World
+from extproc.adapters.declared import Declaration
+from extproc.adapters.states import Action, State
 from extproc.config import Config
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Offer
-from extproc.core.adapters.states import Action, State
-from extproc.core.pool import Pool
-from extproc.core.rewrites import Rewrites
-from extproc.core.router import Router
-from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.telemetry import Telemetry
+from extproc.fleet.pool import Pool
+from extproc.observe.telemetry import Telemetry
+from extproc.peers.adapterpeers import AdapterPeers
+from extproc.routing.precedence import Offer
+from extproc.routing.rewrites import Rewrites
+from extproc.routing.router import Router
+from extproc.service import configured
+from extproc.service.adaptercalls import AdapterCalls
+from extproc.service.clocks import World
+from extproc.types import Endpoint, ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ class Adapters:
         self._apply(config)
 
     def _apply(self, config: Config) -> None:
-        self.planner.configure(settings.adapter_settings(config))
-        self._catalog.configure(settings.catalog_settings(config))
+        self.planner.configure(configured.adapter_settings(config))
+        self._catalog.configure(configured.catalog_settings(config))
 
     def declare(self, offers: Mapping[str, Offer]) -> None:
         """Replace all that is declared, by the name that clients write."""

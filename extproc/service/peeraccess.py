@@ -1,4 +1,4 @@
-"""What proves who is a peer, and the checks of that and of `peers` at the start. Part of `app`."""
+"""What proves who is a peer, and the checks of that and of `peers` at the start."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import logging
 import ssl
 from collections.abc import Callable, Sequence
 
+from extproc.address import Address
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.core.address import Address
-from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
-from extproc.shell.files import check_readable, describe_failure
-from extproc.shell.peerkeys import PeerKeys, read_keys
+from extproc.discovery.kubernetes.api import MissingLibraryError, load_library
+from extproc.files.reading import check_readable, describe_failure
+from extproc.peers.keys import PeerKeys, read_keys
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def link_tls(config: Config) -> ssl.SSLContext | None:
     Raises:
         OSError: A file cannot be read, or its content cannot be used (`ssl.SSLError`).
     """
-    from extproc.shell.peerdial import tls_context
+    from extproc.peers.dialler import tls_context
 
     peers, files = config.peers, config.server.tls
     if peers is None or files is None:

@@ -1,4 +1,4 @@
-"""The other replicas of this router, and the relay to them. Part of `app`."""
+"""The other replicas of this router, and the relay to them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from extproc.app.apiserver import Kubernetes
-from extproc.app.observers import Observers
-from extproc.app.peeraccess import checks_clients, keys_of, link_tls, peer_port
-from extproc.app.telling import Telling
+from extproc.adapters.peers import Word
 from extproc.config import Config
 from extproc.config.peers import PeersConfig
-from extproc.core.adapters.peers import Word
-from extproc.core.relay import Relay, RelaySettings, count_routers
-from extproc.core.router import Router
-from extproc.core.types import Endpoint
-from extproc.shell.peers import METHOD, PeersService
-from extproc.shell.rpc import Method
-from extproc.shell.telemetry import Telemetry
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.peers.relay import Relay, RelaySettings, count_routers
+from extproc.peers.service import METHOD, PeersService
+from extproc.peers.telling import Telling
+from extproc.routing.router import Router
+from extproc.service.apiserver import Kubernetes
+from extproc.service.peeraccess import checks_clients, keys_of, link_tls, peer_port
+from extproc.types import Endpoint
+from extproc.wire.rpc import Method
 
 if TYPE_CHECKING:
-    from extproc.shell.peerdial import PeerDialler
+    from extproc.peers.dialler import PeerDialler
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Peering:
         if self._peers is None:
             return
         # Imported here because most routers have no peers.
-        from extproc.shell.peerdial import PeerDialler
+        from extproc.peers.dialler import PeerDialler
 
         self._dialler = PeerDialler(
             METHOD,
@@ -216,7 +216,7 @@ class Peering:
             await kubernetes.aclose()
 
     async def _follow_dns(self, name: str, peers: PeersConfig) -> None:
-        from extproc.shell.discovery.dns import DnsDiscovery
+        from extproc.discovery.dns import DnsDiscovery
 
         await DnsDiscovery(
             name,

@@ -1,4 +1,4 @@
-"""Hands on what changes often, seldom. Part of `app`."""
+"""Hands on what changes often, seldom."""
 
 from __future__ import annotations
 

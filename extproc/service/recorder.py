@@ -1,4 +1,4 @@
-"""The outcomes of requests, for metrics, published decisions and attainment. Part of `app`.
+"""The outcomes of requests, for metrics, published decisions and attainment.
 
 Each is called through `Observers`: no response depends on them.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from extproc.app.observers import Observers
-from extproc.core.accounting import Completion, DecisionRecord
-from extproc.core.attainment import OTHER, Attainment, is_in_time, is_missed
-from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.core.claims import Claim
-from extproc.core.queue import Ticket
-from extproc.core.routes import normalize_path, path_label
-from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.telemetry import Telemetry
+from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.fleet.accounting import Completion, DecisionRecord
+from extproc.observe.attainment import OTHER, Attainment, is_in_time, is_missed
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.paths import normalize_path, path_label
+from extproc.queue import Ticket
+from extproc.tenancy import Claim
+from extproc.types import Outcome, Pick, Rejection, RequestInfo, Wait
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The core's objects of one router, and how a configuration reaches them. Part of `app`."""
+"""The core's objects of one router, and how a configuration reaches them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.app import settings
-from extproc.app.world import World
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.core.attainment import Attainment
-from extproc.core.modelroutes import ModelRoute, ModelRoutes
-from extproc.core.picker import Picker
-from extproc.core.pickids import pick_ids
-from extproc.core.policies import BUILT_IN, Policy
-from extproc.core.pool import Pool
-from extproc.core.queue import HoldQueue
-from extproc.core.queue.status import describe_queue
-from extproc.core.rewrites import Rewrites, Rule
-from extproc.core.router import Router
-from extproc.core.types import Endpoint, Snapshot
+from extproc.fleet.pickids import pick_ids
+from extproc.fleet.pool import Pool
+from extproc.observe.attainment import Attainment
 from extproc.plugins import PolicyError, describe_error, load_policy
+from extproc.queue import HoldQueue
+from extproc.queue.status import describe_queue
+from extproc.routing.modelroutes import ModelRoute, ModelRoutes
+from extproc.routing.picker import Picker
+from extproc.routing.policies import BUILT_IN, Policy
+from extproc.routing.rewrites import Rewrites, Rule
+from extproc.routing.router import Router
+from extproc.service import configured
+from extproc.service.clocks import World
+from extproc.types import Endpoint, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class Routing:
     """
 
     def __init__(self, config: Config, policy: Policy, *, router_id: str, world: World) -> None:
-        outliers = settings.outlier_settings(config)
-        self.pool = Pool(settings.pool_settings(config), outliers, counts_first=True)
+        outliers = configured.outlier_settings(config)
+        self.pool = Pool(configured.pool_settings(config), outliers, counts_first=True)
         self.attainment = Attainment(config.admin.slo_ttft_s)
         self._config = config
         self._declared_routes: Sequence[ModelRoute] = ()
@@ -57,18 +57,18 @@ class Routing:
             config.policy.name,
             rng=world.rng,
             next_id=self.next_id,
-            settings=settings.picker_settings(config),
-            admission=settings.admission_settings(config),
+            settings=configured.picker_settings(config),
+            admission=configured.admission_settings(config),
             fallback=_make_fallback(config),
             on_policy_error=self._on_policy_error,
         )
-        self.routes = ModelRoutes(settings.model_routes(config), config.admission.priorities)
-        self.rewrites = Rewrites(settings.rewrite_rules(config), rng=world.rng)
+        self.routes = ModelRoutes(configured.model_routes(config), config.admission.priorities)
+        self.rewrites = Rewrites(configured.rewrite_rules(config), rng=world.rng)
         self.router = Router(
             self.pool,
             self._picker,
             config.request.max_hold_s,
-            HoldQueue(settings.queue_settings(config)),
+            HoldQueue(configured.queue_settings(config)),
             self.routes,
         )
         self.router.models.aliases.configure(self.rewrites.aliases)
@@ -83,12 +83,12 @@ class Routing:
         self._picker.configure(
             self._picker.policy if is_same else make_policy(config),
             config.policy.name,
-            settings.picker_settings(config),
-            settings.admission_settings(config),
+            configured.picker_settings(config),
+            configured.admission_settings(config),
             _make_fallback(config),
         )
-        self.router.queue.configure(settings.queue_settings(config))
-        self.pool.configure(settings.pool_settings(config), settings.outlier_settings(config))
+        self.router.queue.configure(configured.queue_settings(config))
+        self.pool.configure(configured.pool_settings(config), configured.outlier_settings(config))
         self.attainment.ttft_s = config.admin.slo_ttft_s
         self._config = config
         self.declare(self._declared_routes, self._declared_rules)
@@ -98,11 +98,11 @@ class Routing:
     def declare(self, routes: Sequence[ModelRoute], rules: Sequence[Rule]) -> None:
         """Replace the routes and the rules that others than the configuration declare."""
         config, self._declared_routes, self._declared_rules = self._config, routes, rules
-        own = settings.model_routes(config)
+        own = configured.model_routes(config)
         names = {route.name for route in own}
         others = [route for route in routes if route.name not in names]
         self.routes.configure([*own, *others], config.admission.priorities)
-        self.rewrites.configure([*settings.rewrite_rules(config), *rules])
+        self.rewrites.configure([*configured.rewrite_rules(config), *rules])
         self.router.models.aliases.configure(self.rewrites.aliases)
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:

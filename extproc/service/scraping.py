@@ -1,24 +1,24 @@
-"""The pods' metrics and models, brought to the pool. Part of `app`."""
+"""The pods' metrics and models, brought to the pool."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
 
-from extproc.app import settings
-from extproc.app.dispatch import Endings
-from extproc.app.observers import Observers
-from extproc.app.world import World
 from extproc.config import Config
-from extproc.core.engines import PROFILES
-from extproc.core.losses import Losses, Part
-from extproc.core.pool import Pool
-from extproc.core.readiness import Readiness
-from extproc.core.types import Endpoint, LoadReport, ModelCard
-from extproc.shell.podasks import PodAsks
-from extproc.shell.scraper import Scraper
-from extproc.shell.telemetry import Telemetry
-from extproc.shell.vllm import ModelsPoller
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.losses import Losses, Part
+from extproc.fleet.models import ModelsPoller
+from extproc.fleet.podasks import PodAsks
+from extproc.fleet.pool import Pool
+from extproc.fleet.readiness import Readiness
+from extproc.fleet.scraper import Scraper
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.service import configured
+from extproc.service.clocks import World
+from extproc.service.dispatch import Endings
+from extproc.types import Endpoint, LoadReport, ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class Pods:
         self._clock = world.clock
         self.losses = Losses()
         self._damaged: set[str] = set()  # endpoints whose pages have had lines that nobody can read
-        scrapes, polls = settings.pod_loops(config)
+        scrapes, polls = configured.pod_loops(config)
         self._scraper = Scraper(
             PROFILES[config.pods.engine],
             scrapes,
-            page_url=settings.metrics_pages(config),
+            page_url=configured.metrics_pages(config),
             on_report=self._on_report,
             on_failure=self._on_scrape_failure,
             clock=world.clock,

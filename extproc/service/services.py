@@ -1,4 +1,4 @@
-"""The gRPC services of one router, put together. Part of `app`."""
+"""The gRPC services of one router, put together."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from extproc.app import settings
-from extproc.app.cachewatch import CacheWatch
-from extproc.app.dispatch import Dispatcher, Endings, new_stream_of
-from extproc.app.observers import Observers
-from extproc.app.peering import Peering
-from extproc.app.recorder import Recorder
-from extproc.app.routing import Routing
-from extproc.app.world import World
 from extproc.config import Config
-from extproc.core.accounting import Accounting
-from extproc.core.engines import PROFILES
-from extproc.core.lists import Lists
-from extproc.shell.codec import Codec
-from extproc.shell.completions import CompletionService
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.eds import EdsService
-from extproc.shell.health import HealthService
-from extproc.shell.rpc import Method
-from extproc.shell.server import ExternalProcessor
-from extproc.shell.telemetry import Telemetry
-from extproc.shell.tracing import Tracing
+from extproc.envoy.completions import CompletionService
+from extproc.envoy.eds import EdsService
+from extproc.envoy.health import HealthService
+from extproc.fleet.accounting import Accounting
+from extproc.fleet.engines import PROFILES
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.observe.tracing import Tracing
+from extproc.request.codec import Codec
+from extproc.request.listbudget import Lists
+from extproc.request.processor import ExternalProcessor
+from extproc.service import configured
+from extproc.service.cachewatch import CacheWatch
+from extproc.service.clocks import World
+from extproc.service.dispatch import Dispatcher, Endings, new_stream_of
+from extproc.service.peering import Peering
+from extproc.service.recorder import Recorder
+from extproc.service.routing import Routing
+from extproc.wire.rpc import Method
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Services:
         call_later = asyncio.get_running_loop().call_later
         self.peering.tell(routing.router, call_later)
         self.accounting = Accounting(
-            routing.pool, router_id, settings.accounting_settings(config), self.peering.relay
+            routing.pool, router_id, configured.accounting_settings(config), self.peering.relay
         )
         recorder = Recorder(
             telemetry=telemetry,
@@ -110,7 +110,7 @@ class Services:
         routing.router.queue.at = self._offer_at
         self._offer_handle: asyncio.TimerHandle | None = None
         self._tracing = tracing
-        stream_settings = settings.stream_settings(config)
+        stream_settings = configured.stream_settings(config)
         self.processor = ExternalProcessor(
             new_stream_of(dispatcher, stream_settings, self._tracing),
             _codec(config),

@@ -1,4 +1,4 @@
-"""Ports for health alone and for metrics alone. Part of `app`.
+"""Ports for health alone and for metrics alone.
 
 Health without TLS for the kubelet, whose gRPC probes do not support TLS; metrics for Prometheus,
 which needs nothing else of the admin port.
@@ -13,14 +13,14 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
+from extproc.address import Address
 from extproc.config import Config
-from extproc.core.address import Address
-from extproc.core.budget import Budget
-from extproc.core.wire.limits import Limits
-from extproc.shell import wire
-from extproc.shell.admin import MetricsServer
-from extproc.shell.httpserver import HttpLimit
-from extproc.shell.rpc import Method
+from extproc.service.admin import MetricsServer
+from extproc.wire import server as wire
+from extproc.wire.budget import Budget
+from extproc.wire.httpserver import HttpLimit
+from extproc.wire.limits import Limits
+from extproc.wire.rpc import Method
 
 log = logging.getLogger(__name__)
 

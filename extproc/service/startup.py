@@ -2,7 +2,7 @@
 
 The configuration itself was checked when it was read. These checks depend on the machine: whether
 the policy can be loaded, files can be read and used, packages are installed, and addresses are
-free. Part of `app`.
+free.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from typing import TypeVar
 
 import uvloop
 
-from extproc.app import settings
-from extproc.app.app import App
-from extproc.app.peeraccess import check_peers, unproven_peers
-from extproc.app.routing import make_policy
-from extproc.app.stores import check_store
-from extproc.app.traced import make_tracing
+from extproc.address import MAX_UNIX_PATH_BYTES, Address
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
 from extproc.config.server import TlsConfig
-from extproc.core.address import MAX_UNIX_PATH_BYTES, Address
-from extproc.core.policies import Policy
-from extproc.shell import logs
-from extproc.shell.certificates import Certificates
-from extproc.shell.discovery.file import parse_endpoints
-from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
-from extproc.shell.files import check_readable, describe_failure, read_text
-from extproc.shell.tracing import Tracing
+from extproc.discovery.file import parse_endpoints
+from extproc.discovery.kubernetes.api import MissingLibraryError, load_library
+from extproc.files.reading import check_readable, describe_failure, read_text
+from extproc.observe import logs
+from extproc.observe.tracing import Tracing
+from extproc.routing.policies import Policy
+from extproc.service import configured
+from extproc.service.app import App
+from extproc.service.peeraccess import check_peers, unproven_peers
+from extproc.service.routing import make_policy
+from extproc.service.stores import check_store
+from extproc.service.traced import make_tracing
+from extproc.wire.certificates import Certificates
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def serve(
         found.close()
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
     policy, tracing = found.policy, found.tracing
-    for line in (*warnings, *settings.short_expiry(config), *unproven_peers(config)):
+    for line in (*warnings, *configured.short_expiry(config), *unproven_peers(config)):
         log.warning(line)
 
     async def run() -> None:
@@ -122,13 +122,13 @@ def check_start(config: Config) -> Findings:
 
     found.policy = check(make_policy)
     for part in (
-        *(_check_packages, _check_server_tls, settings.pod_access, check_peers),
+        *(_check_packages, _check_server_tls, configured.pod_access, check_peers),
         check_store,
     ):
         check(part)
     found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]
-    found.warnings += settings.short_expiry(config)
+    found.warnings += configured.short_expiry(config)
     found.warnings += unproven_peers(config)
     _check_addresses(config, found)
     return found

@@ -1,4 +1,4 @@
-"""What was found of a cluster's objects, written to their status. Part of `app`.
+"""What was found of a cluster's objects, written to their status.
 
 1. A status is written when what is to be said of it changes, and after a list that shows another.
    What someone else writes is no reason: two routers that disagree write once each. A part that was
@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from extproc.core.kubernetes.declaring import origin_of
-from extproc.core.kubernetes.objects import DeclaringObject, Query
-from extproc.core.kubernetes.status import Part, patch
-from extproc.core.kubernetes.store import ApiError
+from extproc.discovery.kubernetes.declarers import origin_of
+from extproc.discovery.kubernetes.objects import DeclaringObject, Query
+from extproc.discovery.kubernetes.status import Part, patch
+from extproc.discovery.kubernetes.store import ApiError
 
 log = logging.getLogger(__name__)
 

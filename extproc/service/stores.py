@@ -1,21 +1,21 @@
-"""The store that `adapters.store` names, and registration in it. Part of `app`."""
+"""The store that `adapters.store` names, and registration in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from extproc.adapters.registration import Registration, Status, Wait, WhyNot
+from extproc.adapters.stores.content import Stored
+from extproc.adapters.stores.directory import Directory
+from extproc.adapters.stores.medium import Medium
+from extproc.adapters.stores.sqlite import Sqlite
+from extproc.adapters.stores.store import Store
+from extproc.adapters.tokens import Tokens, read_tokens
 from extproc.config import Config
 from extproc.config.adapters import RedisStoreConfig, RegistrationConfig, StoreConfig
 from extproc.config.file import ConfigError
-from extproc.core.errors import needs_extra
-from extproc.shell.files import check_readable, describe_failure, read_key
-from extproc.shell.registration import Registration, Status, Wait, WhyNot
-from extproc.shell.stores.content import Stored
-from extproc.shell.stores.directory import Directory
-from extproc.shell.stores.medium import Medium
-from extproc.shell.stores.sqlite import Sqlite
-from extproc.shell.stores.store import Store
-from extproc.shell.tokens import Tokens, read_tokens
+from extproc.errors import needs_extra
+from extproc.files.reading import check_readable, describe_failure, read_key
 
 
 def make_store(
@@ -104,7 +104,7 @@ def _medium(config: StoreConfig, clock: Callable[[], float]) -> Medium:
 def _redis(config: RedisStoreConfig) -> Medium:
     section = "adapters.store.redis"
     try:
-        from extproc.shell.stores.redis import Redis
+        from extproc.adapters.stores.redis import Redis
     except ImportError as error:
         raise ConfigError(needs_extra(section, "redis", error)) from error
     path, password = config.password_file, ""

@@ -1,4 +1,4 @@
-"""Decisions as spans; used only where tracing is on. Part of `app`."""
+"""Decisions as spans; used only where tracing is on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from extproc import __version__
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.core.queue import Ticket
-from extproc.core.types import Pick, Rejection, Wait
-from extproc.shell.tracing import DecisionSpan, Tracing, TracingError
+from extproc.observe.tracing import DecisionSpan, Tracing, TracingError
+from extproc.queue import Ticket
+from extproc.types import Pick, Rejection, Wait
 
 
 def make_tracing(config: Config) -> Tracing | None:

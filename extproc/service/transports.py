@@ -1,18 +1,18 @@
-"""The transports of the gRPC services, chosen by `server.transport`. Part of `app`."""
+"""The transports of the gRPC services, chosen by `server.transport`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from extproc.app.settings import max_message_bytes, tls_files
+from extproc.address import Address
 from extproc.config import Config
-from extproc.core.address import Address
-from extproc.core.budget import Budget
-from extproc.core.wire.limits import Counters, Limits
-from extproc.shell import wire
-from extproc.shell.certificates import Certificates
-from extproc.shell.rpc import Method
+from extproc.service.configured import max_message_bytes, tls_files
+from extproc.wire import server as wire
+from extproc.wire.budget import Budget
+from extproc.wire.certificates import Certificates
+from extproc.wire.limits import Counters, Limits
+from extproc.wire.rpc import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ async def listen(
 
 async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budget) -> Transport:
     # Imported here: grpc takes 9 MB that the other transport does not need.
-    from extproc.shell.grpcio import GrpcioServer
-    from extproc.shell.tls import server_credentials
+    from extproc.wire.grpcio import GrpcioServer
+    from extproc.wire.tls import server_credentials
 
     credentials = None if config.server.tls is None else server_credentials(*tls_files(config))
     server = GrpcioServer(

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.core.errors import needs_extra
+from extproc.errors import needs_extra
 from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, StackError, free_port, get_page
 
 

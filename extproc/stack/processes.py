@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 
 import aiohttp
 
-from extproc.core.address import Address
+from extproc.address import Address
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0

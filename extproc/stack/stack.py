@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from extproc.stack.envoy import Envoy
-from extproc.stack.pods import FakePod
+from extproc.stack.fakepods import FakePod
 from extproc.stack.processes import ChildProcess, get_page
-from extproc.stack.router import Router
+from extproc.stack.routers import Router
 
 
 class Stack:

@@ -1,4 +1,7 @@
-"""HTTP/2 and gRPC, server side, as functions of bytes.
+"""How do bytes become messages? Our HTTP/2 and gRPC server, its TLS and its limits; `grpcio` is the
+same contract on a library, `httpserver` the listener of the admin port. Begin with `connection`,
+which is one HTTP/2 connection as functions of bytes; `server` gives it sockets and a clock. Rooms
+whose services it carries import its contract, `rpc`.
 
 1. Bytes come in through `Connection.receive_pass` and go out through `Connection.data_to_send`.
    There is no socket, clock or event loop: their owner passes `now` (monotonic seconds).
@@ -15,9 +18,9 @@
    name in `Abuse`.
 """
 
-from extproc.core.wire.connection import Connection
-from extproc.core.wire.limits import Abuse, Counters, Limits
-from extproc.core.wire.service import Call, Method, Session
-from extproc.core.wire.stream import WireStream
+from extproc.wire.connection import Connection
+from extproc.wire.limits import Abuse, Counters, Limits
+from extproc.wire.service import Call, Method, Session
+from extproc.wire.stream import WireStream
 
 __all__ = ["Abuse", "Call", "Connection", "Counters", "Limits", "Method", "Session", "WireStream"]

@@ -10,7 +10,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from extproc.shell.files import check_readable, load_key_pair, read_stamp
+from extproc.files.reading import check_readable, load_key_pair, read_stamp
 
 log = logging.getLogger(__name__)
 

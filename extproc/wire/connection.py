@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from extproc.core.budget import Budget
-from extproc.core.wire import frames, grpc
-from extproc.core.wire.control import ControlFrames
-from extproc.core.wire.dispatch import FrameHandler
-from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.floods import FloodMeter
-from extproc.core.wire.flow import GivenWindows
-from extproc.core.wire.headers import HeaderReader
-from extproc.core.wire.lifetime import Lifetime, server_preface
-from extproc.core.wire.limits import DEFAULT_LIMITS, Counters, Limits
-from extproc.core.wire.opening import Opener
-from extproc.core.wire.outbox import Outbox
-from extproc.core.wire.requests import judge_request
-from extproc.core.wire.service import Method
-from extproc.core.wire.states import REMEMBERED
-from extproc.core.wire.streams import Streams
+from extproc.wire import frames, grpc
+from extproc.wire.budget import Budget
+from extproc.wire.control import ControlFrames
+from extproc.wire.dispatch import FrameHandler
+from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.floods import FloodMeter
+from extproc.wire.flow import GivenWindows
+from extproc.wire.headers import HeaderReader
+from extproc.wire.lifetime import Lifetime, server_preface
+from extproc.wire.limits import DEFAULT_LIMITS, Counters, Limits
+from extproc.wire.opening import Opener
+from extproc.wire.outbox import Outbox
+from extproc.wire.requests import judge_request
+from extproc.wire.service import Method
+from extproc.wire.states import REMEMBERED
+from extproc.wire.streams import Streams
 
 _ID_MASK: Final = 0x7FFFFFFF
 _RING_MASK: Final = REMEMBERED - 1

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from extproc.core.wire import frames
-from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.core.wire.floods import FloodMeter
-from extproc.core.wire.headers import HeaderReader
-from extproc.core.wire.lifetime import Lifetime
-from extproc.core.wire.limits import Abuse
-from extproc.core.wire.states import Scope
-from extproc.core.wire.streams import Streams
+from extproc.wire import frames
+from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
+from extproc.wire.floods import FloodMeter
+from extproc.wire.headers import HeaderReader
+from extproc.wire.lifetime import Lifetime
+from extproc.wire.limits import Abuse
+from extproc.wire.states import Scope
+from extproc.wire.streams import Streams
 
 _PING_BYTES: Final = 8
 _PRIORITY_BYTES: Final = 5

@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from extproc.core.wire import frames, messages
-from extproc.core.wire.control import ControlFrames, depends_on_itself
-from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.core.wire.floods import FloodMeter
-from extproc.core.wire.flow import GivenWindows
-from extproc.core.wire.headers import TOO_LARGE, HeaderReader
-from extproc.core.wire.limits import Abuse
-from extproc.core.wire.opening import Opener
-from extproc.core.wire.requests import judge_trailers
-from extproc.core.wire.states import Scope, State
-from extproc.core.wire.stream import WireStream
-from extproc.core.wire.streams import Streams
+from extproc.wire import frames, messages
+from extproc.wire.control import ControlFrames, depends_on_itself
+from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
+from extproc.wire.floods import FloodMeter
+from extproc.wire.flow import GivenWindows
+from extproc.wire.headers import TOO_LARGE, HeaderReader
+from extproc.wire.limits import Abuse
+from extproc.wire.opening import Opener
+from extproc.wire.requests import judge_trailers
+from extproc.wire.states import Scope, State
+from extproc.wire.stream import WireStream
+from extproc.wire.streams import Streams
 
 _PRIORITY_FIELDS_BYTES: Final = 5
 # A flag of our own for HEADERS whose priority fields name its own stream.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from extproc.core.errors import ExtprocError
-from extproc.core.wire.limits import Abuse
+from extproc.errors import ExtprocError
+from extproc.wire.limits import Abuse
 
 
 class ErrorCode(IntEnum):

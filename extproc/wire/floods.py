@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.limits import Abuse, Limits
-from extproc.core.wire.outbox import Outbox
+from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.limits import Abuse, Limits
+from extproc.wire.outbox import Outbox
 
 
 class FloodMeter:

@@ -6,11 +6,11 @@ the others. A stream's is replenished as the budget for bodies has room.
 
 from __future__ import annotations
 
-from extproc.core.wire import frames
-from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.limits import Limits
-from extproc.core.wire.stream import WireStream
-from extproc.core.wire.streams import Streams
+from extproc.wire import frames
+from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.limits import Limits
+from extproc.wire.stream import WireStream
+from extproc.wire.streams import Streams
 
 
 class GivenWindows:

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import hpack
 
-from extproc.core.wire import frames
-from extproc.core.wire.service import Code
+from extproc.wire import frames
+from extproc.wire.service import Code
 
 IDENTITY: Final = "identity"
 PREFIX_BYTES: Final = 5

@@ -19,9 +19,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from extproc.core.address import Address
-from extproc.core.budget import Budget
-from extproc.shell.rpc import Code, Method, Session
+from extproc.address import Address
+from extproc.wire.budget import Budget
+from extproc.wire.rpc import Code, Method, Session
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from typing import Final, Generic, TypeVar
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
-from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.limits import Abuse, Counters, Limits
-from extproc.core.wire.requests import Field, Request
-from extproc.core.wire.service import Code
+from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.limits import Abuse, Counters, Limits
+from extproc.wire.requests import Field, Request
+from extproc.wire.service import Code
 
 V = TypeVar("V")
 

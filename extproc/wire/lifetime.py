@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from extproc.core.wire import frames
-from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.limits import Abuse, Limits
-from extproc.core.wire.service import Code
-from extproc.core.wire.streams import Streams
+from extproc.wire import frames
+from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.limits import Abuse, Limits
+from extproc.wire.service import Code
+from extproc.wire.streams import Streams
 
 _KEEPALIVE_PING: Final = b"extproc\x00"
 _DRAIN_PING: Final = b"extproc\x01"

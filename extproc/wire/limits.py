@@ -3,7 +3,7 @@
 Every limit has a default that a real Envoy never reaches, and a name in `Abuse` under which its
 violations are counted. The memory of one connection is at most
 `max_queued_bytes + max_write_buffer_bytes + max_streams_per_connection * about 1 KB`, plus its
-share of the one budget for bodies (`extproc.core.budget`).
+share of the one budget for bodies (`extproc.wire.budget`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from extproc.core.budget import GRANT_BYTES
+from extproc.wire.budget import GRANT_BYTES
 
 
 class Abuse(StrEnum):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from extproc.core.wire import frames, grpc
-from extproc.core.wire.limits import Abuse
-from extproc.core.wire.service import Code
-from extproc.core.wire.stream import WireStream
-from extproc.core.wire.streams import Streams
+from extproc.wire import frames, grpc
+from extproc.wire.limits import Abuse
+from extproc.wire.service import Code
+from extproc.wire.stream import WireStream
+from extproc.wire.streams import Streams
 
 # Shorter than any message with its prefix.
 _REFUSED: Final = 0

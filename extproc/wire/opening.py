@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from extproc.core.wire import frames, grpc
-from extproc.core.wire.errors import ErrorCode
-from extproc.core.wire.floods import FloodMeter
-from extproc.core.wire.headers import HeaderReader
-from extproc.core.wire.lifetime import Lifetime
-from extproc.core.wire.limits import Abuse
-from extproc.core.wire.requests import Request
-from extproc.core.wire.service import Code
-from extproc.core.wire.stream import WireStream
-from extproc.core.wire.streams import Streams
+from extproc.wire import frames, grpc
+from extproc.wire.errors import ErrorCode
+from extproc.wire.floods import FloodMeter
+from extproc.wire.headers import HeaderReader
+from extproc.wire.lifetime import Lifetime
+from extproc.wire.limits import Abuse
+from extproc.wire.requests import Request
+from extproc.wire.service import Code
+from extproc.wire.stream import WireStream
+from extproc.wire.streams import Streams
 
 
 @dataclass(eq=False, slots=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, Protocol
 
-from extproc.core.budget import Budget
-from extproc.core.wire import frames
-from extproc.core.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire import frames
+from extproc.wire.budget import Budget
+from extproc.wire.errors import ConnectionFault, ErrorCode
 
 SHARED_BYTES: Final = 16 * 1024
 """Of a message from which on it is not copied to wait for a window."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from extproc.core.wire import grpc
-from extproc.core.wire.service import Code, Method
+from extproc.wire import grpc
+from extproc.wire.service import Code, Method
 
 # 9113 8.2.2: "An endpoint MUST NOT generate an HTTP/2 message containing connection-specific header
 # fields"; a message with one is malformed.

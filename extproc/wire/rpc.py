@@ -1,5 +1,5 @@
 """The contract of the gRPC services, by the name that services use: it belongs to no transport."""
 
-from extproc.core.wire.service import NO_SESSION, Call, Code, Metadata, Method, Session
+from extproc.wire.service import NO_SESSION, Call, Code, Metadata, Method, Session
 
 __all__ = ["NO_SESSION", "Call", "Code", "Metadata", "Method", "Session"]

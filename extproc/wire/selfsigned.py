@@ -11,7 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from extproc.core.errors import needs_extra
+from extproc.errors import needs_extra
 
 LIFETIME = dt.timedelta(days=3650)
 """Longer than any process runs; each start makes a new certificate."""

@@ -1,4 +1,4 @@
-"""Our own gRPC server: sockets and the clock around `extproc.core.wire`.
+"""Our own gRPC server: sockets and the clock around `extproc.wire`.
 
 Almost always one pass per read and one write per pass: `data_received` hands the bytes to the core,
 which calls the sessions, and writes all their responses at once, without a task, a future or an
@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
-from extproc.core.address import Address
-from extproc.core.budget import Budget
-from extproc.core.wire import Abuse, Connection, Counters, Limits
-from extproc.core.wire.limits import DEFAULT_LIMITS
-from extproc.shell.rpc import Method
-from extproc.shell.tlsbytes import TlsBytes, TlsError
+from extproc.address import Address
+from extproc.wire import Abuse, Connection, Counters, Limits
+from extproc.wire.budget import Budget
+from extproc.wire.limits import DEFAULT_LIMITS
+from extproc.wire.rpc import Method
+from extproc.wire.tlsbytes import TlsBytes, TlsError
 
 log = logging.getLogger(__name__)
 

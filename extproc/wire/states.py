@@ -14,8 +14,8 @@ from array import array
 from enum import Enum, auto
 from typing import Final
 
-from extproc.core.wire import frames
-from extproc.core.wire.errors import ErrorCode
+from extproc.wire import frames
+from extproc.wire.errors import ErrorCode
 
 
 class State(Enum):

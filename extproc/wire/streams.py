@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from extproc.core.budget import Budget
-from extproc.core.wire import frames
-from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.core.wire.limits import Abuse, Counters, Limits
-from extproc.core.wire.outbox import Outbox
-from extproc.core.wire.service import NO_SESSION, Code
-from extproc.core.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
-from extproc.core.wire.stream import WireStream
+from extproc.wire import frames
+from extproc.wire.budget import Budget
+from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
+from extproc.wire.limits import Abuse, Counters, Limits
+from extproc.wire.outbox import Outbox
+from extproc.wire.service import NO_SESSION, Code
+from extproc.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
+from extproc.wire.stream import WireStream
 
 
 @dataclass(eq=False, slots=True)

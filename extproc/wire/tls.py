@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from extproc.shell.files import check_readable, read_bytes, read_stamp
+from extproc.files.reading import check_readable, read_bytes, read_stamp
 
 if TYPE_CHECKING:
     import grpc

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from extproc.core.adapters.states import Failure, Result
-from extproc.shell.adapterfiles import MAX_CONFIG_BYTES, AdapterFiles, Checked, Root, locate
+from extproc.adapters.adapterfiles import MAX_CONFIG_BYTES, AdapterFiles, Checked, Root, locate
+from extproc.adapters.states import Failure, Result
 
 CONFIG = {"peft_type": "LORA", "r": 8, "bias": "none", "base_model_name_or_path": "base"}
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.states import State
-from tests.core.adapters.world import FakePod, World, adapters, pods
+from extproc.adapters.declared import Declaration
+from extproc.adapters.states import State
+from tests.adapters.world import FakePod, World, adapters, pods
 
 TROUBLE_S = 600.0
 SLOW_S = 100.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core.adapters.declared import Declaration, DeclarationError, Names, check_fallback
-from tests.core.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
+from extproc.adapters.declared import Declaration, DeclarationError, Names, check_fallback
+from tests.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
 
 
 def of(fields: Fields) -> Declaration:

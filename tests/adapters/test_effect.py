@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.adapters.effect import (
+from extproc.adapters.effect import (
     NUM_LIKELIEST,
     PROMPTS,
     TOLERANCE,

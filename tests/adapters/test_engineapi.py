@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from extproc.core.adapters.states import Failure, Result
-from extproc.core.engines import PROFILES
-from extproc.shell.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, unload
-from extproc.shell.podhttp import open_session
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.adapters.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, unload
+from extproc.adapters.states import Failure, Result
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.podhttp import open_session
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 
 VLLM, SGLANG = PROFILES["vllm"], PROFILES["sglang"]
 OK = Result()

@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.adapters.attempts import BURST_RATIO, MINUTE_S, Window
-from extproc.core.adapters.declared import Declaration, LoadMode
-from extproc.core.adapters.states import AdapterSettings, Failure, Kind, Result, State
-from tests.core.adapters.world import World, adapters, pods
+from extproc.adapters.attempts import BURST_RATIO, MINUTE_S, Window
+from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.states import AdapterSettings, Failure, Kind, Result, State
+from tests.adapters.world import World, adapters, pods
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
 

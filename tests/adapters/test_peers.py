@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.peers import LEAVING_S, WORD_S, Peers, Word, digest
+from extproc.adapters.declared import Declaration
+from extproc.adapters.peers import LEAVING_S, WORD_S, Peers, Word, digest
 
 LOADS, IS_LED = Word(True, 7), Word(False, 7)
 
@@ -59,7 +59,7 @@ def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word(
     peers, places = Peers("m"), [("pod", "a"), ("pod", "b"), ("pod", "c")]
     peers.hear("x", Word(True, 7, leaving=tuple(places[:2])), now=0.0)
     peers.hear("x", Word(True, 7, leaving=(places[1],)), now=1.0)
-    monkeypatch.setattr("extproc.core.adapters.peers.MAX_LEAVING", 2)
+    monkeypatch.setattr("extproc.adapters.peers.MAX_LEAVING", 2)
     peers.hear("y", Word(True, 7, leaving=(places[2],)), now=1.0)
 
     left = [peers.leaving(now) for now in (0.0, LEAVING_S, 1.0 + LEAVING_S)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.states import Failure, Kind, Result, State, VersionState
-from tests.core.adapters.world import World, adapters, pods
+from extproc.adapters.declared import Declaration
+from extproc.adapters.states import Failure, Kind, Result, State, VersionState
+from tests.adapters.world import World, adapters, pods
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
 NO_FILES = Result(Failure.FILES, "No adapter found for /adapters/a0")

@@ -6,18 +6,11 @@ from math import inf
 
 import pytest
 
-from extproc.core.adapters.declared import Declaration, LoadMode
-from extproc.core.adapters.planner import Planner
-from extproc.core.adapters.states import (
-    Action,
-    AdapterSettings,
-    Failure,
-    Kind,
-    PodState,
-    Result,
-    State,
-)
-from tests.core.adapters.world import BASE, FakePod, World, adapters, pods
+from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.planner import Planner
+from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
+from extproc.fleet.podstate import PodState
+from tests.adapters.world import BASE, FakePod, World, adapters, pods
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
 

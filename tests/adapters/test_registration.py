@@ -15,16 +15,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.types import Snapshot
-from extproc.shell.admin import AdminServer
-from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS, HttpLimits
-from extproc.shell.registration import MAX_AT_ONCE, MAX_WAITING, Registration
-from extproc.shell.stores.content import Put, Stored
-from extproc.shell.stores.medium import StoreError, StoreFullError
-from extproc.shell.stores.sqlite import Sqlite
-from extproc.shell.stores.store import Store
-from extproc.shell.tokens import Tokens
+from extproc.adapters.declared import Declaration
+from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
+from extproc.adapters.stores.content import Put, Stored
+from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.sqlite import Sqlite
+from extproc.adapters.stores.store import Store
+from extproc.adapters.tokens import Tokens
+from extproc.service.admin import AdminServer
+from extproc.types import Snapshot
+from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimits
 
 TOKEN = "secret-1"
 A = {"name": "org/a", "source": "/adapters/a"}
@@ -553,7 +553,7 @@ async def test_a_long_wait_with_a_body_that_came_later_is_not_dropped(tmp_path: 
 async def test_a_body_that_never_comes_is_a_408(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.shell.registration.BODY_S", 0.1)
+    monkeypatch.setattr("extproc.adapters.registration.BODY_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", port.server.port)
     writer.write(
         f"POST /v1/adapters HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"

@@ -13,19 +13,19 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.planner import Planner
-from extproc.core.adapters.states import (
+from extproc.adapters.declared import Declaration
+from extproc.adapters.planner import Planner
+from extproc.adapters.states import (
     Action,
     AdapterSettings,
     AdapterStatus,
     Failure,
     Kind,
-    PodState,
     Result,
     State,
 )
-from extproc.core.types import ModelCard
+from extproc.fleet.podstate import PodState
+from extproc.types import ModelCard
 
 BASE = "base"
 SETTINGS = AdapterSettings()

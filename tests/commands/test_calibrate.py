@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
-from extproc.sim.calibration.calibrate import calibrate
-from extproc.sim.calibration.live import CalibrationError
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.lab.calibration.calibrate import calibrate
+from extproc.lab.calibration.live import CalibrationError
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig, start_pod
 
 ADAPTERS = ("a", "b", "c", "d", "e")
 TRUTH = replace(

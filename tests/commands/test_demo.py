@@ -22,9 +22,9 @@ from extproc.commands.demo.policies import (
     make_workload,
 )
 from extproc.commands.main import app
-from extproc.loadtest.replay import ReplaySettings, replay
-from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.workload.exchange import RequestRecord
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.workload.exchange import RequestRecord
 from tests.commandline import Command, commands
 
 NUM_PROCESSES = 7

@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.main import app
-from extproc.sim.engine.profiles import INSTANT, as_yaml
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.lab.engine.profiles import INSTANT, as_yaml
+from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.processes import free_port
 
 FREE = ("--port", "0")

@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 
 from extproc import __version__
 from extproc.commands.main import app
-from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
-from extproc.shell import logs
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.observe import logs
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat
 
@@ -131,7 +131,7 @@ def test_completion_that_was_installed_completes_in_a_shell(
 
 def test_what_serves_loads_nothing_of_the_laboratory() -> None:
     script = (
-        "import sys, extproc.commands.main, extproc.commands.eppplan, extproc.app.app; "
+        "import sys, extproc.commands.main, extproc.commands.eppplan, extproc.service.app; "
         "print(*(name for name in sys.modules if name.startswith('extproc.')))"
     )
     done = subprocess.run(

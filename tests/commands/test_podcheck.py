@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from extproc.core.engines import PROFILES
-from extproc.shell import podprobes
-from extproc.shell.podcheck import Check, check_pod, render
-from extproc.shell.podprobes import OPTIONAL, REQUIRED
+from extproc.commands import podprobes
+from extproc.commands.podcheck import Check, check_pod, render
+from extproc.commands.podprobes import OPTIONAL, REQUIRED
+from extproc.fleet.engines import PROFILES
 
 ROOT = Path(__file__).parents[2]
 HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, EFFECT, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED

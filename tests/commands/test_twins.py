@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from extproc.commands.twins import records_of, twins_of, virtual_run
-from extproc.core.policies import LeastPending
-from extproc.loadtest.measures import fleet_result_of
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.trials.suites import make_trial_parts, parse_suite
-from extproc.workload.judge import measure
-from extproc.workload.synthetic import zipf
-from tests.loadtest.loads import SLO, run, suite
-from tests.sim.trials.test_suites import suite_text
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.loadtest.measures import fleet_result_of
+from extproc.lab.trials.suites import make_trial_parts, parse_suite
+from extproc.lab.workload.judge import measure
+from extproc.lab.workload.synthetic import zipf
+from extproc.routing.policies import LeastPending
+from tests.lab.loadtest.loads import SLO, run, suite
+from tests.lab.trials.test_suites import suite_text
 
 
 @pytest.mark.parametrize("max_pending", [None, 3])

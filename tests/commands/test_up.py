@@ -21,10 +21,10 @@ from typer.testing import CliRunner, Result
 from extproc.commands.main import app
 from extproc.commands.up import pods as up_pods
 from extproc.config.file import parse_config
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import free_port
-from tests.shell.pki import Pki
+from tests.wire.pki import Pki
 
 ROOT = Path(__file__).parents[2]
 

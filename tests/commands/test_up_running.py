@@ -21,15 +21,15 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from extproc.commands.main import app
-from extproc.sim.fakepod.pod import PodConfig, build_app, start_pod
+from extproc.lab.fakepod.pod import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
 from tests.commandline import Command, commands, snippets
-from tests.shell.pki import Pki
+from tests.wire.pki import Pki
 
 slow = pytest.mark.timeout(180)
 POLICY_THAT_WARNS = """
 import logging
-from extproc.core.policies.controls import RoundRobin as Told
+from extproc.routing.policies.controls import RoundRobin as Told
 logging.getLogger("told").warning("look here")
 """
 

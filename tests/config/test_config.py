@@ -23,9 +23,9 @@ from extproc.config.file import (
     load_config,
     parse_config,
 )
-from extproc.core.engines import PROFILES
-from extproc.core.policies import BUILT_IN
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+from extproc.fleet.engines import PROFILES
+from extproc.paths import DEFAULT_INFERENCE_PATHS
+from extproc.routing.policies import BUILT_IN
 
 PODS = 'discovery: {static: ["10.0.0.7:8000"]}\n'
 

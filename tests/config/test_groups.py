@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.app.settings import admission_settings, metrics_pages, pool_settings
 from extproc.config.adapters import MAX_PATTERNS
 from extproc.config.file import ConfigError, parse_config
-from extproc.core.costs import DEFAULT, Costs
-from extproc.core.traits import Traits
-from extproc.core.types import Endpoint
+from extproc.costs import DEFAULT, Costs
+from extproc.fleet.serverflags import Traits
+from extproc.service.configured import admission_settings, metrics_pages, pool_settings
+from extproc.types import Endpoint
 
 FILE = "discovery: {file: pods.yaml}\n"
 TWO_KINDS = """

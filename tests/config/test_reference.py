@@ -15,8 +15,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from extproc.config import Config
-from extproc.config import reference as configdocs
+from extproc.config import Config, reference
 from extproc.config.base import section_in
 from extproc.config.file import parse_config
 
@@ -38,7 +37,7 @@ def sections(
 
 def rows(title: str) -> dict[str, list[str]]:
     """Cells of the table under a title, by field."""
-    page = configdocs.render()
+    page = reference.render()
     start = page.index(f"# {title}\n")
     table = re.split(r"\n\n#+ ", page[start:])[0]
     found = (line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `"))
@@ -54,7 +53,7 @@ FIELDS = [
 
 def test_the_page_is_current() -> None:
     """Otherwise: make docs."""
-    assert PAGE.read_text(encoding="utf-8") == configdocs.render()
+    assert PAGE.read_text(encoding="utf-8") == reference.render()
 
 
 def test_the_script_detects_an_old_page_and_writes_a_current_one(tmp_path: Path) -> None:
@@ -70,7 +69,7 @@ def test_the_script_detects_an_old_page_and_writes_a_current_one(tmp_path: Path)
         return subprocess.run(command, check=False, env=environment).returncode
 
     assert [run("--check"), run(), run("--check")] == [1, 0, 0]
-    assert page.read_text(encoding="utf-8") == configdocs.render()
+    assert page.read_text(encoding="utf-8") == reference.render()
 
 
 @pytest.mark.parametrize(("title", "name", "field"), FIELDS)
@@ -106,6 +105,6 @@ def test_defaults_and_ranges_are_those_of_the_code(
 
 
 def test_the_example_on_the_page_is_valid() -> None:
-    block = configdocs.render().split("```yaml\n")[1].split("```")[0]
+    block = reference.render().split("```yaml\n")[1].split("```")[0]
 
     assert parse_config(block) == Config.model_validate(yaml.safe_load(block))

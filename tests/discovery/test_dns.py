@@ -14,8 +14,8 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.core.types import Endpoint
-from extproc.shell.discovery.dns import DnsDiscovery
+from extproc.discovery.dns import DnsDiscovery
+from extproc.types import Endpoint
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import eventually
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.types import Endpoint
-from extproc.shell.discovery.file import make_endpoints, parse_endpoints
+from extproc.discovery.file import make_endpoints, parse_endpoints
+from extproc.types import Endpoint
 
 
 def test_a_list_of_addresses_and_mappings_is_read_in_order() -> None:

@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from extproc.core.kubernetes.objects import InferenceObjective, objectives_query
-from extproc.core.kubernetes.store import ApiError
-from extproc.shell.discovery.kubewatch import MAX_REST_S, ListWatch, WatchStats, WatchTimes
+from extproc.discovery.kubernetes.kubewatch import MAX_REST_S, ListWatch, WatchStats, WatchTimes
+from extproc.discovery.kubernetes.objects import InferenceObjective, objectives_query
+from extproc.discovery.kubernetes.store import ApiError
 from tests.virtualtime import in_virtual_time
 
 NEW, OLD = "llm-d.ai", "inference.networking.x-k8s.io"

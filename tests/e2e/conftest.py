@@ -17,9 +17,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
 
 NUM_PODS = 3

@@ -24,7 +24,7 @@ from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess as ChildProcess
 from extproc.stack.processes import StackError
 from extproc.stack.processes import free_port as free_port
-from extproc.stack.router import Router
+from extproc.stack.routers import Router
 
 
 async def eventually(

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, stdev
 
-from extproc.core.policies import Founding, LeastPending, Policy, RoundRobin
-from extproc.envoyconfig import Mode
-from extproc.loadtest.fleetfiles import pod_configs
-from extproc.loadtest.measures import Percentiles
-from extproc.loadtest.replay import ReplaySettings, replay
-from extproc.sim.engine.profiles import H100_8B
-from extproc.sim.fakepod.pod import RunningPod
-from extproc.sim.fleet.fleet import BASE_MODEL, Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.exchange import RequestRecord, as_fleet_result
-from extproc.workload.flights import FleetResult, PodTotals
-from extproc.workload.judge import Slo, measure, percentile
-from extproc.workload.requests import Workload
-from extproc.workload.synthetic import zipf
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.engine.profiles import H100_8B
+from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fleet.fleet import BASE_MODEL, Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.loadtest.fleetfiles import pod_configs
+from extproc.lab.loadtest.measures import Percentiles
+from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
+from extproc.lab.workload.flights import FleetResult, PodTotals
+from extproc.lab.workload.judge import Slo, measure, percentile
+from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.synthetic import zipf
+from extproc.routing.policies import Founding, LeastPending, Policy, RoundRobin
 from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import RouterProcess
 

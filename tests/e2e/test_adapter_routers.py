@@ -9,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig, RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import PATIENCE_S, router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess, eventually, free_port
 

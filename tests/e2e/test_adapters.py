@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import Answer, Client, RouterProcess, eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode
+from extproc.envoy.bootstrap import Mode
 from tests.e2e.conftest import own_pods, pod_config, router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess
 

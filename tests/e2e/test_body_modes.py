@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoyconfig import Mode, RequestBody
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode, RequestBody
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import NUM_PODS, PATIENCE_S, running_envoy
 from tests.e2e.harness import (
     Client,

@@ -15,9 +15,9 @@ import h2.exceptions
 import pytest
 import pytest_asyncio
 
-from extproc.envoyconfig import Mode
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import PodConfig, RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import pod_config, router_config, running_envoy, running_pods
 from tests.e2e.harness import (
     Answer,

@@ -8,10 +8,10 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from extproc.core.cachesize import OBSERVATIONS_PER_LOOK
-from extproc.envoyconfig import Mode
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.envoy.bootstrap import Mode
+from extproc.fleet.cachesize import OBSERVATIONS_PER_LOOK
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess, eventually
 

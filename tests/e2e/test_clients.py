@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from extproc import __version__
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, free_port, raw_request
 

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess, eventually
 

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.charts import (
     CHOSEN_HEADER,
     DESTINATION,
@@ -38,7 +38,7 @@ from tests.e2e.charts import (
 from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config
 from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, eventually, h2_request
 from tests.e2e.test_registration import WRITTEN_PATHS, came_through_envoy, status_of
-from tests.shell.pki import Pki
+from tests.wire.pki import Pki
 
 # Several processes start in each of some tests; on a busy machine each may take half a minute.
 pytestmark = pytest.mark.timeout(240)

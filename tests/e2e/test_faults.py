@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import (
     NUM_PODS,
     SLOW,

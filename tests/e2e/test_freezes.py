@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoyconfig import Mode
-from extproc.stack.pods import FakePod
+from extproc.envoy.bootstrap import Mode
+from extproc.stack.fakepods import FakePod
 from tests.e2e.conftest import MAX_BODY_BYTES, NUM_PODS, pod_config, running_envoy
 from tests.e2e.harness import ChildProcess, Client, EnvoyProcess, RouterProcess, eventually
 from tests.e2e.load import Load

@@ -10,7 +10,7 @@ import pytest
 from bench.fuzz_service import Options, run
 from bench.fuzzattack import choices
 from bench.fuzzreport import render
-from extproc.envoyconfig import Mode
+from extproc.envoy.bootstrap import Mode
 
 MODES = [
     Mode.ORIGINAL_DST,

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig
-from extproc.stack.pods import FakePod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig
+from extproc.stack.fakepods import FakePod
 from tests.e2e.conftest import SLOW, running_envoy
 from tests.e2e.harness import Answer, Client, RouterProcess, eventually
 

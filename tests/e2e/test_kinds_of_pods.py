@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig, RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import SLOW, router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess, eventually
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode, RequestBody
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode, RequestBody
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import MAX_BODY_BYTES, router_config, running_envoy
 from tests.e2e.harness import (
     Answer,

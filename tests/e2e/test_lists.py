@@ -6,8 +6,8 @@ import asyncio
 
 import aiohttp
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess
 

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import RunningPod
 from extproc.stack.processes import get_page
 from tests.e2e.conftest import own_pods, router_config, running_envoy
 from tests.e2e.harness import Answer, ChildProcess, Client, EnvoyProcess, RouterProcess, free_port

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import RouterProcess, eventually
 from tests.vllm.loadclient import OUTPUT_TOKENS, SKEWED, TIMEOUT_S, LoadClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.envoyconfig import Mode
+from extproc.envoy.bootstrap import Mode
 from tests.e2e.conftest import running_envoy, server_that_says
 from tests.e2e.harness import Answer, free_port, raw_request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.stack.pods import FakePod
+from extproc.stack.fakepods import FakePod
 from tests.e2e.harness import RouterProcess, eventually
 
 
@@ -27,9 +27,12 @@ async def test_a_killed_pod_and_its_return_are_one_line_each() -> None:
 
     lines = [line for line in log.splitlines() if "pod-0" in line]
     assert len(lines) == 2, log
-    assert f"WARNING extproc.app.pods: pod-0 ({lost.address}): no reports for " in lines[0]
+    assert f"WARNING extproc.service.scraping: pod-0 ({lost.address}): no reports for " in lines[0]
     assert lines[0].endswith(" s: connection refused; lost: 1 of 2")
-    assert f"INFO    extproc.app.pods: pod-0 ({lost.address}): reports again after " in lines[1]
+    assert (
+        f"INFO    extproc.service.scraping: pod-0 ({lost.address}): reports again after "
+        in lines[1]
+    )
     assert health["warnings"] == ["1 of 2 pods give no reports: connection refused: pod-0"]
     assert num_lost == 1
     assert status == 200

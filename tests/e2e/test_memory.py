@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode, RequestBody
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode, RequestBody
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import (
     Client,

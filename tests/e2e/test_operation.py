@@ -12,12 +12,12 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from extproc.envoyconfig import Mode, TlsFiles
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode, TlsFiles
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import knows_pods, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually
-from tests.shell.pki import Pki
+from tests.wire.pki import Pki
 
 NUM_LEAVING = 10_000
 

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.core.outliers import NUM_TRIALS
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig, build_app
+from extproc.envoy.bootstrap import Mode
+from extproc.fleet.outliers import NUM_TRIALS
+from extproc.lab.fakepod.pod import PodConfig, build_app
 from tests.e2e.conftest import (
     SLOW,
     own_pods,

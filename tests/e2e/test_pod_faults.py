@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import (
     MAX_BODY_BYTES,
     NUM_PODS,

@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e.conftest import SLOW, router_config, running_envoy, running_pods
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
 

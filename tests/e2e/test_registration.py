@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from extproc.envoyconfig import Mode, RequestBody
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode, RequestBody
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import (
     Client,

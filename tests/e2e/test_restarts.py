@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import MAX_BODY_BYTES, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
 from tests.e2e.load import Load, outcome

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoyconfig import Mode, RequestBody
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode, RequestBody
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually, h2_request

@@ -6,9 +6,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS
-from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.lab.fakepod.pod import RunningPod
+from extproc.paths import DEFAULT_INFERENCE_PATHS
 from tests.e2e.conftest import router_config
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, connection_manager
 

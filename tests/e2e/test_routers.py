@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode, TlsFiles
-from extproc.sim.engine.profiles import INSTANT
+from extproc.envoy.bootstrap import Mode, TlsFiles
+from extproc.lab.engine.profiles import INSTANT
 from tests.e2e.conftest import NUM_PODS, PATIENCE_S, own_pods, router_config, running_envoy
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import (
@@ -26,7 +26,7 @@ from tests.e2e.harness import (
     free_port,
 )
 from tests.e2e.load import Load
-from tests.shell.pki import Pki
+from tests.wire.pki import Pki
 
 # Several processes start at once, on whatever machine.
 pytestmark = pytest.mark.timeout(300)

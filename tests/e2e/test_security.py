@@ -15,10 +15,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoyconfig import Mode, RequestBody
-from extproc.shell.grpcio import GrpcioServer
-from extproc.shell.rpc import Call, Metadata, Method, Session
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import Mode, RequestBody
+from extproc.lab.fakepod.pod import RunningPod
+from extproc.wire.grpcio import GrpcioServer
+from extproc.wire.rpc import Call, Metadata, Method, Session
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, raw_request
 

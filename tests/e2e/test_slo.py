@@ -10,8 +10,8 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode
-from extproc.sim.engine.profiles import INSTANT
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.engine.profiles import INSTANT
 from tests.e2e.conftest import pod_config, router_config, running_envoy, running_pods
 from tests.e2e.harness import RouterProcess, chat, eventually
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config
 from tests.e2e.harness import (
     Client,

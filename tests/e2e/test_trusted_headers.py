@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.core.hints import MODEL_REWRITE
-from extproc.envoyconfig import BootstrapOptions, Mode, render
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.lab.fakepod.pod import RunningPod
+from extproc.request.controlheaders import MODEL_REWRITE
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
 from tests.e2e.harness import (
     Answer,

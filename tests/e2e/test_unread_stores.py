@@ -16,16 +16,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.app.stores import make_store
+from extproc.adapters.declared import Declaration
+from extproc.adapters.stores.store import ANY_TAG
 from extproc.config.adapters import StoreConfig
-from extproc.core.adapters.declared import Declaration
-from extproc.envoyconfig import Mode
-from extproc.shell.stores.store import ANY_TAG
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig
+from extproc.service.stores import make_store
+from tests.adapters.stores.cutter import Cut, Cutter
+from tests.adapters.stores.media import KEY, RedisServer
 from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess, eventually
-from tests.shell.stores.cutter import Cut, Cutter
-from tests.shell.stores.media import KEY, RedisServer
 
 ADAPTERS = ("gone", "own", "configured", "stored")
 """What pods list: `gone` is deleted in the store and `stored` declared there; `configured` is

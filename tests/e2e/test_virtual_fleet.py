@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.lab.fleet.settings import FleetSettings
 from tests.e2e.realfleet import (
     COUNTS,
     POLICIES,

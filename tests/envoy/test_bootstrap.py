@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
+from extproc.address import MAX_UNIX_PATH_BYTES
 from extproc.commands.envoy import MAX_MESSAGE_TIMEOUT_S, MAX_S, MIN_S
-from extproc.core.address import MAX_UNIX_PATH_BYTES
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS
-from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
-from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.stack.envoy import find_envoy
-from tests.shell.pki import Pki
+from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS
+from tests.wire.pki import Pki
 
-FOLDER = Path(__file__).parents[1] / "envoy"
+FOLDER = Path(__file__).parents[2] / "envoy"
 ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
 
 

@@ -11,13 +11,13 @@ from envoy.service.accesslog.v3 import als_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.accounting import Completion
-from extproc.core.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
-from extproc.core.types import Outcome
-from extproc.core.verdicts import Verdict
-from extproc.shell.completions import CompletionService
-from extproc.shell.rpc import Code
-from tests.shell.fake_call import begin
+from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
+from extproc.envoy.completions import CompletionService
+from extproc.fleet.accounting import Completion
+from extproc.fleet.evidence import Verdict
+from extproc.types import Outcome
+from extproc.wire.rpc import Code
+from tests.wire.fake_call import begin
 
 START_WALL_S = 1_700_000_000
 NOW_WALL_S = START_WALL_S + 3.0

@@ -11,10 +11,10 @@ from envoy.service.discovery.v3 import discovery_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.types import Endpoint
-from extproc.shell.eds import MAX_NAMES, MAX_STREAMS, TYPE_URL, EdsService
-from extproc.shell.rpc import Code, Session
-from tests.shell.fake_call import FakeCall, begin
+from extproc.envoy.eds import MAX_NAMES, MAX_STREAMS, TYPE_URL, EdsService
+from extproc.types import Endpoint
+from extproc.wire.rpc import Code, Session
+from tests.wire.fake_call import FakeCall, begin
 
 A = Endpoint("10.0.0.1:8000")
 B = Endpoint("10.0.0.2:8000")

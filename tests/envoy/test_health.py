@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from grpc_health.v1 import health_pb2
 
-from extproc.shell.health import EXT_PROC, LIVENESS, MAX_WATCHES, READINESS, HealthService
-from extproc.shell.rpc import Code, Session
-from tests.shell.fake_call import FakeCall, begin
+from extproc.envoy.health import EXT_PROC, LIVENESS, MAX_WATCHES, READINESS, HealthService
+from extproc.wire.rpc import Code, Session
+from tests.wire.fake_call import FakeCall, begin
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig, RunningPod
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import SLOW, router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
 

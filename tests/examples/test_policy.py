@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from extproc.commands.labrun import read_result
 from extproc.commands.main import app
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from extproc.shell.aside import Aside
+from extproc.files.blocking import Aside
 
 
 async def test_a_call_returns_or_raises_what_the_work_does() -> None:
@@ -57,7 +57,7 @@ async def test_a_call_that_hangs_starts_no_further_threads_and_may_come_back() -
 def test_a_process_ends_while_a_call_hangs() -> None:
     code = """
 import asyncio, contextlib, threading
-from extproc.shell.aside import Aside
+from extproc.files.blocking import Aside
 
 async def main():
     with contextlib.suppress(TimeoutError):

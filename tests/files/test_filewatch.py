@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.files import MAX_FILE_BYTES
-from extproc.shell.filewatch import FileWatch
+from extproc.files.filewatch import FileWatch
+from extproc.files.reading import MAX_FILE_BYTES
 
 
 @dataclass

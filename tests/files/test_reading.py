@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.shell.files import MAX_FILE_BYTES, FileError, check_readable, read_bytes, read_text
+from extproc.files.reading import MAX_FILE_BYTES, FileError, check_readable, read_bytes, read_text
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.shell.yamltext import (
+from extproc.files.yamltext import (
     MAX_CHARS,
     MAX_VALUE_CHARS,
     MAX_VALUES,

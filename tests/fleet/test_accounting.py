@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from extproc.core.accounting import Accounting, AccountingSettings, Completion, Ending, Source
-from extproc.core.costs import Costs
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.relay import Relay
-from extproc.core.told import ToldPick
-from extproc.core.traits import Traits
-from extproc.core.types import EndpointView, Outcome
+from extproc.costs import Costs
+from extproc.fleet.accounting import Accounting, AccountingSettings, Completion, Ending, Source
+from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.fleet.serverflags import Traits
+from extproc.peers.relay import Relay
+from extproc.types import EndpointView, Outcome
 from tests.builders import address, cards, endpoint, pick, report, request
 
 LOGS = (0, 1)

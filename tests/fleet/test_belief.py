@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.core.belief import STILL_S, Belief
-from extproc.core.floor import STEADY_S
-from extproc.core.types import LoadReport
+from extproc.fleet.belief import STILL_S, Belief
+from extproc.fleet.steady import STEADY_S
+from extproc.types import LoadReport
 from tests.builders import report
 
 FROZEN = report(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.cachesize import MAX_OBSERVATIONS, OBSERVATIONS_PER_LOOK, CacheSize, find_size
+from extproc.fleet.cachesize import MAX_OBSERVATIONS, OBSERVATIONS_PER_LOOK, CacheSize, find_size
 
 LOAD_S = 0.1
 """From disk, beyond a copy from the CPU cache."""

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.room import FORGET_S, NUM_WAITING, SPARE, Room
-from extproc.core.told import ToldPick
-from extproc.core.traits import Traits
-from extproc.core.types import Endpoint
+from extproc.fleet.concurrency import FORGET_S, NUM_WAITING, SPARE, Room
+from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.fleet.serverflags import Traits
+from extproc.types import Endpoint
 from tests.builders import address, endpoint, pick, report, request
 
 REPORT_S = 0.05

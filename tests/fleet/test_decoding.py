@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.costs import Costs, Decode
-from extproc.core.decoding import MAX_INTERVAL_S, MAX_TOKEN_S, Decoding
-from extproc.core.pool import Pool
+from extproc.costs import Costs, Decode
+from extproc.fleet.decoding import MAX_INTERVAL_S, MAX_TOKEN_S, Decoding
+from extproc.fleet.pool import Pool
 from tests.builders import address, endpoint, report
 
 STEP_S, PER_REQUEST_S = 0.01, 0.0005

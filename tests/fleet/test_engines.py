@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core.engines import PROFILES
+from extproc.fleet.engines import PROFILES
 
 
 def test_profiles_are_found_by_the_name_that_they_carry() -> None:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.core.bounds import MAX_COUNT, MAX_WALL_S
-from extproc.core.engines import PROFILES, EngineProfile
-from extproc.core.errors import ExpositionError
-from extproc.core.exposition import parse_report
-from extproc.core.types import LoadReport
+from extproc.bounds import MAX_COUNT, MAX_WALL_S
+from extproc.errors import ExpositionError
+from extproc.fleet.engines import PROFILES, EngineProfile
+from extproc.fleet.exposition import parse_report
+from extproc.types import LoadReport
 
 GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_bytes()
 VLLM = PROFILES["vllm"]

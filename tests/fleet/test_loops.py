@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from extproc.core.types import Endpoint
-from extproc.shell.loops import EndpointLoops, LoopSettings, Visit, choose_backoff_s
-from extproc.shell.podclient import PodClient
-from extproc.shell.podhttp import ResponseError, base_url
+from extproc.fleet.loops import EndpointLoops, LoopSettings, Visit, choose_backoff_s
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import ResponseError, base_url
+from extproc.types import Endpoint
 from tests.virtualtime import in_virtual_time
 
 A = Endpoint("10.0.0.1:8000")

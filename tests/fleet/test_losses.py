@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.losses import MAX_TITLES, STEADY_S, Line, Losses, Part
-from extproc.core.types import EndpointView, Snapshot
+from extproc.fleet.losses import MAX_TITLES, STEADY_S, Line, Losses, Part
+from extproc.types import EndpointView, Snapshot
 
 EXPIRY_S = 2.0
 REFUSED = "connection refused"

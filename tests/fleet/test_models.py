@@ -12,13 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S
-from extproc.core.openai import models_body
-from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import READING_SHARE, LoopSettings
-from extproc.shell.podclient import PodClient
-from extproc.shell.podhttp import TooLargeError
-from extproc.shell.vllm import (
+from extproc.bounds import MAX_TOKENS, MAX_WALL_S
+from extproc.fleet.loops import READING_SHARE, LoopSettings
+from extproc.fleet.models import (
     MAX_BODY_BYTES,
     MAX_MODELS,
     MAX_TEXT_CHARS,
@@ -27,6 +23,10 @@ from extproc.shell.vllm import (
     decode_models,
     fetch_list,
 )
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import TooLargeError
+from extproc.openai import models_body
+from extproc.types import Endpoint, ModelCard
 
 # As vLLM 0.32 writes it.
 BODY = b"""{"object":"list","data":[

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.bounds import MAX_COUNT
-from extproc.core.orca import parse_orca
+from extproc.bounds import MAX_COUNT
+from extproc.fleet.orca import parse_orca
 
 RATIOS = st.floats(min_value=0, max_value=1)
 COUNTS = st.integers(min_value=0, max_value=10**6)

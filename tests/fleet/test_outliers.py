@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from extproc.core.chances import Count, Strata
-from extproc.core.comparison import (
+from extproc.fleet.comparison import (
     MAX_KINDS,
     MAX_OWN_KINDS,
     MAX_SOURCES,
@@ -22,7 +21,8 @@ from extproc.core.comparison import (
     Like,
     Sources,
 )
-from extproc.core.outliers import (
+from extproc.fleet.evidence import Verdict, verdicts
+from extproc.fleet.outliers import (
     MAX_CHANGES,
     NUM_TRIALS,
     UNREACHABLE_S,
@@ -32,8 +32,8 @@ from extproc.core.outliers import (
     OutlierSettings,
     Readmission,
 )
-from extproc.core.pool import Pool
-from extproc.core.verdicts import Verdict, verdicts
+from extproc.fleet.pool import Pool
+from extproc.fleet.probabilities import Count, Strata
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, pick
 

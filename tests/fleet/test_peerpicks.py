@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from extproc.core.admission import AdmissionSettings, admit
-from extproc.core.claims import Share
-from extproc.core.costs import Costs
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.prompts import MAX_QUEUE_S
-from extproc.core.residency import Residency
-from extproc.core.told import FULL, UNKNOWN_POD, Told, ToldBounds, ToldEnd, ToldPick
-from extproc.core.types import EndpointView, Pick
+from extproc.costs import Costs
+from extproc.fleet.peerpicks import FULL, UNKNOWN_POD, Told, ToldBounds, ToldEnd, ToldPick
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.fleet.prompts import MAX_QUEUE_S
+from extproc.fleet.residency import Residency
+from extproc.routing.admission import AdmissionSettings, admit
+from extproc.tenancy import Share
+from extproc.types import EndpointView, Pick
 from tests.builders import address, cards, endpoint, pick, report, request
 
 MAX_AGE_S = ToldBounds().max_age_s

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extproc.core.types import Endpoint
-from extproc.shell import podasks
-from extproc.shell.loops import LoopSettings
-from extproc.shell.podasks import PodAsks
+from extproc.fleet import podasks
+from extproc.fleet.loops import LoopSettings
+from extproc.fleet.podasks import PodAsks
+from extproc.types import Endpoint
 
 
 class Pod:

@@ -12,14 +12,14 @@ import pytest
 from aiohttp.test_utils import unused_port
 from yarl import URL
 
-from extproc.shell.podclient import (
+from extproc.fleet.podclient import (
     MAX_FIELDS,
     MAX_IDLE_BYTES,
     MAX_PIECES,
     PodClient,
     UnansweredError,
 )
-from extproc.shell.podhttp import ResponseError
+from extproc.fleet.podhttp import ResponseError
 
 PAGE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\npage"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

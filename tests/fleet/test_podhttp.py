@@ -15,9 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 from yarl import URL
 
-from extproc.core.types import Endpoint
-from extproc.shell.podclient import PodClient
-from extproc.shell.podhttp import (
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import (
     FAILURES,
     MAX_HEADS,
     ResponseError,
@@ -28,6 +27,7 @@ from extproc.shell.podhttp import (
     get,
     open_session,
 )
+from extproc.types import Endpoint
 
 Get = Callable[..., Awaitable[tuple[int, bytes]]]
 Open = Callable[..., AbstractAsyncContextManager[Get]]

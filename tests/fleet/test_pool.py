@@ -18,16 +18,16 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from extproc.core.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
-from extproc.core.costs import Costs
-from extproc.core.floor import STEADY_S
-from extproc.core.outliers import Cause, OutlierSettings
-from extproc.core.pool import InFlight, Pool, PoolSettings
-from extproc.core.told import ToldPick
-from extproc.core.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
-from extproc.core.traits import Traits
-from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
-from extproc.core.verdicts import Verdict
+from extproc.costs import Costs
+from extproc.fleet.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
+from extproc.fleet.evidence import Verdict
+from extproc.fleet.outliers import Cause, OutlierSettings
+from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.pool import InFlight, Pool, PoolSettings
+from extproc.fleet.serverflags import Traits
+from extproc.fleet.steady import STEADY_S
+from extproc.fleet.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
+from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 from tests.builders import (
     BASE,
     adapter_card,

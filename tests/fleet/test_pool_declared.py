@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.types import EndpointView, ModelCard
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.types import EndpointView, ModelCard
 from tests.builders import BASE, address, base_card, cards, endpoint, pick, report, request
 
 DECLARED = {"d": ModelCard("d", BASE), "any": ModelCard("any", ""), "o": ModelCard("o", "other")}

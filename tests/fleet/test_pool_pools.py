@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from extproc.core.pool import Pool
-from extproc.core.types import ModelCard
+from extproc.fleet.pool import Pool
+from extproc.types import ModelCard
 from tests.builders import address, endpoint
 
 A, B = frozenset({"a"}), frozenset({"b"})

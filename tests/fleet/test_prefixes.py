@@ -8,7 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.beginnings import (
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.fleet.prefixes import (
     DEFAULT_KV_CACHE_TOKENS,
     KEPT_RATIO,
     MARKS_BYTES,
@@ -16,8 +17,7 @@ from extproc.core.beginnings import (
     KvCache,
     prefix_hashes,
 )
-from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.types import RequestInfo
+from extproc.types import RequestInfo
 from tests.builders import address, request
 
 KEPT_BYTES = int(KEPT_RATIO * BYTES_PER_TOKEN * DEFAULT_KV_CACHE_TOKENS)

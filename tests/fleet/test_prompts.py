@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.costs import Costs
-from extproc.core.prompts import MAX_AGE_S, MAX_QUEUE_S, UNSEEN_S, Prompts
+from extproc.costs import Costs
+from extproc.fleet.prompts import MAX_AGE_S, MAX_QUEUE_S, UNSEEN_S, Prompts
 from tests.builders import report
 
 COSTS = Costs(prompt_s_per_byte=0.001, cold_load_s=0.5)

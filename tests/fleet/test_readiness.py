@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.readiness import Readiness
-from extproc.core.types import Endpoint
+from extproc.fleet.readiness import Readiness
+from extproc.types import Endpoint
 
 LIMIT_S = 5.0
 ADDRESSES = ("a:1", "b:1", "c:1")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.remembered import ENTRY_BYTES, Remembered
+from extproc.fleet.remembered import ENTRY_BYTES, Remembered
 
 
 def test_what_was_read_is_not_read_again() -> None:

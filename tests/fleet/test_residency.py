@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.core.residency import MAX_REMEMBERED, NUM_EVICTED, Residency
-from extproc.core.types import LoadReport
+from extproc.fleet.residency import MAX_REMEMBERED, NUM_EVICTED, Residency
+from extproc.types import LoadReport
 
 WALL_S = 1_790_000_000.0  # a wall time; our clock of the tests starts near 0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.core.residency import Residency
-from extproc.core.types import LoadReport
+from extproc.fleet.residency import Residency
+from extproc.types import LoadReport
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 

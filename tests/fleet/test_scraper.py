@@ -19,13 +19,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from extproc.core.engines import PROFILES
-from extproc.core.exposition import parse_report
-from extproc.core.types import Endpoint, LoadReport
-from extproc.shell import scraper as scraper_module
-from extproc.shell.loops import READING_SHARE, LoopSettings
-from extproc.shell.podclient import PodClient
-from extproc.shell.scraper import Scraper
+from extproc.fleet import scraper as scraper_module
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.exposition import parse_report
+from extproc.fleet.loops import READING_SHARE, LoopSettings
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.scraper import Scraper
+from extproc.types import Endpoint, LoadReport
 
 VLLM = PROFILES["vllm"]
 GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_text()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from extproc.core.claims import Claim, Share
-from extproc.core.pool import Pool
-from extproc.core.slotuses import SlotUse
-from extproc.core.told import ToldPick
+from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.pool import Pool
+from extproc.fleet.slotuses import SlotUse
+from extproc.tenancy import Claim, Share
 from tests.builders import address, cards, endpoint, pick, report, request
 
 CLAIM = Claim(tenant="t", priority=3)

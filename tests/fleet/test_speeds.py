@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.core.costs import Costs, Load, Probe
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.slopes import STEP_S, Slope, drawn, fit, most, rate
-from extproc.core.speeds import (
+from extproc.costs import Costs, Load, Probe
+from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.fleet.serverflags import Traits
+from extproc.fleet.slopes import STEP_S, Slope, drawn, fit, most, rate
+from extproc.fleet.speeds import (
     MAX_LOAD_S,
     MAX_RATIO,
     MIN_LOAD_S,
@@ -22,8 +24,6 @@ from extproc.core.speeds import (
     NUM_PRESUMED_LOADS,
     NUM_SENT,
 )
-from extproc.core.told import ToldPick
-from extproc.core.traits import Traits
 from tests.builders import address, cards, endpoint, pick, report, request
 
 GIVEN = Costs(prompt_s_per_byte=1e-5, cold_load_s=0.1, cached_load_s=0.01)

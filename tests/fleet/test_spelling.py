@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-from extproc.core import messages as m
-from extproc.core.body import BodyReader
-from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import JsonReader
-from extproc.core.messages import BodyMode
-from extproc.core.ports import StreamSettings
-from extproc.core.routes import RouteTable
-from extproc.core.spelling import Spelling, joined
-from extproc.core.stream import Stream
-from extproc.core.types import ModelCard, RequestInfo
+from extproc.errors import RequestError
+from extproc.fleet.spelling import Spelling, joined
+from extproc.paths import RouteTable
+from extproc.request import messages as m
+from extproc.request.body import BodyReader
+from extproc.request.interfaces import StreamSettings
+from extproc.request.jsonmodel import JsonReader
+from extproc.request.messages import BodyMode
+from extproc.request.stream import Stream
+from extproc.types import ModelCard, RequestInfo
 from tests.builders import body, pick, request_headers
-from tests.core.dispatcher import Exchange, FakeDispatcher
+from tests.request.dispatcher import Exchange, FakeDispatcher
 
 CARDS = {
     "qwen": ModelCard("qwen"),

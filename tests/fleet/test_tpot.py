@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.claims import Claim
-from extproc.core.tpot import MAX_ERROR_RATIO, MAX_ROUTES, MIN_RESPONSES, MIN_TOKENS, OTHER, Tpots
+from extproc.fleet.tpot import MAX_ERROR_RATIO, MAX_ROUTES, MIN_RESPONSES, MIN_TOKENS, OTHER, Tpots
+from extproc.tenancy import Claim
 
 CHAT = Claim(route="chat", tpot_s=0.05)
 

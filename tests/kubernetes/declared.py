@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from extproc.core.kubernetes.objects import ROUTE_GROUP
+from extproc.discovery.kubernetes.objects import ROUTE_GROUP
 from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster

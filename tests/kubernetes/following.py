@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from extproc.app.apiserver import Kubernetes
-from extproc.core.types import Endpoint
-from extproc.shell.discovery.kubewatch import WatchTimes
+from extproc.discovery.kubernetes.kubewatch import WatchTimes
+from extproc.service.apiserver import Kubernetes
+from extproc.types import Endpoint
 from tests.e2e.harness import eventually
 
 PATIENCE_S = 60.0

@@ -11,8 +11,8 @@ from typing import Any, Self
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
-from tests.shell import ext_proc
-from tests.shell.ext_proc import phase, read
+from tests.request import ext_proc
+from tests.request.ext_proc import phase, read
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 
 from tests.kubernetes.replay import MAX_CHUNK_BYTES, Asks, Spelling
-from tests.shell import ext_proc
+from tests.request import ext_proc
 
 READY = (0, 1, 2)
 DRAINING = 3

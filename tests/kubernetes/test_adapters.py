@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.core.kubernetes.objects import ROUTE_GROUP
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig, RunningPod
+from extproc.discovery.kubernetes.objects import ROUTE_GROUP
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import running_envoy, running_pods
 from tests.e2e.harness import Answer, Client, RouterProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer

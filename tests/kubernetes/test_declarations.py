@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from extproc.app.apiserver import Kubernetes
-from extproc.app.declarations import Declarations
-from extproc.app.kubernetes import KubernetesDiscovery
-from extproc.app.world import World
+from extproc.adapters.declared import Declaration
 from extproc.config.discovery import KubernetesConfig
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
-from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.objects import ROUTE_GROUP, PoolRef
-from extproc.core.kubernetes.status import AdapterReport, VersionReport
-from extproc.core.modelroutes import Objective
-from extproc.core.rewrites import Rewrites
-from extproc.shell.discovery.kubewatch import WatchTimes
-from tests.core.kubernetes.test_llmroutes import PROPOSED
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.kubewatch import WatchTimes
+from extproc.discovery.kubernetes.objects import ROUTE_GROUP, PoolRef
+from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
+from extproc.routing.modelroutes import Objective
+from extproc.routing.precedence import Merged, Offer, RuleSet, merge
+from extproc.routing.rewrites import Rewrites
+from extproc.service.apiserver import Kubernetes
+from extproc.service.clocks import World
+from extproc.service.declarations import Declarations
+from extproc.service.kubernetes import KubernetesDiscovery
+from tests.discovery.kubernetes.test_llmroutes import PROPOSED
 from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster

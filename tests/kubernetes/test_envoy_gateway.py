@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import pod_config, running_pods
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client, eventually

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
+from tests.adapters.declarable import BAD, BAD_FALLBACKS, GOOD, Fields
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import ROUTES
 

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import own_pods
 from tests.e2e.harness import (
     Client,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from extproc.app.apiserver import Kubernetes
-from extproc.shell.discovery.kubewatch import WatchTimes
+from extproc.discovery.kubernetes.kubewatch import WatchTimes
+from extproc.service.apiserver import Kubernetes
 from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster

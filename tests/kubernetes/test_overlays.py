@@ -10,9 +10,9 @@ import yaml
 from extproc.commands.eppplan import plan
 from extproc.config import Config
 from extproc.config.file import parse_config
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS
-from extproc.core.stream import HOLD_MARGIN_S
-from extproc.envoyconfig import BootstrapOptions, render
+from extproc.envoy.bootstrap import BootstrapOptions, render
+from extproc.paths import DEFAULT_INFERENCE_PATHS
+from extproc.request.stream import HOLD_MARGIN_S
 from tests.kubernetes.manifests import (
     MANIFESTS,
     MODEL_SERVERS,

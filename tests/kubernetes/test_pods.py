@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from extproc.shell.discovery.kubewatch import WatchTimes
+from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from tests.e2e.harness import eventually
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import ALL, NONE, Faults, FaultyProxy

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.app.inferencepool import PoolPresence
+from extproc.service.inferencepool import PoolPresence
 from tests.e2e.harness import eventually
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import HARSH, NONE, FaultyProxy

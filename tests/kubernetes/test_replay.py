@@ -41,7 +41,7 @@ from tests.kubernetes.replayrows import (
     SUBSETS,
     Row,
 )
-from tests.shell import ext_proc
+from tests.request import ext_proc
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

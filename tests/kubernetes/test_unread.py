@@ -15,9 +15,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.core.kubernetes.objects import ROUTE_GROUP
-from extproc.envoyconfig import Mode
-from extproc.sim.fakepod.pod import PodConfig
+from extproc.discovery.kubernetes.objects import ROUTE_GROUP
+from extproc.envoy.bootstrap import Mode
+from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e.conftest import running_envoy, running_pods
 from tests.e2e.harness import Client, RouterProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer

@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.core.policies import LeastPending, Policy
-from extproc.sim.fleet.events import FleetEvent
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import FleetResult
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.fleet.events import FleetEvent
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.flights import FleetResult
+from extproc.lab.workload.requests import Arrival, Workload
+from extproc.routing.policies import LeastPending, Policy
 
 
 def arrival(at_s: float, adapter: str | None = "a", **fields: Any) -> Arrival:

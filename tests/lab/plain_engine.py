@@ -1,6 +1,6 @@
 """The engine's rules written out plainly: every block, every sequence, every step by itself.
 
-Slow and simple; the oracle for `extproc.sim.engine.engine`, with which it shares the records, the
+Slow and simple; the oracle for `extproc.lab.engine.engine`, with which it shares the records, the
 costs and the adapter cache only.
 """
 
@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from extproc.sim.engine.lru import AdapterCache, AdapterLoad
-from extproc.sim.engine.profiles import EngineProfile
-from extproc.sim.engine.records import EngineRequest, EngineStats, Step, Timeline
+from extproc.lab.engine.lru import AdapterCache, AdapterLoad
+from extproc.lab.engine.profiles import EngineProfile
+from extproc.lab.engine.records import EngineRequest, EngineStats, Step, Timeline
 
 Content = tuple[str | None, str, int, int]
 """What a block can be found by: adapter, prefix, length of the prefix in blocks, position.

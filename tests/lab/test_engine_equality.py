@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import A100_8B, EngineProfile
-from extproc.sim.engine.records import EngineRequest, EngineStats, Step, Timeline
-from tests.sim.plain_engine import PlainEngine
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import A100_8B, EngineProfile
+from extproc.lab.engine.records import EngineRequest, EngineStats, Step, Timeline
+from tests.lab.plain_engine import PlainEngine
 
 SMALL = replace(
     A100_8B,

@@ -13,16 +13,16 @@ from typing import TypeVar
 
 import pytest
 
-from extproc.core.policies import LeastPending, Policy
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, RequestInfo, Snapshot
-from extproc.sim.engine.profiles import H100_8B
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.judge import Slo, measure
-from extproc.workload.requests import Arrival, Workload
-from extproc.workload.synthetic import zipf
-from tests.sim.lab import run
+from extproc.lab.engine.profiles import H100_8B
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.judge import Slo, measure
+from extproc.lab.workload.requests import Arrival, Workload
+from extproc.lab.workload.synthetic import zipf
+from extproc.routing.policies import LeastPending, Policy
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, RequestInfo, Snapshot
+from tests.lab.lab import run
 
 Key = TypeVar("Key", int, float)
 

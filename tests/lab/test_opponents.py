@@ -12,23 +12,23 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.core.policies import Policy
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.sim.opponents import OPPONENTS
-from extproc.sim.opponents.descriptions import DESCRIPTIONS
-from extproc.sim.opponents.dynamo import ProportionalSticky
-from extproc.sim.opponents.dynamo_flow import MinCostFlow, least_cost_homes
-from extproc.sim.opponents.filter_tree import FilterTree
-from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
-from extproc.sim.opponents.hold import Hold
-from extproc.sim.opponents.least_request import LeastRequest
-from extproc.sim.opponents.llmd import LoadState, LoraAffinity
-from extproc.sim.opponents.lmetric import LMetric
-from extproc.sim.opponents.loraserve import LoraServe, packed
-from extproc.sim.opponents.recent import SinceReport
-from extproc.sim.opponents.scrapes import ScrapesOnly, as_scraped
-from extproc.sim.opponents.toppings import Toppings
-from extproc.sim.opponents.vllm_balancer import VllmBalancer
+from extproc.lab.opponents import OPPONENTS
+from extproc.lab.opponents.descriptions import DESCRIPTIONS
+from extproc.lab.opponents.dynamo import ProportionalSticky
+from extproc.lab.opponents.dynamo_flow import MinCostFlow, least_cost_homes
+from extproc.lab.opponents.filter_tree import FilterTree
+from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
+from extproc.lab.opponents.hold import Hold
+from extproc.lab.opponents.least_request import LeastRequest
+from extproc.lab.opponents.llmd import LoadState, LoraAffinity
+from extproc.lab.opponents.lmetric import LMetric
+from extproc.lab.opponents.loraserve import LoraServe, packed
+from extproc.lab.opponents.recent import SinceReport
+from extproc.lab.opponents.scrapes import ScrapesOnly, as_scraped
+from extproc.lab.opponents.toppings import Toppings
+from extproc.lab.opponents.vllm_balancer import VllmBalancer
+from extproc.routing.policies import Policy
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
 
 

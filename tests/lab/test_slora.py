@@ -6,16 +6,16 @@ import random
 from collections.abc import Mapping
 from itertools import pairwise
 
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.opponents import opponent
-from extproc.sim.opponents.slora import SloraRoom
-from extproc.sim.trials.suites import find_suite, make_trial_parts, parse_suite
-from extproc.workload.flights import FleetResult, FlightState
-from extproc.workload.judge import Slo, measure
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.opponents import opponent
+from extproc.lab.opponents.slora import SloraRoom
+from extproc.lab.trials.suites import find_suite, make_trial_parts, parse_suite
+from extproc.lab.workload.flights import FleetResult, FlightState
+from extproc.lab.workload.judge import Slo, measure
+from extproc.types import Choice, RequestInfo, Snapshot, Wait
 from tests.builders import endpoint_view, snapshot
-from tests.sim.lab import arrival, workload
+from tests.lab.lab import arrival, workload
 
 SLO = Slo(ttft_s=6.0, tpot_s=1.0)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.attainment import OTHER, Attainment, Share
-from extproc.core.rejections import model_not_found, no_endpoints, saturated
-from extproc.core.types import Outcome, Rejection
+from extproc.observe.attainment import OTHER, Attainment, Share
+from extproc.rejections import model_not_found, no_endpoints, saturated
+from extproc.types import Outcome, Rejection
 
 PATH = "/v1/completions"
 

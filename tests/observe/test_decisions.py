@@ -16,10 +16,10 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.accounting import DecisionRecord
-from extproc.core.openai import MAX_MODEL_BYTES
-from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
-from extproc.shell.decisions import (
+from extproc.fleet.accounting import DecisionRecord
+from extproc.gen import decisions_pb2
+from extproc.gen.client.extproc import v1
+from extproc.observe.decisions import (
     MAX_FILTER_MODELS,
     MAX_PER_PASS,
     MAX_REQUEST_BYTES,
@@ -29,10 +29,10 @@ from extproc.shell.decisions import (
     describe,
     encode,
 )
-from extproc.shell.gen import decisions_pb2
-from extproc.shell.gen.client.extproc import v1
-from extproc.shell.rpc import Code, Session
-from tests.shell.fake_call import FakeCall, begin
+from extproc.openai import MAX_MODEL_BYTES
+from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
+from extproc.wire.rpc import Code, Session
+from tests.wire.fake_call import FakeCall, begin
 
 ROOT = Path(__file__).parents[2]
 WALL_S = 1_700_000_000.25
@@ -514,7 +514,7 @@ def test_regenerating_yields_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("betterproto2_compiler", reason="needs betterproto2-compiler")
     made = tmp_path / "gen"
     subprocess.run([sys.executable, ROOT / "scripts/gen-protos", made], check=True)
-    checked_in = ROOT / "extproc/shell/gen"
+    checked_in = ROOT / "extproc/gen"
     if (made / "__init__.py").read_text() != (checked_in / "__init__.py").read_text():
         pytest.skip("other versions of the compilers are installed; see gen/__init__.py")
 
@@ -523,7 +523,7 @@ def test_regenerating_yields_the_same_bytes(tmp_path: Path) -> None:
 
 def test_generated_code_runs_on_the_oldest_protobuf_that_we_support() -> None:
     """Its own check is against the compiler's version, which is newer."""
-    source = (ROOT / "extproc/shell/gen/decisions_pb2.py").read_text()
+    source = (ROOT / "extproc/gen/decisions_pb2.py").read_text()
 
     assert "Domain.PUBLIC,\n    6,\n    31,\n    1,\n" in source
     assert ">=6.31.1,<8" in (ROOT / "pyproject.toml").read_text()

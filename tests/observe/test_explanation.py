@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.explanation import MAX_MESSAGE_CHARS, explain
-from extproc.core.picker import Picker
-from extproc.core.policies import BUILT_IN, LeastHarm
-from extproc.core.rejections import late, model_not_found, no_endpoints, saturated
-from extproc.core.types import (
+from extproc.observe.explanation import MAX_MESSAGE_CHARS, explain
+from extproc.phrases import shortened
+from extproc.rejections import late, model_not_found, no_endpoints, saturated
+from extproc.routing.picker import Picker
+from extproc.routing.policies import BUILT_IN, LeastHarm
+from extproc.types import (
     Choice,
     EndpointView,
     Pick,
@@ -25,7 +26,6 @@ from extproc.core.types import (
     Snapshot,
     Terms,
 )
-from extproc.core.words import shortened
 from tests.builders import endpoint_view, pick, request
 from tests.strategies import ADAPTERS, requests, snapshots
 

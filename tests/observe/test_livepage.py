@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
-from extproc.core.types import Snapshot
-from extproc.shell.admin import AdminServer
-from extproc.shell.livepage import FEED_PATH, LivePage
+from extproc.observe.livepage import FEED_PATH, LivePage
+from extproc.service.admin import AdminServer
+from extproc.types import Snapshot
 
 PATIENCE_S = 60.0
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.shell.logs import MAX_REPEATS, RepeatLimit, configure_logging
+from extproc.observe.logs import MAX_REPEATS, RepeatLimit, configure_logging
 
 LOGGER = logging.getLogger("extproc.test")
 

@@ -11,17 +11,17 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from extproc.app.dispatch import new_stream_of
-from extproc.app.observers import NAMES, Observers
-from extproc.core import messages as m
-from extproc.core.attainment import OTHER
-from extproc.core.ports import StreamSettings
-from extproc.core.rejections import no_endpoints
-from extproc.core.types import Outcome, Pick
-from extproc.shell.logs import MAX_REPEATS
-from extproc.shell.tracing import Tracing
-from tests.app.scene import Scene, completion
+from extproc.observe.attainment import OTHER
+from extproc.observe.logs import MAX_REPEATS
+from extproc.observe.observers import NAMES, Observers
+from extproc.observe.tracing import Tracing
+from extproc.rejections import no_endpoints
+from extproc.request import messages as m
+from extproc.request.interfaces import StreamSettings
+from extproc.service.dispatch import new_stream_of
+from extproc.types import Outcome, Pick
 from tests.builders import body, request_headers
+from tests.service.scene import Scene, completion
 
 
 class Broken:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from extproc.core.types import EndpointView
-from extproc.shell.poolmetrics import PoolMetrics
+from extproc.observe.poolmetrics import PoolMetrics
+from extproc.types import EndpointView
 from tests.builders import endpoint_view, snapshot
 
 

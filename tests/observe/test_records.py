@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from extproc.core.accounting import DecisionRecord
-from extproc.core.bounds import MAX_DURATION_S
-from extproc.core.decided import MAX_TEXT_CHARS, describe_result
-from extproc.core.rejections import late, no_endpoints, saturated
-from extproc.core.types import Reason, Rejection
+from extproc.bounds import MAX_DURATION_S
+from extproc.fleet.accounting import DecisionRecord
+from extproc.observe.records import MAX_TEXT_CHARS, describe_result
+from extproc.rejections import late, no_endpoints, saturated
+from extproc.types import Reason, Rejection
 from tests.builders import endpoint_view, pick, request
 
 

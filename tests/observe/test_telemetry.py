@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.core.costs import Costs, Decode
-from extproc.core.types import (
+from extproc.costs import Costs, Decode
+from extproc.observe.telemetry import Telemetry
+from extproc.types import (
     EndpointView,
     Outcome,
     Pick,
@@ -21,7 +22,6 @@ from extproc.core.types import (
     RequestInfo,
     Snapshot,
 )
-from extproc.shell.telemetry import Telemetry
 
 WITH_A = EndpointView("10.0.0.1:80", gpu_adapters=("a",))
 CACHED_A = EndpointView("10.0.0.2:80", cpu_adapters=("a",))

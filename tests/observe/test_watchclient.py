@@ -22,12 +22,12 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 from msgspec.structs import replace
 
-from extproc.core.accounting import DecisionRecord
-from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.gen.client.extproc import v1
-from extproc.shell.rpc import Call, Code, Metadata, Method
-from extproc.shell.watch import Decision, WatchError, render, tls_context, watch
+from extproc.fleet.accounting import DecisionRecord
+from extproc.gen.client.extproc import v1
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.watchclient import Decision, WatchError, render, tls_context, watch
+from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
+from extproc.wire.rpc import Call, Code, Metadata, Method
 
 WALL_S = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).timestamp()
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from extproc.app.adapterpeers import HEARD_S, AdapterPeers
-from extproc.core.adapters.catalog import Catalog
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.peers import SAY_S, Trouble, Word, digest
-from extproc.core.adapters.states import (
-    Action,
-    AdapterSettings,
-    Failure,
-    Kind,
-    PodState,
-    Result,
-)
-from extproc.core.types import ModelCard
+from extproc.adapters.declared import Declaration
+from extproc.adapters.peers import SAY_S, Trouble, Word, digest
+from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
+from extproc.fleet.podstate import PodState
+from extproc.peers.adapterpeers import HEARD_S, AdapterPeers
+from extproc.routing.catalog import Catalog
+from extproc.types import ModelCard
 from tests.builders import BASE, address, base_card
 from tests.virtualtime import in_virtual_time
 

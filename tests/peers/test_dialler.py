@@ -14,14 +14,14 @@ from time import monotonic
 
 import pytest
 
-from extproc.core.relay import Relay
-from extproc.shell import wire
-from extproc.shell.certificates import Certificates
-from extproc.shell.grpcio import GrpcioServer
-from extproc.shell.peerdial import MAX_UNSENT_BYTES, PeerDialler, tls_context
-from extproc.shell.peers import METHOD, PeersService
-from extproc.shell.rpc import Call, Session
-from tests.shell.pki import Pki
+from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler, tls_context
+from extproc.peers.relay import Relay
+from extproc.peers.service import METHOD, PeersService
+from extproc.wire import server as wire
+from extproc.wire.certificates import Certificates
+from extproc.wire.grpcio import GrpcioServer
+from extproc.wire.rpc import Call, Session
+from tests.wire.pki import Pki
 
 PATIENCE_S = 60.0
 

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.adapters.peers import Word
-from extproc.shell.gen import peers_pb2
-from extproc.shell.peerkeys import (
+from extproc.adapters.peers import Word
+from extproc.gen import peers_pb2
+from extproc.peers.keys import (
     MAX_KEY_FILE_BYTES,
     MIN_KEY_CHARS,
     NONCE_BYTES,
     PeerKeys,
     read_keys,
 )
-from extproc.shell.peers import MAX_LINKS, OPEN_S
-from extproc.shell.rpc import Code
-from tests.shell.fake_call import FakeCall
-from tests.shell.test_peers import FIRST, Router, Wire, entries, hello, kinds, message, told
+from extproc.peers.service import MAX_LINKS, OPEN_S
+from extproc.wire.rpc import Code
+from tests.peers.test_service import FIRST, Router, Wire, entries, hello, kinds, message, told
+from tests.wire.fake_call import FakeCall
 
 KEY, OTHER = b"k" * MIN_KEY_CHARS, b"o" * MIN_KEY_CHARS
 NONCE = b"n" * NONCE_BYTES

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from extproc.core.relay import (
+from extproc.peers.relay import (
     FULL,
     MAX_BATCH_BYTES,
     MAX_ENTRY_BYTES,

@@ -11,24 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.adapters.peers import Trouble, Word
-from extproc.core.bounds import MAX_ENDPOINTS, MAX_TOKENS
-from extproc.core.claims import Share
-from extproc.core.queue import Waiting
-from extproc.core.queue.precedence import MAX_FIRST, First
-from extproc.core.queue.reservations import MAX_RESERVED, Reservation
-from extproc.core.relay import Relay, RelaySettings
-from extproc.core.told import ToldEnd, ToldPick
-from extproc.shell.gen import peers_pb2
-from extproc.shell.peerlink import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
-from extproc.shell.peers import (
-    BEGIN_INTERVAL_S,
-    MAX_FIRST_BYTES,
-    MAX_LINKS,
-    PeersService,
-)
-from extproc.shell.rpc import Code, Session
-from extproc.shell.tidings import (
+from extproc.adapters.peers import Trouble, Word
+from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS
+from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.gen import peers_pb2
+from extproc.peers.encoding import (
     MAX_ADAPTER_CHARS,
     MAX_FLOW_CHARS,
     MAX_REASON_CHARS,
@@ -36,7 +23,20 @@ from extproc.shell.tidings import (
     Tidings,
     encode,
 )
-from tests.shell.fake_call import FakeCall, begin
+from extproc.peers.link import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
+from extproc.peers.relay import Relay, RelaySettings
+from extproc.peers.service import (
+    BEGIN_INTERVAL_S,
+    MAX_FIRST_BYTES,
+    MAX_LINKS,
+    PeersService,
+)
+from extproc.queue import Waiting
+from extproc.queue.precedence import MAX_FIRST, First
+from extproc.queue.reservations import MAX_RESERVED, Reservation
+from extproc.tenancy import Share
+from extproc.wire.rpc import Code, Session
+from tests.wire.fake_call import FakeCall, begin
 
 
 class Clock:

@@ -9,24 +9,24 @@ from functools import partial
 
 import pytest
 
-from extproc.app.observers import Observers
-from extproc.app.telling import FLUSH_S, MAX_WAITING, Telling
-from extproc.core.claims import Claim, Share
-from extproc.core.pool import Pool
-from extproc.core.queue import QueueSettings, Ticket
-from extproc.core.queue.plan import share_of
-from extproc.core.relay import Relay
-from extproc.core.router import Router
-from extproc.core.told import UNKNOWN_POD
-from extproc.core.types import Wait
-from extproc.core.words import FOR_SLOT
-from extproc.shell.gen import peers_pb2
-from extproc.shell.peers import BEGIN_INTERVAL_S, PeersService
-from extproc.shell.telemetry import Telemetry
-from tests.app.peered import Peered, linking
-from tests.app.test_peering import eventually
+from extproc.fleet.peerpicks import UNKNOWN_POD
+from extproc.fleet.pool import Pool
+from extproc.gen import peers_pb2
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.peers.relay import Relay
+from extproc.peers.service import BEGIN_INTERVAL_S, PeersService
+from extproc.peers.telling import FLUSH_S, MAX_WAITING, Telling
+from extproc.phrases import FOR_SLOT
+from extproc.queue import QueueSettings, Ticket
+from extproc.queue.plan import share_of
+from extproc.routing.router import Router
+from extproc.tenancy import Claim, Share
+from extproc.types import Wait
 from tests.builders import address, endpoint, pick, request, routing
-from tests.shell.fake_call import FakeCall
+from tests.service.peered import Peered, linking
+from tests.service.test_peering import eventually
+from tests.wire.fake_call import FakeCall
 
 
 class Teller(Peered):

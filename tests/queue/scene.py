@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from extproc.core.claims import Claim
-from extproc.core.queue import HoldQueue, QueueSettings, Ticket
-from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo, Wait
+from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.tenancy import Claim
+from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
 REST_S = 1.0

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.claims import Claim, Share
-from extproc.core.queue import QueueSettings, Waiting, elsewhere
-from extproc.core.queue.elsewhere import NOBODY
-from extproc.core.queue.precedence import HOLD_UP_S, First
-from extproc.core.queue.reservations import Reservation, Reservations
-from extproc.core.queue.tickets import Ticket
-from extproc.core.slotuses import SlotUse
-from extproc.core.types import EndpointView, RequestInfo
-from extproc.core.words import FOR_SLOT
+from extproc.fleet.slotuses import SlotUse
+from extproc.phrases import FOR_SLOT
+from extproc.queue import QueueSettings, Waiting, elsewhere
+from extproc.queue.elsewhere import NOBODY
+from extproc.queue.precedence import HOLD_UP_S, First
+from extproc.queue.reservations import Reservation, Reservations
+from extproc.queue.tickets import Ticket
+from extproc.tenancy import Claim, Share
+from extproc.types import EndpointView, RequestInfo
 from tests.builders import address, endpoint_view
-from tests.core.queue.scene import Scene
+from tests.queue.scene import Scene
 
 GREEDY, MODEST, GOLD = "greedy", "modest", "gold"
 SLOT_HOLD_S = QueueSettings().slot_hold_s

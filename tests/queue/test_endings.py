@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from extproc.core.claims import NO_CLAIM, Claim
-from extproc.core.queue import End, HoldQueue, QueueSettings, Ticket
-from extproc.core.queue.status import MAX_NAME_CHARS, MAX_SHOWN, describe_queue
-from extproc.core.rejections import no_endpoints, saturated
-from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
+from extproc.queue import End, HoldQueue, QueueSettings, Ticket
+from extproc.queue.status import MAX_NAME_CHARS, MAX_SHOWN, describe_queue
+from extproc.rejections import no_endpoints, saturated
+from extproc.tenancy import NO_CLAIM, Claim
+from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
 FULL = Wait(inf, "slot")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.queue import fairness
-from extproc.core.queue.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters, cost
+from extproc.queue import fairness
+from extproc.queue.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters, cost
 
 TENANTS = ("a", "b", "c")
 MAX_INPUT, MAX_OUTPUT = 12, 8  # tokens of a request

@@ -7,10 +7,10 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.queue.levels import by_level, level
-from extproc.core.queue.orders import Scene, first_come
-from extproc.core.queue.tickets import Ticket
-from tests.core.queue.tickets import arrivals, ticket
+from extproc.queue.levels import by_level, level
+from extproc.queue.orders import Scene, first_come
+from extproc.queue.tickets import Ticket
+from tests.queue.tickets import arrivals, ticket
 
 LOWEST, HIGHEST = 0, 5
 AGEING_S = 4.0

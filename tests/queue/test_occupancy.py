@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.claims import Claim
-from extproc.core.queue.occupancy import Occupancy
-from extproc.core.queue.tickets import Ticket
-from extproc.core.types import RequestInfo
+from extproc.queue.occupancy import Occupancy
+from extproc.queue.tickets import Ticket
+from extproc.tenancy import Claim
+from extproc.types import RequestInfo
 
 
 def ticket(num_bytes: int = 0, *, route: str = "r", priority: int = 0, **limits: Any) -> Ticket:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.queue.orders import (
+from extproc.queue.orders import (
     ORDERS,
     Scene,
     clusters,
@@ -20,9 +20,9 @@ from extproc.core.queue.orders import (
     newest_in_time,
     running_in_clusters,
 )
-from extproc.core.queue.tickets import Ticket
+from extproc.queue.tickets import Ticket
 from tests.builders import endpoint_view
-from tests.core.queue.tickets import arrivals, names, ticket
+from tests.queue.tickets import arrivals, names, ticket
 
 NOW = 20
 MAX_TICKETS = 6

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.claims import Claim
-from extproc.core.queue import QueueSettings, precedence
-from extproc.core.queue.precedence import (
+from extproc.phrases import FOR_SLOT
+from extproc.queue import QueueSettings, precedence
+from extproc.queue.precedence import (
     AGAIN_RATIO,
     HOLD_UP_S,
     MAX_FIRST,
@@ -19,11 +19,11 @@ from extproc.core.queue.precedence import (
     Precedence,
     Reach,
 )
-from extproc.core.queue.sweep import LATE_LOOK_S, MAX_LOOKS
-from extproc.core.types import RequestInfo
-from extproc.core.words import FOR_SLOT
+from extproc.queue.sweep import LATE_LOOK_S, MAX_LOOKS
+from extproc.tenancy import Claim
+from extproc.types import RequestInfo
 from tests.builders import endpoint_view
-from tests.core.queue.scene import REST_S, Scene
+from tests.queue.scene import REST_S, Scene
 
 SHORT_S = HOLD_UP_S / 5
 """Longer than the rest after most offers of these tests, and short of a hold-up."""

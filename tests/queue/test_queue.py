@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.core.queue import HoldQueue, QueueSettings, Ticket
-from extproc.core.queue.queue import LOOK_S, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO
-from extproc.core.queue.sweep import LATE_LOOK_S, MAX_LOOKS, MAX_SENT
-from extproc.core.types import Pick, Reason, RequestInfo
+from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.queue.queue import LOOK_S, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO
+from extproc.queue.sweep import LATE_LOOK_S, MAX_LOOKS, MAX_SENT
+from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import endpoint_view, pick
-from tests.core.queue.scene import REST_S, Scene, reasons
+from tests.queue.scene import REST_S, Scene, reasons
 
 # --- offers ----------------------------------------------------------------------------------
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.claims import Claim
-from extproc.core.queue import QueueSettings, reservations
-from extproc.core.queue.orders import longest_without_slot
-from extproc.core.queue.reservations import Reservations
-from extproc.core.queue.tickets import Ticket
-from extproc.core.slotuses import SlotUse
-from extproc.core.types import EndpointView, RequestInfo
-from extproc.core.words import FOR_SLOT
+from extproc.fleet.slotuses import SlotUse
+from extproc.phrases import FOR_SLOT
+from extproc.queue import QueueSettings, reservations
+from extproc.queue.orders import longest_without_slot
+from extproc.queue.reservations import Reservations
+from extproc.queue.tickets import Ticket
+from extproc.tenancy import Claim
+from extproc.types import EndpointView, RequestInfo
 from tests.builders import endpoint_view
 
 SETTINGS = QueueSettings(slot_hold_s=10.0, slot_turn_s=5.0)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.claims import Claim, Share
-from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.queue import HoldQueue, QueueSettings, Ticket
-from extproc.core.queue.fairness import cost
-from extproc.core.queue.plan import EXPECTED_OUTPUT_TOKENS, Plan, share_of
-from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.queue.fairness import cost
+from extproc.queue.plan import EXPECTED_OUTPUT_TOKENS, Plan, share_of
+from extproc.tenancy import Claim, Share
+from extproc.types import Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick, request
 
 MAX_TOKENS = 400  # of a prompt

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.queue import QueueSettings
-from extproc.core.queue.endings import End
-from extproc.core.types import Pick, Reason, Rejection
+from extproc.queue import QueueSettings
+from extproc.queue.endings import End
+from extproc.types import Pick, Reason, Rejection
 from tests.builders import endpoint_view
-from tests.core.queue.scene import Scene, reasons
+from tests.queue.scene import Scene, reasons
 
 PODS = [
     endpoint_view(1, registered=frozenset({"here"})),

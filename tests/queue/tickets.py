@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from extproc.core.claims import Claim
-from extproc.core.queue.tickets import Ticket
-from extproc.core.types import RequestInfo
+from extproc.queue.tickets import Ticket
+from extproc.tenancy import Claim
+from extproc.types import RequestInfo
 
 
 def ticket(

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.core import messages as m
-from extproc.core.lists import Lists
-from extproc.core.openai import models_body
-from extproc.core.ports import StreamSettings
-from extproc.core.queue import Ticket
-from extproc.core.rejections import model_not_found
-from extproc.core.spelling import Spelling
-from extproc.core.stream import Stream
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.fleet.spelling import Spelling
+from extproc.openai import models_body
+from extproc.queue import Ticket
+from extproc.rejections import model_not_found
+from extproc.request import messages as m
+from extproc.request.interfaces import StreamSettings
+from extproc.request.listbudget import Lists
+from extproc.request.stream import Stream
+from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
 PICK = pick()

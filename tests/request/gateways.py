@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.shell import ext_proc
-from tests.shell.ext_proc import Spelling, canonical, raw, text
+from tests.request import ext_proc
+from tests.request.ext_proc import Spelling, canonical, raw, text
 
 Metadata = Mapping[str, Mapping[str, Any]]
 

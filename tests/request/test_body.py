@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES, BodyReader, pieces
-from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import JsonReader
-from extproc.core.routes import Route, RouteKind
-from extproc.core.types import Reason
+from extproc.errors import RequestError
+from extproc.paths import Route, RouteKind
+from extproc.request.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES, BodyReader, pieces
+from extproc.request.jsonmodel import JsonReader
+from extproc.types import Reason
 from tests.builders import body
 
 FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\na\r\n--b--\r\n'

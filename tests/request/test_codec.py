@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import messages as m
-from extproc.core.errors import ProtocolError
-from extproc.core.messages import BodyMode
-from extproc.shell import encoding
-from extproc.shell.codec import NEEDED_HEADERS, Codec
-from extproc.shell.encoding import Encoder
+from extproc.errors import ProtocolError
+from extproc.request import encoding
+from extproc.request import messages as m
+from extproc.request.codec import NEEDED_HEADERS, Codec
+from extproc.request.encoding import Encoder
+from extproc.request.messages import BodyMode
 from tests.builders import address, pick
-from tests.shell import ext_proc
-from tests.shell.ext_proc import SPELLINGS, destination, phase, read
+from tests.request import ext_proc
+from tests.request.ext_proc import SPELLINGS, destination, phase, read
 
 CODEC = Codec()
 PICK = pick("id-7", endpoints=(address(1), address(2)))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import messages as m
-from extproc.core.hints import CONTROL_HEADERS
-from extproc.core.types import Hints, Pick
-from extproc.shell.codec import Codec
+from extproc.request import messages as m
+from extproc.request.codec import Codec
+from extproc.request.controlheaders import CONTROL_HEADERS
+from extproc.types import Hints, Pick
 from tests.builders import address, pick, request
-from tests.shell import ext_proc
-from tests.shell.ext_proc import destination, phase, read
+from tests.request import ext_proc
+from tests.request.ext_proc import destination, phase, read
 
 CODEC = Codec()
 ENDPOINTS = (address(1), address(2), address(3), address(4))

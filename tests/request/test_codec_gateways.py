@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core import messages as m
-from extproc.core.messages import BodyMode
-from extproc.shell.codec import Codec
+from extproc.request import messages as m
+from extproc.request.codec import Codec
+from extproc.request.messages import BodyMode
 from tests.builders import address
-from tests.shell import ext_proc
-from tests.shell.gateways import GATEWAYS, OBJECTIVE, PATH, Gateway
+from tests.request import ext_proc
+from tests.request.gateways import GATEWAYS, OBJECTIVE, PATH, Gateway
 
 CODEC = Codec(session_header="x-session")
 MODES = {

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import hints
-from extproc.core.errors import RequestError
-from extproc.core.hints import CONTROL_HEADERS, HINT_HEADERS, MAX_NAME_BYTES, TRUSTABLE, names_of
-from extproc.core.types import NO_HINTS, Hints, Reason
+from extproc.errors import RequestError
+from extproc.request import controlheaders
+from extproc.request.controlheaders import (
+    CONTROL_HEADERS,
+    HINT_HEADERS,
+    MAX_NAME_BYTES,
+    TRUSTABLE,
+    names_of,
+)
+from extproc.types import NO_HINTS, Hints, Reason
 
 NAMES = {
     "objective": ("x-llm-d-inference-objective", "x-gateway-inference-objective"),
@@ -26,7 +32,7 @@ BOTH = [(field, *names) for field, names in (NAMES | NUMBERS | MODELS).items()]
 
 
 def read_hints(headers: dict[str, str], trusted: tuple[str, ...] = TRUSTABLE) -> Hints:
-    return hints.read_hints(headers, names_of(trusted))
+    return controlheaders.read_hints(headers, names_of(trusted))
 
 
 def test_a_request_without_control_headers_has_no_hints() -> None:

@@ -8,10 +8,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import messages as m
-from extproc.core.errors import ProtocolError
-from extproc.shell.codec import CUT_FROM_BYTES, Codec
-from extproc.shell.cutbody import cut_body
+from extproc.errors import ProtocolError
+from extproc.request import messages as m
+from extproc.request.codec import CUT_FROM_BYTES, Codec
+from extproc.request.cutbody import cut_body
 
 
 def with_context(request: pb.ProcessingRequest, values: dict[str, str]) -> pb.ProcessingRequest:

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import jsonsmall
-from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import MAX_MEMBERS, JsonReader
-from extproc.core.jsonsmall import SMALL_BYTES, is_cut_off
-from extproc.core.openai import MAX_MODEL_BYTES
-from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
-from extproc.core.types import Reason
-from tests.core.json_documents import documents, requests
+from extproc.errors import RequestError
+from extproc.openai import MAX_MODEL_BYTES
+from extproc.request import jsonsmall
+from extproc.request.jsonmodel import MAX_MEMBERS, JsonReader
+from extproc.request.jsonsmall import SMALL_BYTES, is_cut_off
+from extproc.request.passes import SLICE_BYTES, WORK_PER_PASS
+from extproc.types import Reason
+from tests.request.json_documents import documents, requests
 
 NO_MODEL = object()
 ODD_MEMBERS = [

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import messages as m
-from extproc.core.lists import MAX_UNSENT_BYTES, MAX_WAIT_S, Lists, Place
-from extproc.core.rejections import TOO_MANY_LISTS
+from extproc.rejections import TOO_MANY_LISTS
+from extproc.request import messages as m
+from extproc.request.listbudget import MAX_UNSENT_BYTES, MAX_WAIT_S, Lists, Place
 from tests.builders import adapter_card, base_card, request_headers
-from tests.core.dispatcher import Exchange, FakeDispatcher, begin
+from tests.request.dispatcher import Exchange, FakeDispatcher, begin
 
 
 @dataclass

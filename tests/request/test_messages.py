@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from extproc.core import messages as m
+from extproc.request import messages as m
 
 
 def test_the_table_of_events_lists_every_kind_of_event_once() -> None:

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from extproc.core.errors import RequestError
-from extproc.core.multipart import (
+from extproc.errors import RequestError
+from extproc.request.multipart import (
     MAX_BOUNDARY_BYTES,
     MAX_PART_HEADERS_BYTES,
     MAX_PARTS,
     FormReader,
 )
-from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
-from extproc.core.types import Reason
+from extproc.request.passes import SLICE_BYTES, WORK_PER_PASS
+from extproc.types import Reason
 
 BOUNDARY = "b0"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from extproc.shell.turns import MAX_SHARE, BusyError, SharedPage, Turns
+from extproc.request.pacing import MAX_SHARE, BusyError, SharedPage, Turns
 
 
 class Time:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from extproc.core.messages import BodyMode
-from extproc.core.ports import StreamSettings
-from extproc.core.stream import Stream
-from extproc.core.types import Outcome, Pick, Wait
-from extproc.shell.codec import Codec
-from extproc.shell.logs import MAX_REPEATS
-from extproc.shell.rpc import Code, Metadata, Session
-from extproc.shell.server import MAX_SILENCE_S, ExternalProcessor, TimerHandle
+from extproc.observe.logs import MAX_REPEATS
+from extproc.request.codec import Codec
+from extproc.request.interfaces import StreamSettings
+from extproc.request.messages import BodyMode
+from extproc.request.processor import MAX_SILENCE_S, ExternalProcessor, TimerHandle
+from extproc.request.stream import Stream
+from extproc.types import Outcome, Pick, Wait
+from extproc.wire.rpc import Code, Metadata, Session
 from tests.builders import address, body
-from tests.core.dispatcher import PICK, FakeDispatcher
-from tests.shell.ext_proc import (
+from tests.request.dispatcher import PICK, FakeDispatcher
+from tests.request.ext_proc import (
     FULL_DUPLEX,
     destination,
     phase,
@@ -30,7 +30,7 @@ from tests.shell.ext_proc import (
     request_headers,
     response_headers,
 )
-from tests.shell.fake_call import FakeCall, begin
+from tests.wire.fake_call import FakeCall, begin
 
 BODY = body()
 

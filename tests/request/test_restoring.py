@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.restoring import EventRestorer, JsonRestorer, Restorer, restorer_of
-from tests.core.json_documents import documents, objects, values
+from extproc.request.restoring import EventRestorer, JsonRestorer, Restorer, restorer_of
+from tests.request.json_documents import documents, objects, values
 
 SSE = "text/event-stream"
 JSON = "application/json"

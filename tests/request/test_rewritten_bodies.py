@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import JsonReader
-from extproc.core.multipart import FormReader
-from extproc.core.types import Reason
-from tests.core.json_documents import documents, requests
-from tests.core.test_jsonmodel import cut
+from extproc.errors import RequestError
+from extproc.request.jsonmodel import JsonReader
+from extproc.request.multipart import FormReader
+from extproc.types import Reason
+from tests.request.json_documents import documents, requests
+from tests.request.test_jsonmodel import cut
 
 FORM_TYPE = "multipart/form-data; boundary=b"
 TARGETS = st.sampled_from(["b", "org/adapter@2", "日本", 'say "b"\\', "x" * 256])

@@ -8,19 +8,19 @@ from unittest.mock import patch
 
 import pytest
 
-from extproc.core import body as body_module
-from extproc.core import jsonmodel, slices
-from extproc.core import messages as m
-from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.core.errors import ProtocolError
-from extproc.core.jsonsmall import SMALL_BYTES
-from extproc.core.messages import BodyMode
-from extproc.core.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS, FORM_PATHS
-from extproc.core.transitions import State
-from extproc.core.types import Outcome, Reason, Rejection, Wait
+from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.errors import ProtocolError
+from extproc.paths import DEFAULT_INFERENCE_PATHS, FORM_PATHS
+from extproc.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
+from extproc.request import body as body_module
+from extproc.request import jsonmodel, passes
+from extproc.request import messages as m
+from extproc.request.jsonsmall import SMALL_BYTES
+from extproc.request.messages import BodyMode
+from extproc.request.transitions import State
+from extproc.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
-from tests.core.dispatcher import PICK, Exchange, begin
+from tests.request.dispatcher import PICK, Exchange, begin
 
 BODY = body()
 DIGEST_OF_S = "bbf7769fea5c8d41a9068bd6edbb2c13"
@@ -920,7 +920,7 @@ def test_a_body_that_is_being_read_is_whole_only_if_no_more_can_come(
     exchange = begin(early_decision_bytes=1)
     with (
         patch.dict(vars(jsonmodel), {"SMALL_BYTES": 0}),
-        patch.dict(vars(slices), {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}),
+        patch.dict(vars(passes), {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}),
         patch.dict(vars(body_module), {"SMALL_BYTES": 0}),
     ):
         exchange.tell(request_headers(**mode), m.RequestBody(BODY[:-1]))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from extproc.core import messages as m
-from extproc.core.hints import FAIRNESS_ID, TRUSTABLE, names_of
-from extproc.core.messages import BodyMode
-from extproc.core.types import Hints
+from extproc.request import messages as m
+from extproc.request.controlheaders import FAIRNESS_ID, TRUSTABLE, names_of
+from extproc.request.messages import BodyMode
+from extproc.types import Hints
 from tests.builders import address, body, request_headers
-from tests.core.dispatcher import PICK, Exchange, begin
+from tests.request.dispatcher import PICK, Exchange, begin
 
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 OBJECTIVE, TTFT = "x-llm-d-inference-objective", "x-llm-d-slo-ttft-ms"

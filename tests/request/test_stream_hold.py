@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import messages as m
-from extproc.core.errors import ProtocolError
-from extproc.core.messages import BodyMode
-from extproc.core.ports import StreamSettings
-from extproc.core.rejections import saturated
-from extproc.core.stream import HOLD_MARGIN_S, Stream
-from extproc.core.transitions import State
-from extproc.core.types import Pick, Reason, Rejection
+from extproc.errors import ProtocolError
+from extproc.rejections import saturated
+from extproc.request import messages as m
+from extproc.request.interfaces import StreamSettings
+from extproc.request.messages import BodyMode
+from extproc.request.stream import HOLD_MARGIN_S, Stream
+from extproc.request.transitions import State
+from extproc.types import Pick, Reason, Rejection
 from tests.builders import body, request_headers
-from tests.core.dispatcher import PICK, Exchange, FakeDispatcher, begin
+from tests.request.dispatcher import PICK, Exchange, FakeDispatcher, begin
 
 MAX_HOLD_S = 30.0
 

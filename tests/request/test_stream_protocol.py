@@ -11,15 +11,15 @@ from hypothesis import event as note
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core import jsonmodel, slices
-from extproc.core import messages as m
-from extproc.core.errors import ProtocolError
-from extproc.core.lists import MAX_UNSENT_BYTES
-from extproc.core.messages import BodyMode
-from extproc.core.transitions import State
-from extproc.core.types import Pick, Rejection, Wait
+from extproc.errors import ProtocolError
+from extproc.request import jsonmodel, passes
+from extproc.request import messages as m
+from extproc.request.listbudget import MAX_UNSENT_BYTES
+from extproc.request.messages import BodyMode
+from extproc.request.transitions import State
+from extproc.types import Pick, Rejection, Wait
 from tests.builders import body, request_headers
-from tests.core.dispatcher import PICK, Exchange, begin
+from tests.request.dispatcher import PICK, Exchange, begin
 from tests.strategies import body_events, event_sequences, rejections, stream_settings
 
 EVENTS: dict[type, m.Event] = {
@@ -212,7 +212,7 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
     whole, slow = {"SMALL_BYTES": 0}, {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}
     with (
         patch.dict(vars(jsonmodel), whole if is_read_slowly else {}),
-        patch.dict(vars(slices), slow if is_read_slowly else {}),
+        patch.dict(vars(passes), slow if is_read_slowly else {}),
     ):
         try:
             for event in events:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from extproc.core import messages as m
-from extproc.core.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES
-from extproc.core.hints import names_of
-from extproc.core.messages import BodyMode
-from extproc.core.ports import StreamSettings
-from extproc.core.stream import Stream
-from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
+from extproc.request import messages as m
+from extproc.request.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES
+from extproc.request.controlheaders import names_of
+from extproc.request.interfaces import StreamSettings
+from extproc.request.messages import BodyMode
+from extproc.request.stream import Stream
+from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import body, pick, request_headers
-from tests.core.dispatcher import PICK, Exchange, FakeDispatcher
+from tests.request.dispatcher import PICK, Exchange, FakeDispatcher
 
 BODY, CHANGED = body("alias"), body("a")
 LENGTH = {"content-length": str(len(BODY))}

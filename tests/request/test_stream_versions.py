@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core import messages as m
-from extproc.core.messages import BodyMode
-from extproc.core.ports import StreamSettings
-from extproc.core.rejections import NOT_REWRITABLE, RENAMED
-from extproc.core.stream import Stream
-from extproc.core.types import Pick, Rejection, RequestInfo
+from extproc.rejections import NOT_REWRITABLE, RENAMED
+from extproc.request import messages as m
+from extproc.request.interfaces import StreamSettings
+from extproc.request.messages import BodyMode
+from extproc.request.stream import Stream
+from extproc.types import Pick, Rejection, RequestInfo
 from tests.builders import body, pick, request_headers
-from tests.core.dispatcher import Exchange, FakeDispatcher
+from tests.request.dispatcher import Exchange, FakeDispatcher
 
 BODY, SECOND = body("sql"), body("sql@2")
 

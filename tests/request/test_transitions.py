@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core import messages as m
-from extproc.core.stream import _HANDLERS
-from extproc.core.transitions import TABLE, State
+from extproc.request import messages as m
+from extproc.request.stream import _HANDLERS
+from extproc.request.transitions import TABLE, State
 
 
 def after(state: State) -> set[State]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.admission import AdmissionSettings, admit, fitting
-from extproc.core.claims import Claim
-from extproc.core.ranks import Ranks
-from extproc.core.types import EndpointView, Reason, Rejection, Snapshot
+from extproc.routing.admission import AdmissionSettings, admit, fitting
+from extproc.routing.ranks import Ranks
+from extproc.tenancy import Claim
+from extproc.types import EndpointView, Reason, Rejection, Snapshot
 from tests.builders import endpoint_view, request
 from tests.strategies import snapshots
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from extproc.core.accounting import Accounting
-from extproc.core.pool import Pool
-from extproc.core.types import EndpointView, Pick, RequestInfo, Wait
-from extproc.core.verdicts import Verdict, likeness
-from extproc.core.words import FOR_ROOM
+from extproc.fleet.accounting import Accounting
+from extproc.fleet.evidence import Verdict, likeness
+from extproc.fleet.pool import Pool
+from extproc.phrases import FOR_ROOM
+from extproc.types import EndpointView, Pick, RequestInfo, Wait
 from tests.builders import address, cards, endpoint, endpoint_view, pick, report, request, snapshot
-from tests.core.test_picker import picker
+from tests.routing.test_picker import picker
 
 A, B, C = address(1), address(2), address(3)
 

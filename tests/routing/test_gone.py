@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Offer
-from extproc.core.claims import Claim
-from extproc.core.outliers import OutlierSettings
-from extproc.core.queue import End, QueueSettings, Ticket
-from extproc.core.router import Router
-from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
-from extproc.core.verdicts import Verdict
-from extproc.core.words import FOR_ADAPTER, FOR_POD
+from extproc.adapters.declared import Declaration
+from extproc.fleet.evidence import Verdict
+from extproc.fleet.outliers import OutlierSettings
+from extproc.phrases import FOR_ADAPTER, FOR_POD
+from extproc.queue import End, QueueSettings, Ticket
+from extproc.routing.precedence import Offer
+from extproc.routing.router import Router
+from extproc.tenancy import Claim
+from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, cards, endpoint, report, request
-from tests.core.test_router import refused, routed, router
-from tests.core.test_router_queue import Slots
+from tests.routing.test_router import refused, routed, router
+from tests.routing.test_router_queue import Slots
 
 NO_ENDPOINTS = (503, Reason.NO_ENDPOINTS)
 EMPTY = frozenset({"10.9.9.9:8000"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from extproc.core.listing import ModelListing
-from extproc.core.pool import Pool
+from extproc.fleet.pool import Pool
+from extproc.routing.listing import ModelListing
 from tests.builders import BASE, address, cards, endpoint
 
 

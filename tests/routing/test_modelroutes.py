@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core import modelroutes
-from extproc.core.claims import NO_CLAIM, Claim
-from extproc.core.modelroutes import ModelRoute, ModelRoutes, Objective
-from extproc.core.types import Hints
+from extproc.routing import modelroutes
+from extproc.routing.modelroutes import ModelRoute, ModelRoutes, Objective
+from extproc.tenancy import NO_CLAIM, Claim
+from extproc.types import Hints
 from tests.builders import request
 
 CHAT = ModelRoute(

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.core.admission import AdmissionSettings
-from extproc.core.picker import Picker, PickerSettings
-from extproc.core.policies import BUILT_IN, Founding, LeastHarm, Policy
-from extproc.core.ranks import Ranks
-from extproc.core.routes import NO_PATH, RESPONSES_PATH
-from extproc.core.types import (
+from extproc.paths import NO_PATH, RESPONSES_PATH
+from extproc.routing.admission import AdmissionSettings
+from extproc.routing.picker import Picker, PickerSettings
+from extproc.routing.policies import BUILT_IN, Founding, LeastHarm, Policy
+from extproc.routing.ranks import Ranks
+from extproc.types import (
     Choice,
     EndpointView,
     Pick,

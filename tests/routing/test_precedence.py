@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import MAX_TOLD, Loss, Merged, Offer, RuleSet, merge
-from extproc.core.modelroutes import ModelRoute
-from extproc.core.rewrites import Rewrites, Rule
+from extproc.adapters.declared import Declaration
+from extproc.routing.modelroutes import ModelRoute
+from extproc.routing.precedence import MAX_TOLD, Loss, Merged, Offer, RuleSet, merge
+from extproc.routing.rewrites import Rewrites, Rule
 
 
 def offer(name: str, origin: str, *, route: str = "", source: str = "") -> Offer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, nan
 
-from extproc.core.prices import chosen_terms
-from extproc.core.types import EndpointView, RequestInfo, Snapshot
+from extproc.routing.prices import chosen_terms
+from extproc.types import EndpointView, RequestInfo, Snapshot
 from tests.builders import endpoint_view, pick, request
 
 CANDIDATES = endpoint_view(1), endpoint_view(2)

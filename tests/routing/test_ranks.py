@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core import ranks
-from extproc.core.ranks import MAX_REMEMBERED, Ranks
+from extproc.routing import ranks
+from extproc.routing.ranks import MAX_REMEMBERED, Ranks
 
 RANKS = Ranks.of_rules({"*-r64": 64, "sql": 8, "big-*": 32, "big-r64": 16, "[x]": 4})
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.rewrites import Rewrites, Rule
+from extproc.routing.rewrites import Rewrites, Rule
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 

@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Offer
-from extproc.core.admission import AdmissionSettings
-from extproc.core.claims import NO_CLAIM, Claim
-from extproc.core.modelroutes import ModelRoute
-from extproc.core.picker import Picker
-from extproc.core.policies import BUILT_IN
-from extproc.core.pool import Pool
-from extproc.core.queue import Ticket
-from extproc.core.router import Router
-from extproc.core.tracked import MAX_SILENCES
-from extproc.core.types import (
+from extproc.adapters.declared import Declaration
+from extproc.fleet.evidence import Verdict
+from extproc.fleet.pool import Pool
+from extproc.fleet.tracked import MAX_SILENCES
+from extproc.phrases import FOR_POD
+from extproc.queue import Ticket
+from extproc.routing.admission import AdmissionSettings
+from extproc.routing.modelroutes import ModelRoute
+from extproc.routing.picker import Picker
+from extproc.routing.policies import BUILT_IN
+from extproc.routing.precedence import Offer
+from extproc.routing.router import Router
+from extproc.tenancy import NO_CLAIM, Claim
+from extproc.types import (
     Hints,
     ModelCard,
     Pick,
@@ -30,8 +32,6 @@ from extproc.core.types import (
     Rejection,
     Wait,
 )
-from extproc.core.verdicts import Verdict
-from extproc.core.words import FOR_POD
 from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter

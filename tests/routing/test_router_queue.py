@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.accounting import Accounting
-from extproc.core.claims import Claim, Share
-from extproc.core.costs import Costs
-from extproc.core.pool import Pool
-from extproc.core.queue import QueueSettings, Ticket
-from extproc.core.router import OBJECTIVE_RATIO, TOLD_WAIT_S, Router
-from extproc.core.told import ToldPick
-from extproc.core.types import (
+from extproc.costs import Costs
+from extproc.fleet.accounting import Accounting
+from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.pool import Pool
+from extproc.queue import QueueSettings, Ticket
+from extproc.routing.router import OBJECTIVE_RATIO, TOLD_WAIT_S, Router
+from extproc.tenancy import Claim, Share
+from extproc.types import (
     Choice,
     Hints,
     Pick,
@@ -31,9 +31,9 @@ from extproc.core.types import (
     Wait,
 )
 from tests.builders import address, cards, endpoint, report, request
-from tests.core.test_accounting import completion
-from tests.core.test_router import refused, routed
-from tests.core.test_router import router as router_of
+from tests.fleet.test_accounting import completion
+from tests.routing.test_router import refused, routed
+from tests.routing.test_router import router as router_of
 
 HOLD_S = QueueSettings().slot_hold_s
 LATER_S = 9.0

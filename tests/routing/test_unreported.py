@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.admission import AdmissionSettings
-from extproc.core.belief import STILL_S
-from extproc.core.picker import Picker
-from extproc.core.policies import BUILT_IN
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.router import Router
-from extproc.core.told import ToldPick
-from extproc.core.types import EndpointView, LoadReport, Pick, Reason, Rejection
-from extproc.core.verdicts import Verdict
+from extproc.fleet.belief import STILL_S
+from extproc.fleet.evidence import Verdict
+from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.routing.admission import AdmissionSettings
+from extproc.routing.picker import Picker
+from extproc.routing.policies import BUILT_IN
+from extproc.routing.router import Router
+from extproc.types import EndpointView, LoadReport, Pick, Reason, Rejection
 from tests.builders import BASE, address, cards, endpoint, pick, report, request
 
 EXPIRY_S = 2.0

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 
 
 @pytest.fixture(params=["wire", "grpcio"])
 def on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configurations of `serving` name the transport."""
-    monkeypatch.setattr("tests.app.serving.transport", request.param)
+    monkeypatch.setattr("tests.service.serving.transport", request.param)
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from extproc.app.observers import Observers
-from extproc.app.peering import Peering
-from extproc.core.pool import Pool
-from extproc.shell import wire
-from extproc.shell.gen import peers_pb2
-from extproc.shell.peerkeys import End, new_nonce, prove, read_keys
-from extproc.shell.rpc import Method, Session
-from tests.app.test_peering import KEY_FILE, configured, eventually
+from extproc.fleet.pool import Pool
+from extproc.gen import peers_pb2
+from extproc.observe.observers import Observers
+from extproc.peers.keys import End, new_nonce, prove, read_keys
+from extproc.service.peering import Peering
+from extproc.wire import server as wire
+from extproc.wire.rpc import Method, Session
 from tests.builders import address, cards, endpoint, routing
-from tests.shell.fake_call import FakeCall, begin
+from tests.service.test_peering import KEY_FILE, configured, eventually
+from tests.wire.fake_call import FakeCall, begin
 
 
 class Peered:

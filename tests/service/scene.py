@@ -5,23 +5,23 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from extproc.app.dispatch import Dispatcher, Endings
-from extproc.app.observers import Observers
-from extproc.app.recorder import Recorder
-from extproc.core.accounting import Accounting, Completion
-from extproc.core.attainment import Attainment
-from extproc.core.claims import NO_CLAIM
-from extproc.core.lists import Lists
-from extproc.core.picker import Picker
-from extproc.core.pickids import pick_ids
-from extproc.core.policies import Founding
-from extproc.core.pool import Pool
-from extproc.core.queue import Ticket
-from extproc.core.rewrites import Rewrites
-from extproc.core.router import Router
-from extproc.core.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.telemetry import Telemetry
+from extproc.fleet.accounting import Accounting, Completion
+from extproc.fleet.pickids import pick_ids
+from extproc.fleet.pool import Pool
+from extproc.observe.attainment import Attainment
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.queue import Ticket
+from extproc.request.listbudget import Lists
+from extproc.routing.picker import Picker
+from extproc.routing.policies import Founding
+from extproc.routing.rewrites import Rewrites
+from extproc.routing.router import Router
+from extproc.service.dispatch import Dispatcher, Endings
+from extproc.service.recorder import Recorder
+from extproc.tenancy import NO_CLAIM
+from extproc.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import address, cards, endpoint, report, request
 
 

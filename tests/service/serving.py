@@ -12,10 +12,10 @@ import aiohttp
 import yaml
 from grpc import aio
 
-from extproc.app.app import App
-from extproc.app.routing import make_policy
 from extproc.config.file import parse_config
-from extproc.sim.fakepod.pod import RunningPod
+from extproc.lab.fakepod.pod import RunningPod
+from extproc.service.app import App
+from extproc.service.routing import make_policy
 from tests import clients
 
 PATIENCE_S = 60.0

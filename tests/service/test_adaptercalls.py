@@ -8,12 +8,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extproc.app import settings
-from extproc.app.adaptercalls import AdapterCalls
+from extproc.adapters.states import Action, Failure, Kind, Result
 from extproc.config.file import parse_config
-from extproc.core.adapters.states import Action, Failure, Kind, Result
-from extproc.core.pool import Pool
-from extproc.core.types import Endpoint
+from extproc.fleet.pool import Pool
+from extproc.service import configured
+from extproc.service.adaptercalls import AdapterCalls
+from extproc.types import Endpoint
 from tests.builders import address, cards, endpoint, pick
 
 CONFIG = "{discovery: {file: pods.yaml}, adapters: {roots: [{pod: /adapters, router: /%s}]}}"
@@ -33,7 +33,7 @@ def test_adapters_whose_files_are_looked_for_elsewhere_are_tried_again() -> None
 
 async def test_nothing_is_loaded_that_would_mix_weights_with_requests_that_have_just_come() -> None:
     config = parse_config("{discovery: {file: pods.yaml}}")
-    pool = Pool(settings.pool_settings(config))
+    pool = Pool(configured.pool_settings(config))
     pool.set_endpoints([endpoint(1)])
     pool.record_version(address(1), "0.25.1", asked_at_s=0.0)
     pool.flights.start(pick(), now=0.0)
@@ -99,7 +99,7 @@ async def test_an_effect_that_cannot_be_tried_is_none_of_the_adapter_s_failures(
 
 async def load(pod: EffectPod, name: str, adapters: str) -> Result:
     config = parse_config(f"{{discovery: {{file: pods.yaml}}, adapters: {adapters}}}")
-    pool = Pool(settings.pool_settings(config))
+    pool = Pool(configured.pool_settings(config))
     where = Endpoint(address(1), str(pod.server.make_url("")))
     pool.set_endpoints([where])
     pool.record_models(address(1), cards(), now=0.0)

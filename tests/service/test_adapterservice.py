@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from extproc.app.adapterservice import READINESS_LIMIT_S, AdapterService
-from extproc.app.observers import Observers
-from extproc.app.peering import Peering
-from extproc.app.routing import Routing
-from extproc.app.world import World
+from extproc.adapters.sources import SourceStatus
 from extproc.config.file import check_sections
-from extproc.core.adapters.sources import SourceStatus
-from extproc.core.policies import Founding
-from extproc.shell.telemetry import Telemetry
-from tests.app.test_peering import eventually
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.routing.policies import Founding
+from extproc.service.adapterservice import READINESS_LIMIT_S, AdapterService
+from extproc.service.clocks import World
+from extproc.service.peering import Peering
+from extproc.service.routing import Routing
+from tests.service.test_peering import eventually
 
 
 class Scene:

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from extproc.app.keeping import Keeping
 from extproc.config.adapters import AdaptersConfig
-from tests.app.test_peering import eventually
+from extproc.service.adapterstore import Keeping
+from tests.service.test_peering import eventually
 
 
 def keeping(

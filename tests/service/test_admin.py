@@ -17,9 +17,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric, Sample
 
-from extproc.core.types import EndpointView, Snapshot
-from extproc.shell.admin import MAX_DEBUGGING, AdminServer, describe_snapshot, is_loopback
-from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
+from extproc.service.admin import MAX_DEBUGGING, AdminServer, describe_snapshot, is_loopback
+from extproc.types import EndpointView, Snapshot
+from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
 
 VIEW = EndpointView(
     "10.0.0.1:80",

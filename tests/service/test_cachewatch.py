@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from extproc.app.cachewatch import CacheWatch
-from extproc.core.cachesize import OBSERVATIONS_PER_LOOK
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.traits import Traits
+from extproc.fleet.cachesize import OBSERVATIONS_PER_LOOK
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.fleet.serverflags import Traits
+from extproc.service.cachewatch import CacheWatch
 from tests.builders import address, endpoint, report
 
 

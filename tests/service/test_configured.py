@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.app import settings
 from extproc.config.file import parse_config
+from extproc.service import configured
 
 MIB = 1024 * 1024
 
@@ -23,10 +23,10 @@ MIB = 1024 * 1024
 def test_a_quarter_of_the_memory_and_never_less_than_one_body(
     request_section: str, memory_bytes: int, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "memory_limit_bytes", lambda: memory_bytes)
+    monkeypatch.setattr(configured, "memory_limit_bytes", lambda: memory_bytes)
     text = f"{{discovery: {{static: []}}, request: {request_section}}}"
 
-    assert settings.budget(parse_config(text, source="test")).max_bytes == budget_bytes
+    assert configured.budget(parse_config(text, source="test")).max_bytes == budget_bytes
 
 
 def test_a_budget_that_no_body_fits_in_is_refused() -> None:
@@ -37,5 +37,5 @@ def test_a_budget_that_no_body_fits_in_is_refused() -> None:
 
 def test_an_old_version_stays_until_every_router_has_listed_its_pods_models_again() -> None:
     text = "{{discovery: {{static: []}}, scrape: {{models_interval_s: {}}}}}"
-    made = [settings.adapter_settings(parse_config(text.format(each))) for each in (1, 60)]
+    made = [configured.adapter_settings(parse_config(text.format(each))) for each in (1, 60)]
     assert [each.grace_s for each in made] == [3.0, 62.0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.app.declaring import Declaring
+from extproc.adapters.declared import Declaration, DeclarationError
 from extproc.config.file import check_sections
-from extproc.core.adapters.declared import Declaration, DeclarationError
-from extproc.core.adapters.precedence import Merged
+from extproc.routing.precedence import Merged
+from extproc.service.declaring import Declaring
 
 
 def test_what_would_lose_against_the_configuration_is_known_before_it_is_stored() -> None:

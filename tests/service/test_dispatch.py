@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from extproc.core.types import Outcome, Pick
-from extproc.core.verdicts import Verdict
-from tests.app.scene import Scene, completion
+from extproc.fleet.evidence import Verdict
+from extproc.types import Outcome, Pick
 from tests.builders import address, endpoint, report
+from tests.service.scene import Scene, completion
 
 
 def picked(scene: Scene) -> Pick:

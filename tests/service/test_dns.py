@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extproc.config.file import ConfigError, parse_config
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.pod import PodConfig, start_pod
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import RouterProcess, eventually
 

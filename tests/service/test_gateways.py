@@ -12,11 +12,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
 from extproc.commands.eppplan import DEFAULTS
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
-from tests.app.serving import Service, configuration, eventually, serving
 from tests.builders import body
-from tests.shell.gateways import GATEWAYS, OBJECTIVE, Gateway, Metadata
+from tests.request.gateways import GATEWAYS, OBJECTIVE, Gateway, Metadata
+from tests.service.serving import Service, configuration, eventually, serving
 
 MODELS = ("only-0", "only-1")
 _EOF: Any = getattr(aio, "EOF")  # noqa: B009

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from extproc.app.gauges import _MAX_PRIORITIES, add_queue_gauges
-from extproc.core.claims import Claim
-from extproc.core.queue import End, HoldQueue, QueueSettings, Ticket
-from extproc.core.types import Snapshot
-from extproc.shell.telemetry import Telemetry
+from extproc.observe.telemetry import Telemetry
+from extproc.queue import End, HoldQueue, QueueSettings, Ticket
+from extproc.service.gauges import _MAX_PRIORITIES, add_queue_gauges
+from extproc.tenancy import Claim
+from extproc.types import Snapshot
 from tests.builders import pick, request
 
 NOW_S = 100.0

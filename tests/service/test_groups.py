@@ -7,10 +7,10 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from extproc.app.routing import Routing
-from extproc.app.world import World
 from extproc.config.file import parse_config
-from extproc.core.policies import Founding
+from extproc.routing.policies import Founding
+from extproc.service.clocks import World
+from extproc.service.routing import Routing
 from tests.builders import endpoint
 
 CONFIG = """

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.app.routing import Routing
-from extproc.app.world import World
 from extproc.config.file import parse_config
-from extproc.core.queue import Ticket
-from extproc.core.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
-from tests.app.scene import Scene
+from extproc.queue import Ticket
+from extproc.service.clocks import World
+from extproc.service.routing import Routing
+from extproc.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import address, cards, endpoint, report, request
+from tests.service.scene import Scene
 
 
 def held(scene: Scene) -> Ticket:

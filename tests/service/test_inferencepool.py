@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from extproc.app.inferencepool import PoolPresence, PoolsTogether
-from extproc.core.kubernetes.objects import InferencePool, Metadata
-from extproc.core.types import Endpoint
+from extproc.discovery.kubernetes.objects import InferencePool, Metadata
+from extproc.service.inferencepool import PoolPresence, PoolsTogether
+from extproc.types import Endpoint
 
 POOL = InferencePool(Metadata(name="pool", namespace="llm"))
 GOING = InferencePool(Metadata(name="pool", namespace="llm", deletion_timestamp="2026-01-01"))

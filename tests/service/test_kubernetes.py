@@ -12,12 +12,12 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.app.app import App
-from extproc.app.kubernetes import KubernetesDiscovery
-from extproc.app.routing import make_policy
-from extproc.app.world import World
 from extproc.config.discovery import KubernetesConfig
 from extproc.config.file import parse_config
+from extproc.service.app import App
+from extproc.service.clocks import World
+from extproc.service.kubernetes import KubernetesDiscovery
+from extproc.service.routing import make_policy
 from tests.e2e.harness import eventually
 
 

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from grpc import aio
 
-from extproc.shell.livepage import FEED_PATH, MAX_VIEWERS
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.observe.livepage import FEED_PATH, MAX_VIEWERS
 from tests import clients
 from tests.browser import Browser, Page, running_browser
 from tests.e2e.harness import RouterProcess

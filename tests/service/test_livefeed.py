@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.app.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
-from extproc.core.accounting import DecisionRecord
-from extproc.core.attainment import Attainment
-from extproc.core.queue import HoldQueue, Ticket
-from extproc.core.queue.status import describe_queue
-from extproc.core.rejections import saturated
-from extproc.core.types import EndpointView, ModelCard, Outcome, Pick, Rejection, Snapshot
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.telemetry import Telemetry
+from extproc.fleet.accounting import DecisionRecord
+from extproc.observe.attainment import Attainment
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.telemetry import Telemetry
+from extproc.queue import HoldQueue, Ticket
+from extproc.queue.status import describe_queue
+from extproc.rejections import saturated
+from extproc.service.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
+from extproc.types import EndpointView, ModelCard, Outcome, Pick, Rejection, Snapshot
 from tests.builders import endpoint_view, pick, request
 
 

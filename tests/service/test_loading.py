@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from extproc.app.adapters import Adapters
-from extproc.app.routing import Routing
-from extproc.app.world import World
+from extproc.adapters.declared import Declaration
 from extproc.config.file import parse_config
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Offer
-from extproc.core.policies import Founding
-from extproc.core.types import ModelCard
+from extproc.routing.policies import Founding
+from extproc.routing.precedence import Offer
+from extproc.service.clocks import World
+from extproc.service.loading import Adapters
+from extproc.service.routing import Routing
+from extproc.types import ModelCard
 from tests.builders import BASE, address, base_card, endpoint, report
 
 

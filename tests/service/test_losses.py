@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extproc.app.pods import Pods
-from extproc.app.world import World
 from extproc.config.file import parse_config
-from extproc.core.losses import Part
-from extproc.core.readiness import Readiness
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
-from tests.app.scene import Scene
-from tests.app.serving import configuration, eventually, serving
+from extproc.fleet.losses import Part
+from extproc.fleet.readiness import Readiness
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.service.clocks import World
+from extproc.service.scraping import Pods
 from tests.builders import address, endpoint, report
+from tests.service.scene import Scene
+from tests.service.serving import configuration, eventually, serving
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss takes a moment instead of seconds."""
-    monkeypatch.setattr("extproc.app.app.UPKEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("extproc.app.app.READINESS_LIMIT_S", 0.5)
+    monkeypatch.setattr("extproc.service.app.UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("extproc.service.app.READINESS_LIMIT_S", 0.5)
     for name in ("PATIENCE_S", "STEADY_S"):
-        monkeypatch.setattr(f"extproc.core.losses.{name}", 0.2)
+        monkeypatch.setattr(f"extproc.fleet.losses.{name}", 0.2)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -34,7 +34,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         f"{record.levelname} {record.getMessage()}"
         for record in caplog.records
-        if record.name == "extproc.app.pods" and record.levelno > logging.DEBUG
+        if record.name == "extproc.service.scraping" and record.levelno > logging.DEBUG
     ]
 
 
@@ -172,7 +172,7 @@ async def test_a_source_that_fails_and_its_recovery_are_logged_once(
     discovery = {"file": str(file), "file_interval_s": 0.02}
 
     def said_of_it() -> list[str]:
-        found = [each for each in caplog.records if each.name == "extproc.app.discovery"]
+        found = [each for each in caplog.records if each.name == "extproc.service.discovery"]
         return [f"{each.levelname} {each.getMessage()}" for each in found]
 
     async with serving(configuration([], discovery=discovery)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.memory import memory_limit_bytes
+from extproc.service.memory import memory_limit_bytes
 
 MIB = 1024 * 1024
 PHYSICAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from extproc.app.observers import Observers
-from extproc.app.peeraccess import check_peers, peer_port
-from extproc.app.peering import Peering
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.shell import wire
-from extproc.shell.gen import peers_pb2
-from extproc.shell.peers import METHOD
-from extproc.shell.rpc import Call, Code, Metadata, Method
+from extproc.gen import peers_pb2
+from extproc.observe.observers import Observers
+from extproc.peers.service import METHOD
+from extproc.service.peeraccess import check_peers, peer_port
+from extproc.service.peering import Peering
+from extproc.wire import server as wire
+from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
 

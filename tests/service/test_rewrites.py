@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from extproc.app.routing import Routing
-from extproc.app.world import World
 from extproc.config.file import parse_config
-from extproc.core.policies import Founding
-from tests.app.scene import Scene
+from extproc.routing.policies import Founding
+from extproc.service.clocks import World
+from extproc.service.routing import Routing
+from tests.service.scene import Scene
 
 CONFIG = """
 discovery: {file: pods.yaml}

@@ -12,10 +12,10 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry, Counter
 
-from extproc.app.sideports import HEALTH_LIMITS, SidePorts
 from extproc.config import Config
 from extproc.config.file import check_sections
-from extproc.shell.health import HealthService
+from extproc.envoy.health import HealthService
+from extproc.service.sideports import HEALTH_LIMITS, SidePorts
 
 NAMES = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension")
 

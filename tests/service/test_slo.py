@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
-from tests.app.serving import Service, configuration, eventually, serving
+from tests.service.serving import Service, configuration, eventually, serving
 
 PATH = "/v1/completions"
 

@@ -16,14 +16,14 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner, Result
 
-from extproc.app.app import App
+from extproc.address import MAX_UNIX_PATH_BYTES
 from extproc.commands.epp import run
 from extproc.commands.main import app
 from extproc.config.file import ConfigError
-from extproc.core.address import MAX_UNIX_PATH_BYTES
-from extproc.shell import logs
-from tests.app.test_peering import KEY_FILE
-from tests.shell.pki import Pki
+from extproc.observe import logs
+from extproc.service.app import App
+from tests.service.test_peering import KEY_FILE
+from tests.wire.pki import Pki
 
 PATIENCE_S = 60.0
 NOT_OURS = "192.0.2.1"
@@ -482,7 +482,7 @@ def test_an_extra_that_is_missing_is_named_with_the_field_and_the_command(
     sections, package, extra = EXTRAS[field]
     for name in (package, *(name for name in sys.modules if name.startswith(f"{package}."))):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "extproc.shell.stores.redis", raising=False)
+    monkeypatch.delitem(sys.modules, "extproc.adapters.stores.redis", raising=False)
     check, serve = both(files, sections)
 
     assert (check.exit_code, serve.exit_code) == (2, 2)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from extproc.app.statuses import Statuses
-from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.objects import LLMRoute, routes_query
-from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
-from extproc.core.kubernetes.store import ApiError, error_of
-from tests.core.kubernetes.declared import item, listed
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.objects import LLMRoute, routes_query
+from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, parts
+from extproc.discovery.kubernetes.store import ApiError, error_of
+from extproc.service.statuses import Statuses
+from tests.discovery.kubernetes.declared import item, listed
 from tests.virtualtime import in_virtual_time
 
 QUERY = routes_query()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from extproc.app.stores import make_registration, make_store
+from extproc.adapters.declared import Declaration
 from extproc.config.adapters import RegistrationConfig, StoreConfig
 from extproc.config.file import ConfigError
-from extproc.core.adapters.declared import Declaration
+from extproc.service.stores import make_registration, make_store
 
 URL = "redis://127.0.0.1:1/0"
 
@@ -68,7 +68,7 @@ async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content
 
 
 def test_without_its_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "extproc.shell.stores.redis", None)
+    monkeypatch.setitem(sys.modules, "extproc.adapters.stores.redis", None)
     with pytest.raises(
         ConfigError, match=r"adapters.store.redis needs the extra `redis`: .*\[redis\]"
     ):

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from extproc.app.adapterpeers import AdapterPeers
-from extproc.app.peeraccess import check_peers, unproven_peers
 from extproc.config.file import ConfigError
-from extproc.core.adapters.catalog import Catalog
-from extproc.shell.gen import peers_pb2
-from tests.app.peered import Peered
-from tests.app.test_adapterpeers import SQL
-from tests.app.test_peering import KEY_FILE, configured
+from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterPeers
+from extproc.routing.catalog import Catalog
+from extproc.service.peeraccess import check_peers, unproven_peers
 from tests.builders import address
-from tests.shell.fake_call import begin
+from tests.peers.test_adapterpeers import SQL
+from tests.service.peered import Peered
+from tests.service.test_peering import KEY_FILE, configured
+from tests.wire.fake_call import begin
 
 
 class Loader(Peered):

@@ -10,15 +10,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from extproc.app.dispatch import new_stream_of
-from extproc.app.traced import make_tracing
 from extproc.config.file import ConfigError, parse_config
-from extproc.core import messages as m
-from extproc.core.ports import StreamSettings
-from extproc.core.stream import Stream
-from extproc.shell.tracing import DEFAULT_SERVICE_NAME, Tracing
-from tests.app.scene import Scene
+from extproc.observe.tracing import DEFAULT_SERVICE_NAME, Tracing
+from extproc.request import messages as m
+from extproc.request.interfaces import StreamSettings
+from extproc.request.stream import Stream
+from extproc.service.dispatch import new_stream_of
+from extproc.service.traced import make_tracing
 from tests.builders import address, body, request_headers
+from tests.service.scene import Scene
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.app.serving import configuration, eventually, serving
+from tests.service.serving import configuration, eventually, serving
 
 
 class Pod:
@@ -43,8 +43,8 @@ class Pod:
 
 @pytest_asyncio.fixture
 async def pod(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pod]:
-    monkeypatch.setattr("extproc.app.app.UPKEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("extproc.core.losses.PATIENCE_S", 0.2)
+    monkeypatch.setattr("extproc.service.app.UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("extproc.fleet.losses.PATIENCE_S", 0.2)
     made = Pod()
     await made.server.start_server()
     yield made

@@ -15,10 +15,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.lru import AdapterLoad
-from extproc.sim.engine.profiles import EngineProfile
-from extproc.sim.engine.records import EngineRequest, Step
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.lru import AdapterLoad
+from extproc.lab.engine.profiles import EngineProfile
+from extproc.lab.engine.records import EngineRequest, Step
 from tests.vllm.server import ADAPTERS, VllmServer
 
 Event = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
 from tests.vllm.server import BASE_MODEL, MAX_CPU_LORAS, MAX_LORAS, VllmClient, VllmServer
 from tests.vllm.test_residency import assert_caches

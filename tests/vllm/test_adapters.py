@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
 from tests.vllm.conftest import StartServers
 from tests.vllm.gateway import NUM_TOKENS, PATH, completion, text_of

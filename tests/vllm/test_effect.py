@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from extproc.core.engines import PROFILES
-from extproc.shell.engineapi import has_effect
-from extproc.shell.podcheck import Check, check_pod
-from extproc.shell.podhttp import open_session
+from extproc.adapters.engineapi import has_effect
+from extproc.commands.podcheck import Check, check_pod
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.podhttp import open_session
 from tests.vllm.server import ADAPTERS, BASE_MODEL, VllmClient
 
 GOOD = ADAPTERS[0]

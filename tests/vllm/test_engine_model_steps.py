@@ -15,7 +15,7 @@ from random import Random
 import aiohttp
 import pytest
 
-from extproc.sim.engine.profiles import INSTANT
+from extproc.lab.engine.profiles import INSTANT
 from tests.vllm.enginetrace import (
     TRACE,
     Event,

@@ -20,12 +20,12 @@ from time import monotonic
 import aiohttp
 import pytest
 
-from extproc.sim.calibration.calibrate import calibrate
-from extproc.sim.calibration.live import LiveServer
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import INSTANT, EngineProfile
-from extproc.sim.engine.records import EngineStats, Timeline
-from extproc.workload.requests import Arrival
+from extproc.lab.calibration.calibrate import calibrate
+from extproc.lab.calibration.live import LiveServer
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import INSTANT, EngineProfile
+from extproc.lab.engine.records import EngineStats, Timeline
+from extproc.lab.workload.requests import Arrival
 from tests.vllm.enginetrace import (
     TRACE,
     Event,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from extproc.core.adapters.states import Failure, Result
-from extproc.core.engines import PROFILES
-from extproc.shell.adapterfiles import AdapterFiles, Checked, Root
-from extproc.shell.engineapi import load, unload
-from extproc.shell.podhttp import open_session
+from extproc.adapters.adapterfiles import AdapterFiles, Checked, Root
+from extproc.adapters.engineapi import load, unload
+from extproc.adapters.states import Failure, Result
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.podhttp import open_session
 from tests.vllm.server import ADAPTERS, VllmClient, VllmServer
 
 OK = Result()

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.envoyconfig import Mode
+from extproc.envoy.bootstrap import Mode
 from tests.compose import files
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, eventually

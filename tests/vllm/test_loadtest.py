@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from extproc.loadtest.measures import LoadSummary, summarize_records
-from extproc.loadtest.replay import ReplaySettings, replay
-from extproc.workload.exchange import RequestForm, RequestRecord, load_records
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Workload
-from extproc.workload.synthetic import zipf
+from extproc.lab.loadtest.measures import LoadSummary, summarize_records
+from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.workload.exchange import RequestForm, RequestRecord, load_records
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.synthetic import zipf
 from tests.vllm.server import ADAPTERS, BASE_MODEL, ROOT, VllmServer
 
 NUM_ADAPTERS = 4

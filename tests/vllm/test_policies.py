@@ -22,20 +22,20 @@ import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from extproc.loadtest.blocks import Block, rotated
-from extproc.loadtest.compare import Round
-from extproc.loadtest.fleetfiles import gateway_bootstrap, router_config
-from extproc.loadtest.replay import ReplaySettings, replay
-from extproc.loadtest.results import LoadResult, describe_machine, real_run, save
-from extproc.loadtest.runs import BlockRun
-from extproc.loadtest.screen import line_of, print_comparison
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.trials.specs import SloSpec
-from extproc.workload.exchange import RequestForm, RequestRecord
-from extproc.workload.flights import PodTotals
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Workload
-from extproc.workload.synthetic import zipf
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.loadtest.blocks import Block, rotated
+from extproc.lab.loadtest.compare import Round
+from extproc.lab.loadtest.fleetfiles import gateway_bootstrap, router_config
+from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.loadtest.results import LoadResult, describe_machine, real_run, save
+from extproc.lab.loadtest.runs import BlockRun
+from extproc.lab.loadtest.screen import line_of, print_comparison
+from extproc.lab.trials.specs import SloSpec
+from extproc.lab.workload.exchange import RequestForm, RequestRecord
+from extproc.lab.workload.flights import PodTotals
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.synthetic import zipf
 from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
 from tests.vllm.server import (
     BASE_MODEL,

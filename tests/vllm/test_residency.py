@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from extproc.core.engines import PROFILES
-from extproc.core.exposition import parse_report
-from extproc.core.residency import Residency
-from extproc.core.types import LoadReport
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.exposition import parse_report
+from extproc.fleet.residency import Residency
+from extproc.types import LoadReport
 from tests.vllm.conftest import StartServers
 from tests.vllm.server import (
     ADAPTERS,

@@ -20,7 +20,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from extproc.shell.podprobes import REQUIRED
+from extproc.commands.podprobes import REQUIRED
 from tests.e2e.harness import Answer, eventually
 from tests.vllm.conftest import StartServers
 from tests.vllm.gateway import (

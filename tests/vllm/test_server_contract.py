@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from extproc.core.engines import PROFILES
-from extproc.core.exposition import parse_report
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.exposition import parse_report
+from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.processes import free_port
 from tests.commandline import Command, commands, snippets
 from tests.vllm.server import ADAPTERS, BASE_MODEL, MAX_LORAS, VllmClient

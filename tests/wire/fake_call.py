@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from extproc.shell.rpc import Code, Method, Session
+from extproc.wire.rpc import Code, Method, Session
 
 
 @dataclass

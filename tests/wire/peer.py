@@ -14,10 +14,10 @@ from typing import TypeVar
 import hpack
 from hyperframe import frame as hf
 
-from extproc.core.budget import Budget
-from extproc.core.wire import Call, Connection, Counters, Limits, Method, frames
-from extproc.core.wire.errors import ErrorCode
-from extproc.core.wire.limits import DEFAULT_LIMITS
+from extproc.wire import Call, Connection, Counters, Limits, Method, frames
+from extproc.wire.budget import Budget
+from extproc.wire.errors import ErrorCode
+from extproc.wire.limits import DEFAULT_LIMITS
 
 F = TypeVar("F", bound=hf.Frame)
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from extproc.core.wire import Abuse, Counters, Limits, frames
-from extproc.core.wire.errors import ErrorCode
-from extproc.core.wire.outbox import Outbox
-from extproc.core.wire.stream import WireStream
-from tests.core.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request
+from extproc.wire import Abuse, Counters, Limits, frames
+from extproc.wire.errors import ErrorCode
+from extproc.wire.outbox import Outbox
+from extproc.wire.stream import WireStream
+from tests.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request
 
 LIMITS = Limits(
     max_rapid_resets=20,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.budget import GRANT_BYTES, MAX_WAIT_S, PATIENCE_S, Budget
+from extproc.wire.budget import GRANT_BYTES, MAX_WAIT_S, PATIENCE_S, Budget
 
 MIB = 1024 * 1024
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from extproc.shell.certificates import Certificates
-from tests.shell.pki import Pki
+from extproc.wire.certificates import Certificates
+from tests.wire.pki import Pki
 
 
 def test_context_requires_modern_tls_and_a_client_certificate_if_configured(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hyperframe import frame as hf
 
-from extproc.core.wire import Abuse, Limits, frames
-from extproc.core.wire.errors import ErrorCode
-from tests.core.wire.peer import WATCH, Peer, message, raw, request
+from extproc.wire import Abuse, Limits, frames
+from extproc.wire.errors import ErrorCode
+from tests.wire.peer import WATCH, Peer, message, raw, request
 
 DRAIN_S = Limits().keepalive_timeout_s
 

@@ -7,11 +7,11 @@ import tracemalloc
 import pytest
 from hyperframe import frame as hf
 
-from extproc.core.budget import Budget
-from extproc.core.wire import Abuse, Counters, Limits, frames
-from extproc.core.wire.errors import ErrorCode
-from extproc.core.wire.service import Code
-from tests.core.wire.peer import WATCH, Peer, message, request
+from extproc.wire import Abuse, Counters, Limits, frames
+from extproc.wire.budget import Budget
+from extproc.wire.errors import ErrorCode
+from extproc.wire.service import Code
+from tests.wire.peer import WATCH, Peer, message, request
 
 WINDOW = 65_535
 

@@ -6,9 +6,9 @@ import hpack
 import pytest
 from hyperframe import frame as hf
 
-from extproc.core.wire import Limits, frames
-from extproc.core.wire.errors import ErrorCode
-from tests.core.wire.peer import (
+from extproc.wire import Limits, frames
+from extproc.wire.errors import ErrorCode
+from tests.wire.peer import (
     ECHO,
     REQUEST,
     WATCH,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.wire import Abuse, Limits, frames, grpc
-from extproc.core.wire.errors import ErrorCode
-from extproc.core.wire.service import Code
-from tests.core.wire.peer import BROKEN, HASTY, WATCH, Peer, message, request
+from extproc.wire import Abuse, Limits, frames, grpc
+from extproc.wire.errors import ErrorCode
+from extproc.wire.service import Code
+from tests.wire.peer import BROKEN, HASTY, WATCH, Peer, message, request
 
 
 @given(

@@ -21,19 +21,19 @@ from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
-from extproc.core.budget import Budget
-from extproc.core.ports import StreamSettings
-from extproc.core.stream import Stream
-from extproc.core.types import Outcome, RequestInfo, Wait
-from extproc.shell.codec import Codec
-from extproc.shell.grpcio import GrpcioServer
-from extproc.shell.rpc import Call, Code, Metadata, Method
-from extproc.shell.server import ExternalProcessor
+from extproc.request.codec import Codec
+from extproc.request.interfaces import StreamSettings
+from extproc.request.processor import ExternalProcessor
+from extproc.request.stream import Stream
+from extproc.types import Outcome, RequestInfo, Wait
+from extproc.wire.budget import Budget
+from extproc.wire.grpcio import GrpcioServer
+from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import BASE, address, body
-from tests.core.dispatcher import PICK, FakeDispatcher
-from tests.core.test_router import router
-from tests.shell import ext_proc
-from tests.shell.ext_proc import destination, phase, read, request_body, request_headers
+from tests.request import ext_proc
+from tests.request.dispatcher import PICK, FakeDispatcher
+from tests.request.ext_proc import destination, phase, read, request_body, request_headers
+from tests.routing.test_router import router
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 MAX_MESSAGE_BYTES = 200_000

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from aiohttp import ClientSession, TCPConnector, web
 
-from extproc.shell.httpserver import HttpLimit, HttpLimits, HttpListener
+from extproc.wire.httpserver import HttpLimit, HttpLimits, HttpListener
 
 NUM_CLIENTS = 20
 PATIENCE_S = 60.0

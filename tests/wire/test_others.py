@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.core.wire import Abuse, Limits, frames
-from extproc.core.wire.errors import ErrorCode
-from tests.core.wire.peer import REQUEST, WATCH, Peer, literals, message, raw, request
+from extproc.wire import Abuse, Limits, frames
+from extproc.wire.errors import ErrorCode
+from tests.wire.peer import REQUEST, WATCH, Peer, literals, message, raw, request
 
 LIMITS = Limits(
     max_streams_per_connection=30,

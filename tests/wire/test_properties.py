@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core.budget import Budget
-from extproc.core.wire import Counters, Limits, frames
-from extproc.core.wire.service import Code
-from tests.core.wire.peer import (
+from extproc.wire import Counters, Limits, frames
+from extproc.wire.budget import Budget
+from extproc.wire.service import Code
+from tests.wire.peer import (
     BROKEN,
     ECHO,
     HASTY,

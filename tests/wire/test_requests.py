@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.wire import Counters, Limits, frames
-from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.headers import HeaderReader, StickyCache, split_stateless
-from extproc.core.wire.requests import Field, Request
-from tests.core.wire.peer import REQUEST, Peer, first_block, literals, message, raw, request
+from extproc.wire import Counters, Limits, frames
+from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.headers import HeaderReader, StickyCache, split_stateless
+from extproc.wire.requests import Field, Request
+from tests.wire.peer import REQUEST, Peer, first_block, literals, message, raw, request
 
 
 @pytest.mark.parametrize(

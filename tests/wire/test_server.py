@@ -17,13 +17,13 @@ import grpc
 import pytest
 import uvloop
 
-from extproc.core.wire import Abuse, Limits, frames
-from extproc.shell.certificates import Certificates
-from extproc.shell.rpc import Method
-from extproc.shell.wire import WireServer, serve
-from tests.core.wire.peer import literals, message, raw, request
-from tests.shell.pki import Pki
-from tests.shell.wire_echo import ECHO, WATCH, grpcio_echo, running, stream, wait_until
+from extproc.wire import Abuse, Limits, frames
+from extproc.wire.certificates import Certificates
+from extproc.wire.rpc import Method
+from extproc.wire.server import WireServer, serve
+from tests.wire.peer import literals, message, raw, request
+from tests.wire.pki import Pki
+from tests.wire.wire_echo import ECHO, WATCH, grpcio_echo, running, stream, wait_until
 
 # ---- TLS
 

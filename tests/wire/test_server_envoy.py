@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from extproc.core.wire import Abuse, Limits
-from tests.shell.wire_envoy import DuplexProcessor, Processor, Proxy, envoy, has_envoy
+from extproc.wire import Abuse, Limits
+from tests.wire.wire_envoy import DuplexProcessor, Processor, Proxy, envoy, has_envoy
 
 pytestmark = [
     pytest.mark.e2e,

@@ -21,8 +21,8 @@ from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
-from extproc.shell.wire import WireServer
-from tests.shell.wire_echo import ECHO, FAIL, WATCH, grpcio_echo, running, stream, wait_until
+from extproc.wire.server import WireServer
+from tests.wire.wire_echo import ECHO, FAIL, WATCH, grpcio_echo, running, stream, wait_until
 
 SIZES = [0, 1, 300, 16_379, 16_380, 70_000, 1_000_000]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from hyperframe import frame as hf
 
-from extproc.core.wire import frames
-from extproc.core.wire.errors import ErrorCode
-from extproc.core.wire.states import REMEMBERED, TABLE, Scope, State
-from tests.core.wire.peer import (
+from extproc.wire import frames
+from extproc.wire.errors import ErrorCode
+from extproc.wire.states import REMEMBERED, TABLE, Scope, State
+from tests.wire.peer import (
     HASTY,
     REQUEST,
     WATCH,

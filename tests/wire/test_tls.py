@@ -17,9 +17,9 @@ from cryptography.x509.oid import NameOID
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.shell.grpcio import GrpcioServer
-from extproc.shell.health import HealthService
-from extproc.shell.tls import client_context, server_credentials
+from extproc.envoy.health import HealthService
+from extproc.wire.grpcio import GrpcioServer
+from extproc.wire.tls import client_context, server_credentials
 
 Files = tuple[Path, Path, Path | None]
 CHECK = "/grpc.health.v1.Health/Check"

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.ports import StreamSettings
-from extproc.core.stream import Stream
-from extproc.core.wire.limits import Limits
-from extproc.shell import wire
-from extproc.shell.codec import Codec
-from extproc.shell.grpcio import GrpcioServer
-from extproc.shell.rpc import Call, Code, Metadata, Method, Session
-from extproc.shell.server import ExternalProcessor
+from extproc.request.codec import Codec
+from extproc.request.interfaces import StreamSettings
+from extproc.request.processor import ExternalProcessor
+from extproc.request.stream import Stream
+from extproc.wire import server as wire
+from extproc.wire.grpcio import GrpcioServer
+from extproc.wire.limits import Limits
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 from tests import clients
-from tests.core.dispatcher import FakeDispatcher
-from tests.shell.h2client import Heard, call
+from tests.request.dispatcher import FakeDispatcher
 from tests.strategies import stream_settings
+from tests.wire.h2client import Heard, call
 
 MAX_MESSAGE_BYTES = 4096
 SCRIPT = "/test.Script/Run"

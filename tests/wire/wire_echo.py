@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from extproc.shell.rpc import Call, Code, Method
-from extproc.shell.wire import WireServer, serve
+from extproc.wire.rpc import Call, Code, Method
+from extproc.wire.server import WireServer, serve
 
 ECHO, FAIL, WATCH = "/test.Test/Echo", "/test.Test/Fail", "/test.Test/Watch"
 

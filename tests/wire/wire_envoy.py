@@ -8,12 +8,12 @@ from pathlib import Path
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from extproc.core.wire import Limits
-from extproc.core.wire.limits import DEFAULT_LIMITS
-from extproc.shell.rpc import Call, Method
-from extproc.shell.wire import WireServer, serve
 from extproc.stack.envoy import Envoy, find_envoy
 from extproc.stack.processes import StackError
+from extproc.wire import Limits
+from extproc.wire.limits import DEFAULT_LIMITS
+from extproc.wire.rpc import Call, Method
+from extproc.wire.server import WireServer, serve
 
 try:
     has_envoy = bool(find_envoy())

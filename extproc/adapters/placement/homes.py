@@ -19,8 +19,8 @@ from math import ceil, inf
 
 from msgspec import Struct
 
-from extproc.core.placement.levels import COOL_S, level_of, rate_of
-from extproc.core.placement.orders import DEPTH
+from extproc.adapters.placement.levels import COOL_S, level_of, rate_of
+from extproc.adapters.placement.orders import DEPTH
 
 
 class Capacity(Struct, frozen=True):

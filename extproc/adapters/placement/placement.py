@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from extproc.core.placement.homes import Capacity, PlacementSettings, place
-from extproc.core.placement.levels import Levels
-from extproc.core.placement.orders import Orders
+from extproc.adapters.placement.homes import Capacity, PlacementSettings, place
+from extproc.adapters.placement.levels import Levels
+from extproc.adapters.placement.orders import Orders
 
 MAX_DRAWS = 50_000
 """In one update, for the heads of the orders of adapters that are new: some 30 ms. One that finds

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from extproc.core.adapters.declared import Declaration, DeclarationError, LoadMode
-from extproc.core.errors import ExtprocError
+from extproc.adapters.declared import Declaration, DeclarationError, LoadMode
+from extproc.errors import ExtprocError
 
 MAX_CONTENT_BYTES = 8 * 1024
 """Of one declaration: names and a source of the longest kind have 2 KB, and 5 KB where other

@@ -28,9 +28,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from extproc.shell.files import describe_failure, read_bytes
-from extproc.shell.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
-from extproc.shell.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
+from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.files.reading import describe_failure, read_bytes
 
 _SUFFIX = ".json"
 _NEW = ".new-"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from extproc.core.errors import ExtprocError
+from extproc.errors import ExtprocError
 
 
 class StoreError(ExtprocError):

@@ -33,8 +33,8 @@ from redis.asyncio import Redis as Client
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
-from extproc.shell.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
-from extproc.shell.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
+from extproc.adapters.stores.medium import StoreError, StoreFullError
 
 TIMEOUT_S = 2.0
 """For connecting, and for each answer."""

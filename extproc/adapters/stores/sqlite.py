@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from extproc.shell.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
-from extproc.shell.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
+from extproc.adapters.stores.medium import StoreError, StoreFullError
 
 _BUSY_S = 5.0
 """Longest wait for another writer, which takes milliseconds."""

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from extproc.core.adapters.declared import Declaration, DeclarationError, Names
-from extproc.shell.stores.content import (
+from extproc.adapters.declared import Declaration, DeclarationError, Names
+from extproc.adapters.stores.content import (
     MAX_DECLARATIONS,
     Change,
     ConflictError,
@@ -24,7 +24,7 @@ from extproc.shell.stores.content import (
     encode,
     tag_of,
 )
-from extproc.shell.stores.medium import Medium, StoreError
+from extproc.adapters.stores.medium import Medium, StoreError
 
 ANY_TAG = "*"
 """Stands for whatever is there, as in HTTP's If-Match."""

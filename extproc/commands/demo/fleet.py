@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.envoyconfig import BootstrapOptions, render
-from extproc.sim.engine.profiles import PROFILES
-from extproc.sim.fakepod.config import PodConfig
+from extproc.envoy.bootstrap import BootstrapOptions, render
+from extproc.lab.engine.profiles import PROFILES
+from extproc.lab.fakepod.config import PodConfig
 from extproc.stack.stack import Stack
 
 ADAPTERS = tuple(f"customer-{index:02}" for index in range(1, 17))

@@ -16,13 +16,13 @@ from rich.table import Table
 
 from extproc.commands.demo.fleet import ADAPTERS, PROFILE, cpu_places, fake_pods, start
 from extproc.commands.hints import own_command
-from extproc.loadtest.replay import ReplaySettings, replay
+from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.workload.draws import zipf_shares
+from extproc.lab.workload.exchange import CHAT, RequestForm, RequestRecord
+from extproc.lab.workload.judge import percentile
+from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.synthetic import independent
 from extproc.stack.stack import Stack
-from extproc.workload.draws import zipf_shares
-from extproc.workload.exchange import CHAT, RequestForm, RequestRecord
-from extproc.workload.judge import percentile
-from extproc.workload.requests import Workload
-from extproc.workload.synthetic import independent
 
 POLICIES = ("round_robin", "founding", "least_harm")
 NUM_PODS = 4

@@ -14,14 +14,14 @@ from typing import Any
 
 import yaml
 
-from extproc.app import settings
-from extproc.app.startup import check_start
+from extproc.address import Address
 from extproc.commands.hints import own_command, shown
 from extproc.commands.up.pods import Access, Pod
 from extproc.config.file import ConfigError, check_sections
 from extproc.config.policy import PolicyConfig
-from extproc.core.address import Address
-from extproc.envoyconfig import BootstrapOptions, TlsFiles, render
+from extproc.envoy.bootstrap import BootstrapOptions, TlsFiles, render
+from extproc.service import configured
+from extproc.service.startup import check_start
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import StackError, check_port, free_port
 
@@ -126,7 +126,7 @@ class Plan:
         Raises:
             ConfigError: A file cannot be read or used.
         """
-        return settings.pod_access(check_sections(self.config(())))
+        return configured.pod_access(check_sections(self.config(())))
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from ssl import SSLContext
 
 from yarl import URL
 
+from extproc.address import Address
 from extproc.commands.hints import own_command
-from extproc.core.address import Address
-from extproc.core.engines import PROFILES
-from extproc.shell.podclient import PodClient
-from extproc.shell.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
-from extproc.shell.vllm import ModelsError, decode_models, fetch_list
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.models import ModelsError, decode_models, fetch_list
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
 
 USUAL_PORTS = range(8000, 8008)
 """vLLM's default, and where further ones are put."""

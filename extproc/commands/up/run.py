@@ -19,10 +19,10 @@ from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
 from extproc.commands.up.files import Plan
 from extproc.commands.up.pods import Pod, ask, cause
-from extproc.core.words import listed
+from extproc.phrases import listed
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import ChildProcess, StackError, get_page
-from extproc.stack.router import Router
+from extproc.stack.routers import Router
 from extproc.stack.signals import SignalledError, until_signalled
 from extproc.stack.stack import Stack
 

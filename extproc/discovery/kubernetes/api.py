@@ -24,9 +24,9 @@ from typing import Any
 
 import aiohttp
 
-from extproc.core.errors import ExtprocError, needs_extra
-from extproc.core.kubernetes.store import ApiError, refusal
-from extproc.shell.files import check_readable, read_text
+from extproc.discovery.kubernetes.store import ApiError, refusal
+from extproc.errors import ExtprocError, needs_extra
+from extproc.files.reading import check_readable, read_text
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Source: kubernetes.io/docs/tasks/run-application/access-api-from-pod."""

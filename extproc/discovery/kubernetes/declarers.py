@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from extproc.core.kubernetes.objects import DeclaringObject
+from extproc.discovery.kubernetes.objects import DeclaringObject
 
 MAX_OBJECTS = 10_000
 """Of one kind that count; the newest beyond are refused."""

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from extproc.core.address import Address
-from extproc.core.kubernetes.objects import (
+from extproc.address import Address
+from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
     InferencePool,
     Pod,
     SliceConditions,
     SliceEndpoint,
 )
-from extproc.core.types import Endpoint
+from extproc.types import Endpoint
 
 _ENDED = ("Succeeded", "Failed")
 GROUP_LABEL = "extproc/group"

@@ -34,9 +34,9 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from extproc.core.kubernetes.objects import KubeObject, Query
-from extproc.core.kubernetes.store import ApiError, Store
-from extproc.shell.loops import choose_backoff_s
+from extproc.discovery.kubernetes.objects import KubeObject, Query
+from extproc.discovery.kubernetes.store import ApiError, Store
+from extproc.fleet.loops import choose_backoff_s
 
 log = logging.getLogger(__name__)
 

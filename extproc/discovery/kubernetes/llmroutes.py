@@ -20,13 +20,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from extproc.core.adapters.declared import Declaration, LoadMode, check_fallback
-from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.engines import PROFILES
-from extproc.core.kubernetes.declaring import Declared, decode_spec, origin_of
-from extproc.core.kubernetes.objects import LLMRoute, PoolRef
-from extproc.core.modelroutes import ModelRoute, Objective
-from extproc.core.openai import MAX_MODEL_BYTES
+from extproc.adapters.declared import Declaration, LoadMode, check_fallback
+from extproc.discovery.kubernetes.declarers import Declared, decode_spec, origin_of
+from extproc.discovery.kubernetes.objects import LLMRoute, PoolRef
+from extproc.fleet.engines import PROFILES
+from extproc.openai import MAX_MODEL_BYTES
+from extproc.routing.modelroutes import ModelRoute, Objective
+from extproc.routing.precedence import Offer, ResponseModel
 
 _DURATION = re.compile(r"(?:\d{1,5}(?:h|ms|m|s)){1,4}", re.ASCII)
 """As in the Gateway API. Source: gateway-api.sigs.k8s.io/geps/gep-2257."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from extproc.core.kubernetes.objects import InferenceObjective, PoolRef
+from extproc.discovery.kubernetes.objects import InferenceObjective, PoolRef
 
 _INT32 = 2**31
 

@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from extproc.core.adapters.precedence import RuleSet
-from extproc.core.kubernetes.declaring import Declared, decode_spec, origin_of
-from extproc.core.kubernetes.objects import InferenceModelRewrite, PoolRef
-from extproc.core.openai import MAX_MODEL_BYTES, is_model_name
-from extproc.core.rewrites import Rule
+from extproc.discovery.kubernetes.declarers import Declared, decode_spec, origin_of
+from extproc.discovery.kubernetes.objects import InferenceModelRewrite, PoolRef
+from extproc.openai import MAX_MODEL_BYTES, is_model_name
+from extproc.routing.precedence import RuleSet
+from extproc.routing.rewrites import Rule
 
 
 class _Model(Struct):

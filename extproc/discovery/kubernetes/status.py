@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from extproc.core.adapters.precedence import Loss
-from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.objects import DeclaringObject
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.objects import DeclaringObject
+from extproc.routing.precedence import Loss
 
 MAX_MESSAGE_CHARS = 1024
 MAX_VERSIONS = 32

@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from extproc.core.errors import ExtprocError
-from extproc.core.kubernetes.objects import KubeObject, Metadata, Query
+from extproc.discovery.kubernetes.objects import KubeObject, Metadata, Query
+from extproc.errors import ExtprocError
 
 T = TypeVar("T", bound=KubeObject)
 

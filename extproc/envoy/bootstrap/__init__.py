@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from extproc.envoyconfig import cors, registration
-from extproc.envoyconfig.sockets import (
+from extproc.envoy.bootstrap import cors, registration
+from extproc.envoy.bootstrap.sockets import (
     TYPE_PREFIX,
     TlsFiles,
     endpoints,
@@ -144,7 +144,7 @@ def render(options: BootstrapOptions) -> str:
 def _folder() -> Traversable:
     """Return the folder of the configurations: package data in a wheel, else the repository's."""
     packaged = resources.files("extproc") / "data" / "envoy"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "envoy"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "envoy"
 
 
 class _PlainDumper(_DUMPER):  # type: ignore[misc] # which one, the machine says

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from extproc.envoyconfig.sockets import TYPE_PREFIX
+from extproc.envoy.bootstrap.sockets import TYPE_PREFIX
 
 FILTER = "envoy.filters.http.cors"
 ANY = "*"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.envoyconfig.sockets import TYPE_PREFIX, endpoints, is_name
+from extproc.envoy.bootstrap.sockets import TYPE_PREFIX, endpoints, is_name
 
 CLUSTER = "registration"
 PATHS = (

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
-from extproc.core.address import Address
+from extproc.address import Address
 
 TYPE_PREFIX = "type.googleapis.com/envoy."
 """The beginning of the names of Envoy's types."""

@@ -11,11 +11,11 @@ from time import perf_counter
 
 import aiohttp
 
-from extproc.core.errors import needs_extra
-from extproc.sim.calibration.fitting import errors_of, fit
-from extproc.sim.calibration.live import CalibrationError, LiveServer, Phase
-from extproc.sim.calibration.samples import Sample
-from extproc.sim.engine.profiles import EngineProfile
+from extproc.errors import needs_extra
+from extproc.lab.calibration.fitting import errors_of, fit
+from extproc.lab.calibration.live import CalibrationError, LiveServer, Phase
+from extproc.lab.calibration.samples import Sample
+from extproc.lab.engine.profiles import EngineProfile
 
 WINDOW_S = 2.0
 """Length of one sample."""

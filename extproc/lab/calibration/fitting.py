@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from extproc.sim.calibration.samples import Sample
-from extproc.sim.engine.profiles import EngineProfile
+from extproc.lab.calibration.samples import Sample
+from extproc.lab.engine.profiles import EngineProfile
 
 _SINGULAR = 1e-6
 """With singular values below this part of the largest, the samples do not determine the costs."""

@@ -15,7 +15,7 @@ from statistics import median
 import aiohttp
 import msgspec
 
-from extproc.sim.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
+from extproc.lab.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
 
 _TOKEN_IDS = range(16, 240)
 """For random prompts: ids that every vocabulary has, after the special ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from extproc.sim.engine.records import EngineReport, EngineRequest, EngineStats
+from extproc.lab.engine.records import EngineReport, EngineRequest, EngineStats
 
 NEVER_S = float("-inf")
 """Before the first page."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from extproc.sim.engine.profiles import EngineProfile
-from extproc.sim.engine.scheduler import Scheduler
+from extproc.lab.engine.profiles import EngineProfile
+from extproc.lab.engine.scheduler import Scheduler
 
 MAX_STEPS = 32
 """Steps computed at once: mostly, the next request comes before more have passed."""

@@ -211,7 +211,7 @@ A100_80_7B_SLORA = EngineProfile(
     provenance=_SLORA_PROVENANCE,
     # The published `--max_total_token_num` for setting S2. S-LoRA takes a request's final length
     # and its adapter's pages out of it and never recomputes; this engine takes what a request has
-    # and preempts. The two come out within 10 % of each other (tests/sim/engine/test_profiles.py).
+    # and preempts. The two come out within 10 % of each other (tests/lab/engine/test_profiles.py).
     kv_capacity_tokens=125_000,
     block_tokens=1,
     max_num_batched_tokens=8192,

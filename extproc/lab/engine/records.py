@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from extproc.sim.engine.blocks import PrefixKey
-from extproc.sim.engine.lru import AdapterLoad
-from extproc.workload.requests import Arrival
+from extproc.lab.engine.blocks import PrefixKey
+from extproc.lab.engine.lru import AdapterLoad
+from extproc.lab.workload.requests import Arrival
 
 
 class EngineRequest(Struct, frozen=True, gc=False):

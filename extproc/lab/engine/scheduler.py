@@ -1,6 +1,6 @@
 """vLLM's scheduler: the requests that a step computes, without time costs and adapter caches.
 
-The rules are in `extproc.sim.engine.engine`. A step touches only the requests that come, end or
+The rules are in `extproc.lab.engine.engine`. A step touches only the requests that come, end or
 compute prompts. The decoding ones are sums (`Decoders`), of whom every one gets its token in every
 step, since a step's budget covers `max_num_seqs`. So a prefill that was cut by the budget is alone,
 and it is the newest of the batch.
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from extproc.sim.engine.blocks import BlockPool, Prefix
-from extproc.sim.engine.profiles import EngineProfile
-from extproc.sim.engine.records import EngineRequest, EngineStats, Timeline
-from extproc.sim.engine.sequences import Decoders, Sequence
-from extproc.sim.engine.waiting import WaitingQueue
+from extproc.lab.engine.blocks import BlockPool, Prefix
+from extproc.lab.engine.profiles import EngineProfile
+from extproc.lab.engine.records import EngineRequest, EngineStats, Timeline
+from extproc.lab.engine.sequences import Decoders, Sequence
+from extproc.lab.engine.waiting import WaitingQueue
 
 
 class Batch(Struct):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from extproc.sim.engine.blocks import Prefix
-from extproc.sim.engine.records import EngineRequest, Timeline
+from extproc.lab.engine.blocks import Prefix
+from extproc.lab.engine.records import EngineRequest, Timeline
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 
-from extproc.sim.engine.sequences import Sequence
+from extproc.lab.engine.sequences import Sequence
 
 
 class WaitingQueue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from extproc.sim.engine.profiles import INSTANT, EngineProfile
+from extproc.lab.engine.profiles import INSTANT, EngineProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from extproc.sim.fakepod.apierrors import ApiError, Json
+from extproc.lab.fakepod.apierrors import ApiError, Json
 
 
 @dataclass(frozen=True, slots=True)

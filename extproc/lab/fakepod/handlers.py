@@ -12,10 +12,10 @@ from aiohttp import web
 from msgspec import structs
 from prometheus_client.exposition import choose_encoder
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.records import EngineCounters, EngineRequest
-from extproc.sim.fakepod import formats
-from extproc.sim.fakepod.apierrors import (
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.records import EngineCounters, EngineRequest
+from extproc.lab.fakepod import formats
+from extproc.lab.fakepod.apierrors import (
     ApiError,
     Json,
     engine_dead,
@@ -24,13 +24,13 @@ from extproc.sim.fakepod.apierrors import (
     missing_field,
     unknown_model,
 )
-from extproc.sim.fakepod.config import PodConfig
-from extproc.sim.fakepod.formats import Api, Reply
-from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens
-from extproc.sim.fakepod.registry import AdapterRegistry
-from extproc.sim.fakepod.responses import ResponsesApi
-from extproc.sim.fakepod.runner import EngineDeadError, EngineRunner, Generation
-from extproc.sim.fakepod.vllmpage import CONTENT_TYPE, VllmPage
+from extproc.lab.fakepod.config import PodConfig
+from extproc.lab.fakepod.formats import Api, Reply
+from extproc.lab.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.lab.fakepod.registry import AdapterRegistry
+from extproc.lab.fakepod.responses import ResponsesApi
+from extproc.lab.fakepod.runner import EngineDeadError, EngineRunner, Generation
+from extproc.lab.fakepod.vllmpage import CONTENT_TYPE, VllmPage
 
 _DEFAULT_OUTPUT_TOKENS = 16
 _KEPT_REQUESTS = 100

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import uvloop
 from aiohttp import web
 
-from extproc.core.address import Address
-from extproc.sim.fakepod.apierrors import ApiError, engine_dead
-from extproc.sim.fakepod.config import PodConfig
-from extproc.sim.fakepod.handlers import Pod
-from extproc.sim.fakepod.runner import EngineDeadError
+from extproc.address import Address
+from extproc.lab.fakepod.apierrors import ApiError, engine_dead
+from extproc.lab.fakepod.config import PodConfig
+from extproc.lab.fakepod.handlers import Pod
+from extproc.lab.fakepod.runner import EngineDeadError
 
 __all__ = ["PodConfig", "RunningPod", "build_app", "run_pods", "start_pod"]
 

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.fakepod.apierrors import ApiError, missing_field
-from extproc.sim.fakepod.runner import EngineRunner
-from extproc.sim.fakepod.trouble import Trouble
+from extproc.lab.engine.engine import Engine
+from extproc.lab.fakepod.apierrors import ApiError, missing_field
+from extproc.lab.fakepod.runner import EngineRunner
+from extproc.lab.fakepod.trouble import Trouble
 
 
 @dataclass(frozen=True, slots=True)

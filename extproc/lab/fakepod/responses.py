@@ -6,8 +6,8 @@ not stored: the gateway does not route by their ids.
 
 from __future__ import annotations
 
-from extproc.sim.fakepod.apierrors import Json
-from extproc.sim.fakepod.formats import Api, Reply, event
+from extproc.lab.fakepod.apierrors import Json
+from extproc.lab.fakepod.formats import Api, Reply, event
 
 _NUM_OPENING = 4
 """Events before the first token's delta."""

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.records import EngineRequest, EngineStats, Step
-from extproc.sim.fakepod.vllmpage import VllmPage
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.records import EngineRequest, EngineStats, Step
+from extproc.lab.fakepod.vllmpage import VllmPage
 
 _MAX_LAG_S = 0.02
 """How far a step may start in the past, loop seconds. Compensates for timers that fire late (their

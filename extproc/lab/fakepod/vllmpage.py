@@ -27,7 +27,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from extproc.sim.engine.records import EngineRequest, EngineStats, Step, Timeline
+from extproc.lab.engine.records import EngineRequest, EngineStats, Step, Timeline
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _QUEUE_S = "vllm:request_queue_time_seconds"

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.precedence import Offer
-from extproc.core.adapters.states import Action, AdapterSettings, Failure, Kind, Result
-from extproc.core.types import ModelCard, Pick, RequestInfo
-from extproc.sim.fleet.agenda import Agenda
-from extproc.sim.fleet.knowledge import Knowledge
-from extproc.sim.fleet.pod import FleetPod
-from extproc.sim.fleet.router import FleetRouter
-from extproc.sim.fleet.settings import Loading
+from extproc.adapters.declared import Declaration
+from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
+from extproc.lab.fleet.agenda import Agenda
+from extproc.lab.fleet.knowledge import Knowledge
+from extproc.lab.fleet.pod import FleetPod
+from extproc.lab.fleet.router import FleetRouter
+from extproc.lab.fleet.settings import Loading
+from extproc.routing.precedence import Offer
+from extproc.types import ModelCard, Pick, RequestInfo
 
 LOOK_S, IDLE_LOOK_S = 0.05, 1.0
 """Between two looks of a planner while requests are held, and else: production's `INTERVAL_S`,

@@ -1,6 +1,6 @@
 """The events of a scenario, applied to the fleet at virtual times `at_s`.
 
-A flash crowd is a change of the workload instead (`extproc.workload.synthetic.flash_crowd`).
+A flash crowd is a change of the workload instead (`extproc.lab.workload.synthetic.flash_crowd`).
 """
 
 from __future__ import annotations

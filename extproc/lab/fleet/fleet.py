@@ -15,23 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from extproc.core.policies import Policy
-from extproc.core.queue import Ticket
-from extproc.core.types import Pick, Rejection, RequestInfo, Wait
-from extproc.sim.fleet.agenda import Agenda
-from extproc.sim.fleet.claims import claim_of
-from extproc.sim.fleet.declaring import Declaring
-from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
-from extproc.sim.fleet.knowledge import Knowledge
-from extproc.sim.fleet.pod import FleetPod, started_engine
-from extproc.sim.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
-from extproc.sim.fleet.router import FleetRouter
-from extproc.sim.fleet.settings import FleetSettings, Loading
-from extproc.workload.flights import FleetResult, Flight, FlightState
-from extproc.workload.requests import PLAIN
+from extproc.lab.fleet.agenda import Agenda
+from extproc.lab.fleet.declaring import Declaring
+from extproc.lab.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
+from extproc.lab.fleet.knowledge import Knowledge
+from extproc.lab.fleet.pod import FleetPod, started_engine
+from extproc.lab.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
+from extproc.lab.fleet.router import FleetRouter
+from extproc.lab.fleet.settings import FleetSettings, Loading
+from extproc.lab.fleet.tenancy import claim_of
+from extproc.lab.workload.flights import FleetResult, Flight, FlightState
+from extproc.lab.workload.requests import PLAIN
+from extproc.queue import Ticket
+from extproc.routing.policies import Policy
+from extproc.types import Pick, Rejection, RequestInfo, Wait
 
 if TYPE_CHECKING:
-    from extproc.workload.requests import Workload
+    from extproc.lab.workload.requests import Workload
 
 BASE_MODEL = "base"
 ARRIVALS_PER_LOOK = 100

@@ -6,13 +6,13 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from extproc.core.types import Endpoint
-from extproc.sim.engine.activity import NEVER_S
-from extproc.sim.fleet.agenda import Agenda
-from extproc.sim.fleet.pod import FleetPod
-from extproc.sim.fleet.router import FleetRouter
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.fleet.telling import FleetTelling
+from extproc.lab.engine.activity import NEVER_S
+from extproc.lab.fleet.agenda import Agenda
+from extproc.lab.fleet.pod import FleetPod
+from extproc.lab.fleet.router import FleetRouter
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.telling import FleetTelling
+from extproc.types import Endpoint
 
 
 class Knowledge:

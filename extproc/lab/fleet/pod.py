@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from extproc.core.types import LoadReport, ModelCard
-from extproc.sim.engine.activity import NEVER_S
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.records import EngineCounters, EngineRequest, Timeline
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Flight, FlightState, PodTotals
+from extproc.lab.engine.activity import NEVER_S
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.records import EngineCounters, EngineRequest, Timeline
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.flights import Flight, FlightState, PodTotals
+from extproc.types import LoadReport, ModelCard
 
 WALL_AT_START_S = 1_700_000_000.0
 """Wall time of the pods' clocks at virtual second 0; any date would do."""

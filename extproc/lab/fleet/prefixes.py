@@ -6,10 +6,10 @@ from bisect import bisect_right
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from extproc.core.beginnings import MARKS_BYTES
+from extproc.fleet.prefixes import MARKS_BYTES
 
 if TYPE_CHECKING:
-    from extproc.workload.requests import Arrival
+    from extproc.lab.workload.requests import Arrival
 
 BODY_BYTES_PER_TOKEN = 4
 """English text in the tokenizers of current models (platform.openai.com/tokenizer)."""

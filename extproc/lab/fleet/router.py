@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 
-from extproc.core.accounting import Accounting, Completion
-from extproc.core.admission import AdmissionSettings
-from extproc.core.picker import Picker
-from extproc.core.pickids import pick_ids
-from extproc.core.policies import Policy
-from extproc.core.pool import Pool, PoolSettings
-from extproc.core.queue import HoldQueue
-from extproc.core.router import Router
-from extproc.core.types import LoadReport, Outcome
-from extproc.core.verdicts import Verdict
-from extproc.sim.engine.activity import NEVER_S
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Flight, FlightState
+from extproc.fleet.accounting import Accounting, Completion
+from extproc.fleet.evidence import Verdict
+from extproc.fleet.pickids import pick_ids
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.lab.engine.activity import NEVER_S
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.flights import Flight, FlightState
+from extproc.queue import HoldQueue
+from extproc.routing.admission import AdmissionSettings
+from extproc.routing.picker import Picker
+from extproc.routing.policies import Policy
+from extproc.routing.router import Router
+from extproc.types import LoadReport, Outcome
 
 _OUTCOMES = {
     FlightState.FINISHED: Outcome.COMPLETED,

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from extproc.core.costs import DEFAULT, Costs
-from extproc.core.queue import QueueSettings
-from extproc.core.traits import Traits
-from extproc.sim.engine.profiles import H100_8B, EngineProfile
-from extproc.workload.judge import Slo
+from extproc.costs import DEFAULT, Costs
+from extproc.fleet.serverflags import Traits
+from extproc.lab.engine.profiles import H100_8B, EngineProfile
+from extproc.lab.workload.judge import Slo
+from extproc.queue import QueueSettings
 
 DEFAULT_QUEUE = QueueSettings()
 

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from extproc.core.queue.elsewhere import NOBODY
-from extproc.core.queue.plan import share_of
-from extproc.core.told import ToldPick
-from extproc.core.types import Pick
-from extproc.sim.fleet.router import FleetRouter
+from extproc.fleet.peerpicks import ToldPick
+from extproc.lab.fleet.router import FleetRouter
+from extproc.queue.elsewhere import NOBODY
+from extproc.queue.plan import share_of
+from extproc.types import Pick
 
 
 class FleetTelling:

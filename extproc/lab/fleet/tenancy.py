@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from extproc.core.claims import Claim
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Tenant
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Tenant
+from extproc.tenancy import Claim
 
 
 def claim_of(tenant: Tenant, declared: Slo | None, name: str = "") -> Claim:

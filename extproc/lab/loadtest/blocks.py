@@ -12,9 +12,9 @@ from itertools import groupby
 from math import inf
 from typing import TypeVar
 
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Workload
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Workload
 
 WARM_UP = 0.15
 """Share of a slice of a workload that does not count; also the default of suites."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from extproc.loadtest.blocks import Block, PlanError, by_fleet, rotated
-from extproc.loadtest.figures import Figure
-from extproc.loadtest.runs import BlockRun, run_block
-from extproc.loadtest.targets import Target, TargetSpec, listed_models, running_targets
-from extproc.loadtest.workloads import WorkloadError, renamed
-from extproc.workload.intervals import Interval, interval, paired_ratio
+from extproc.lab.loadtest.blocks import Block, PlanError, by_fleet, rotated
+from extproc.lab.loadtest.figures import Figure
+from extproc.lab.loadtest.runs import BlockRun, run_block
+from extproc.lab.loadtest.targets import Target, TargetSpec, listed_models, running_targets
+from extproc.lab.loadtest.workloads import WorkloadError, renamed
+from extproc.lab.workload.intervals import Interval, interval, paired_ratio
 
 Round = Sequence[BlockRun]
 """One block's runs: one per target that is not gone."""

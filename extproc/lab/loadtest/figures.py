@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.loadtest.results import RunResult
+from extproc.lab.loadtest.results import RunResult
 
 
 @dataclass(frozen=True, slots=True)

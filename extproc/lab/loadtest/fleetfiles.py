@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import yaml
 
-from extproc.core.address import Address
-from extproc.core.costs import BYTES_PER_TOKEN, Costs
-from extproc.core.hints import TRUSTABLE
-from extproc.core.policies import BUILT_IN
-from extproc.envoyconfig import BootstrapOptions, render
-from extproc.sim.fakepod.config import PodConfig
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.opponents import OPPONENTS, opponent
-from extproc.workload.requests import NO_TENANTS, Tenant
+from extproc.address import Address
+from extproc.costs import BYTES_PER_TOKEN, Costs
+from extproc.envoy.bootstrap import BootstrapOptions, render
+from extproc.lab.fakepod.config import PodConfig
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.opponents import OPPONENTS, opponent
+from extproc.lab.workload.requests import NO_TENANTS, Tenant
+from extproc.request.controlheaders import TRUSTABLE
+from extproc.routing.policies import BUILT_IN
 
 BALANCERS: Mapping[str, str] = {"round_robin": "ROUND_ROBIN", "least_request": "LEAST_REQUEST"}
 """Envoy's load balancers as targets, and their names in `lb_policy`."""

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import msgspec
 import yaml
 
-from extproc.loadtest.blocks import WARM_UP, Block, PlanError
-from extproc.loadtest.workloads import WorkloadError, make
-from extproc.sim.engine.profiles import PROFILES
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.trials import suites
-from extproc.sim.trials.specs import ScenarioSpec, Suite
-from extproc.sim.trials.suites import (
+from extproc.lab.engine.profiles import PROFILES
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.loadtest.blocks import WARM_UP, Block, PlanError
+from extproc.lab.loadtest.workloads import WorkloadError, make
+from extproc.lab.trials import suites
+from extproc.lab.trials.specs import ScenarioSpec, Suite
+from extproc.lab.trials.suites import (
     SuiteError,
     find_suite,
     in_fleet,
@@ -24,7 +24,7 @@ from extproc.sim.trials.suites import (
     parse_suite,
     slo_of,
 )
-from extproc.workload.judge import Slo
+from extproc.lab.workload.judge import Slo
 
 
 class Load(Protocol):

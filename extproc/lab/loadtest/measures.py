@@ -1,8 +1,9 @@
 """A load test's summary: the laboratory's measures over the records of real requests.
 
-Attainment, satisfaction, throughput and time per token are computed by `extproc.workload.judge`,
-from the records in the form of a virtual run: a real and a virtual run differ only in the source of
-their times. Requests of the warm-up do not count; all later ones do, failed or not.
+Attainment, satisfaction, throughput and time per token are computed by
+`extproc.lab.workload.judge`, from the records in the form of a virtual run: a real and a virtual
+run differ only in the source of their times. Requests of the warm-up do not count; all later ones
+do, failed or not.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from statistics import fmean
 
 import msgspec
 
-from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
-from extproc.workload.exchange import RequestRecord, as_fleet_result
-from extproc.workload.flights import FleetResult, Flight, PodTotals
-from extproc.workload.judge import Slo, measure, percentile, satisfaction
-from extproc.workload.requests import NO_TENANTS, Arrival, Tenant
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
+from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
+from extproc.lab.workload.flights import FleetResult, Flight, PodTotals
+from extproc.lab.workload.judge import Slo, measure, percentile, satisfaction
+from extproc.lab.workload.requests import NO_TENANTS, Arrival, Tenant
 
 BASE = "(base model)"
 """The group of the requests for the base model."""

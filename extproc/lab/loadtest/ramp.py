@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from extproc.loadtest.blocks import Block, by_fleet
-from extproc.loadtest.compare import fitted
-from extproc.loadtest.loads import Load
-from extproc.loadtest.runs import BlockRun, attainment_at_most, run_block
-from extproc.loadtest.targets import Target, TargetError, TargetSpec, running_targets
-from extproc.sim.trials.search import CapacitySearch, bracket, capacity
-from extproc.sim.trials.trials import HOPELESS
-from extproc.workload.exchange import RequestRecord
+from extproc.lab.loadtest.blocks import Block, by_fleet
+from extproc.lab.loadtest.compare import fitted
+from extproc.lab.loadtest.loads import Load
+from extproc.lab.loadtest.runs import BlockRun, attainment_at_most, run_block
+from extproc.lab.loadtest.targets import Target, TargetError, TargetSpec, running_targets
+from extproc.lab.trials.search import CapacitySearch, bracket, capacity
+from extproc.lab.trials.trials import HOPELESS
+from extproc.lab.workload.exchange import RequestRecord
 
 MIN_REQUESTS = 20
 """Requests of a step at least: with fewer, a single miss would weigh too much."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from extproc.workload.exchange import (
+from extproc.lab.workload.exchange import (
     RequestForm,
     RequestRecord,
     StreamMeter,
@@ -23,7 +23,7 @@ from extproc.workload.exchange import (
     encode_body,
     error_of,
 )
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.workload.requests import Arrival, Workload
 
 MAX_MEDIAN_DELAY_S = 0.005
 """A generator whose median request is later than this changes what it measures."""

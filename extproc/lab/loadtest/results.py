@@ -1,6 +1,6 @@
 """A load test's result file: figures, targets, date and machine.
 
-It holds no single requests (`extproc.workload.exchange.save_records` does), so that it is small
+It holds no single requests (`extproc.lab.workload.exchange.save_records` does), so that it is small
 enough to be committed. Real runs and their virtual twins are in the same file.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from extproc.loadtest.measures import LoadSummary, fleet_result_of, summarize_records
-from extproc.sim.trials.specs import SloSpec, Suite
-from extproc.workload.exchange import RequestRecord
-from extproc.workload.flights import PodTotals
-from extproc.workload.judge import Metrics, Slo, measure
-from extproc.workload.requests import NO_TENANTS, Tenant
+from extproc.lab.loadtest.measures import LoadSummary, fleet_result_of, summarize_records
+from extproc.lab.trials.specs import SloSpec, Suite
+from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.flights import PodTotals
+from extproc.lab.workload.judge import Metrics, Slo, measure
+from extproc.lab.workload.requests import NO_TENANTS, Tenant
 
 FORMAT = "extproc-loadtest-2"
 NUM_DIGITS = 5

@@ -12,15 +12,15 @@ from statistics import fmean
 import aiohttp
 import msgspec
 
-from extproc.loadtest.blocks import Block
-from extproc.loadtest.replay import replay
-from extproc.loadtest.results import RunResult, real_run
-from extproc.loadtest.targets import Target
-from extproc.loadtest.words import delay_words, error_words
-from extproc.workload.exchange import RequestRecord
-from extproc.workload.flights import PodTotals
-from extproc.workload.judge import MAX_UNSEEN_S, Slo
-from extproc.workload.requests import Arrival
+from extproc.lab.loadtest.blocks import Block
+from extproc.lab.loadtest.replay import replay
+from extproc.lab.loadtest.results import RunResult, real_run
+from extproc.lab.loadtest.targets import Target
+from extproc.lab.loadtest.words import delay_words, error_words
+from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.flights import PodTotals
+from extproc.lab.workload.judge import MAX_UNSEEN_S, Slo
+from extproc.lab.workload.requests import Arrival
 
 LOOK_S = 0.25
 """Between two checks whether a run can still reach its target."""

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from extproc.loadtest.compare import Round, Watch, counted, mean_of, ratio_of
-from extproc.loadtest.figures import FIGURES, Figure
-from extproc.loadtest.results import RunResult
-from extproc.loadtest.runs import BlockRun, added_words
-from extproc.loadtest.words import error_words
-from extproc.workload.intervals import Interval
+from extproc.lab.loadtest.compare import Round, Watch, counted, mean_of, ratio_of
+from extproc.lab.loadtest.figures import FIGURES, Figure
+from extproc.lab.loadtest.results import RunResult
+from extproc.lab.loadtest.runs import BlockRun, added_words
+from extproc.lab.loadtest.words import error_words
+from extproc.lab.workload.intervals import Interval
 
 MAX_ADDED_S = 0.03
 """Three times the sum of gateway, network and client on a quiet machine."""

@@ -18,9 +18,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from extproc.loadtest.blocks import Block
-from extproc.loadtest.claims import claim_headers
-from extproc.loadtest.fleetfiles import (
+from extproc.lab.fleet.fleet import BASE_MODEL
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.loadtest.blocks import Block
+from extproc.lab.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
     discovery_section,
@@ -29,17 +30,16 @@ from extproc.loadtest.fleetfiles import (
     policy_section,
     router_config,
 )
-from extproc.loadtest.listing import ListingError, base_url, fetch_listing
-from extproc.loadtest.replay import ReplaySettings, replay
+from extproc.lab.loadtest.listing import ListingError, base_url, fetch_listing
+from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.loadtest.tenancy import claim_headers
+from extproc.lab.trials.specs import Suite
+from extproc.lab.trials.suites import variant_of
+from extproc.lab.workload.exchange import RequestForm, RequestRecord
+from extproc.lab.workload.requests import Arrival, Workload
 from extproc.plugins import PolicyError, load_policy
-from extproc.sim.fleet.fleet import BASE_MODEL
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.trials.specs import Suite
-from extproc.sim.trials.suites import variant_of
 from extproc.stack.processes import ChildProcess, StackError, free_port
 from extproc.stack.stack import Stack
-from extproc.workload.exchange import RequestForm, RequestRecord
-from extproc.workload.requests import Arrival, Workload
 
 KINDS = ("policy", "envoy", "url")
 _NUM_WARM_UP = 8

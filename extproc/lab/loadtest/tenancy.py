@@ -1,17 +1,17 @@
 """What the requests of a workload claim, as headers.
 
-Routers of a virtual fleet get the same claims as values (`extproc.sim.fleet.claims`).
+Routers of a virtual fleet get the same claims as values (`extproc.lab.fleet.tenancy`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from extproc.core.claims import Claim
-from extproc.core.hints import FAIRNESS_ID, OBJECTIVE, SLO_TPOT_MS, SLO_TTFT_MS
-from extproc.sim.fleet.claims import claim_of
-from extproc.workload.judge import Slo
-from extproc.workload.requests import PLAIN, Tenant
+from extproc.lab.fleet.tenancy import claim_of
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import PLAIN, Tenant
+from extproc.request.controlheaders import FAIRNESS_ID, OBJECTIVE, SLO_TPOT_MS, SLO_TTFT_MS
+from extproc.tenancy import Claim
 
 
 def claim_headers(

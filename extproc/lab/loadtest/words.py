@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from extproc.loadtest.measures import LoadSummary
-from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
+from extproc.lab.loadtest.measures import LoadSummary
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
 
 
 def error_words(summary: LoadSummary) -> str:

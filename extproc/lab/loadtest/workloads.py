@@ -14,16 +14,16 @@ from types import MappingProxyType
 
 import msgspec
 
-from extproc.sim.trials.specs import ScenarioSpec, Suite
-from extproc.sim.trials.suites import (
+from extproc.lab.trials.specs import ScenarioSpec, Suite
+from extproc.lab.trials.suites import (
     SCENARIOS_DIR,
     SuiteError,
     make_trial_parts,
     read_suite,
 )
-from extproc.workload.clientele import WorkloadSpec, make_workload
-from extproc.workload.requests import Workload
-from extproc.workload.slora import MODELS, SETTINGS
+from extproc.lab.workload.clientele import WorkloadSpec, make_workload
+from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.slora import MODELS, SETTINGS
 
 
 class WorkloadError(Exception):
@@ -82,7 +82,7 @@ def names() -> Sequence[str]:
     """Return the names of `make`, the suites' scenarios included.
 
     - `slora-...`: S-LoRA's Table 2 and two more, as its code generates them (for its published
-      figures); `slora-paper-...`: as its paper states them. See `extproc.workload.slora`.
+      figures); `slora-paper-...`: as its paper states them. See `extproc.lab.workload.slora`.
     - `arena`, `azure`: recorded; the second has no adapters of its own and gets Zipf's.
     - `drift`, `bursts`: clients whose rates drift, and whose requests come in bursts.
     - `zipf`: independent requests.

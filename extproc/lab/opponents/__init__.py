@@ -2,7 +2,7 @@
 
 Every policy has its own constants. A snapshot overlays the last scrape with our own dispatches, so
 "active" adapters are fresher than llm-d's or v0.1's are in life; `..._as_shipped` sees what they
-see (`extproc.sim.opponents.scrapes`).
+see (`extproc.lab.opponents.scrapes`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from extproc.core.policies import (
+from extproc.lab.opponents.dynamo import ProportionalSticky
+from extproc.lab.opponents.dynamo_flow import MinCostFlow
+from extproc.lab.opponents.filter_tree import FilterTree
+from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
+from extproc.lab.opponents.hold import Hold
+from extproc.lab.opponents.least_request import LeastRequest
+from extproc.lab.opponents.llmd import LoadState, LoraAffinity
+from extproc.lab.opponents.lmetric import LMetric
+from extproc.lab.opponents.loraserve import LoraServe
+from extproc.lab.opponents.scrapes import ScrapesOnly
+from extproc.lab.opponents.slora import SloraRoom
+from extproc.lab.opponents.toppings import Toppings
+from extproc.lab.opponents.vllm_balancer import VllmBalancer
+from extproc.routing.policies import (
     Founding,
     LeastHarm,
     LeastPending,
@@ -20,19 +33,6 @@ from extproc.core.policies import (
     RandomChoice,
     RoundRobin,
 )
-from extproc.sim.opponents.dynamo import ProportionalSticky
-from extproc.sim.opponents.dynamo_flow import MinCostFlow
-from extproc.sim.opponents.filter_tree import FilterTree
-from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
-from extproc.sim.opponents.hold import Hold
-from extproc.sim.opponents.least_request import LeastRequest
-from extproc.sim.opponents.llmd import LoadState, LoraAffinity
-from extproc.sim.opponents.lmetric import LMetric
-from extproc.sim.opponents.loraserve import LoraServe
-from extproc.sim.opponents.scrapes import ScrapesOnly
-from extproc.sim.opponents.slora import SloraRoom
-from extproc.sim.opponents.toppings import Toppings
-from extproc.sim.opponents.vllm_balancer import VllmBalancer
 
 __all__ = ["OPPONENTS", "opponent"]
 

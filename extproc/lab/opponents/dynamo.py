@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
-from extproc.sim.opponents.hashing import least_pending, rendezvous_order
+from extproc.lab.opponents.hashing import least_pending, rendezvous_order
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 
 @dataclass(slots=True)

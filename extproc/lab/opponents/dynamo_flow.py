@@ -4,7 +4,7 @@ Source: ai-dynamo/dynamo, `lib/llm/src/lora/routing/{mcf_allocator,min_cost_flow
 flow goes from each adapter, as much as it wants homes, to endpoints, at most one unit to each, as
 many as they have slots. A home costs its place in the adapter's rendezvous order, plus 1,000 if it
 is new, less 250 if it is kept; a home that finds no slot costs more than all others together.
-Everything else is as in `extproc.sim.opponents.dynamo`.
+Everything else is as in `extproc.lab.opponents.dynamo`.
 
 Simplified: every adapter is solved at every tick over all endpoints, where the original leaves the
 unchanged ones alone and considers the first 16 endpoints of each order. With equal weights of
@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from extproc.core.types import EndpointView
-from extproc.sim.opponents.dynamo import ProportionalSticky
-from extproc.sim.opponents.hashing import rendezvous_order
+from extproc.lab.opponents.dynamo import ProportionalSticky
+from extproc.lab.opponents.hashing import rendezvous_order
+from extproc.types import EndpointView
 
 LOAD_COST, KEEP_REWARD = 1_000, 250
 NOWHERE = ""

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 _Views = Sequence[EndpointView]
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from math import ceil
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 
 def rendezvous_order(endpoints: Sequence[EndpointView], key: str) -> list[EndpointView]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from extproc.core.policies import Policy
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.routing.policies import Policy
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, RequestInfo, Snapshot
 
 
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 
 @dataclass(slots=True)

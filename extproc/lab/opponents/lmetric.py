@@ -13,9 +13,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
-from extproc.sim.opponents.recent import SinceReport
+from extproc.lab.opponents.recent import SinceReport
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 _BYTES_PER_TOKEN = 4
 _SMOOTHING = 0.02

@@ -19,8 +19,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
-from extproc.sim.opponents.hashing import least_pending, rendezvous_order
+from extproc.lab.opponents.hashing import least_pending, rendezvous_order
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 COST_PER_RANK = 0.84 / (128 - 8)
 """Part by which a token takes longer for each unit of its adapter's rank."""

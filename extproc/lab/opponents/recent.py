@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from extproc.core.types import EndpointView
+from extproc.types import EndpointView
 
 
 class SinceReport:

@@ -14,8 +14,8 @@ from math import inf
 
 from msgspec.structs import replace
 
-from extproc.core.policies import Policy
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.routing.policies import Policy
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ knows; a policy does not, so it has a limit instead. Who is next is up to the ro
 the laboratory makes as the policy says.
 
 Early abort differs from the code, which compares arrivals with admissions and then turns from the
-oldest to the newest: see `extproc.core.queue.orders.newest_in_time`.
+oldest to the newest: see `extproc.queue.orders.newest_in_time`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from __future__ import annotations
 import random
 from math import inf
 
-from extproc.core.policies.ranking import least
-from extproc.core.queue import QueueSettings
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.sim.opponents.recent import SinceReport
+from extproc.lab.opponents.recent import SinceReport
+from extproc.queue import QueueSettings
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 
 class SloraRoom:
     """The endpoint with the fewest requests, of those that have room in S-LoRA's sense.
 
     Args:
-        order: Of the queue, a name of `extproc.core.queue.orders.ORDERS`.
+        order: Of the queue, a name of `extproc.queue.orders.ORDERS`.
         cluster_size: Of the queue, for the order `clusters`.
         max_running: Unfinished requests at one endpoint; 0 for no limit but its own.
 

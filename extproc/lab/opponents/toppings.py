@@ -15,8 +15,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 _BYTES_PER_TOKEN = 4
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from extproc.core.types import Choice, RequestInfo, Snapshot
-from extproc.sim.opponents.recent import SinceReport
+from extproc.lab.opponents.recent import SinceReport
+from extproc.types import Choice, RequestInfo, Snapshot
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@
   overloaded engine does not: it serves one adapter's queue together, and falls below.
   The static optimum as well: the most popular adapters keep their slots forever.
 - **B3, informed greedy**, and **B4, stale greedy**, on states up to T old and without knowledge of
-  its own later dispatches: `extproc.sim.trials.oracle`. They hold and shed as policies may.
+  its own later dispatches: `extproc.lab.trials.oracle`. They hold and shed as policies may.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 
-from extproc.sim.engine.profiles import EngineProfile
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.requests import Workload
+from extproc.lab.engine.profiles import EngineProfile
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.requests import Workload
 
 POOLED_ADAPTER = "pooled"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from extproc.workload.intervals import interval
+from extproc.lab.workload.intervals import interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from extproc.sim.engine.blocks import PrefixKey
-from extproc.sim.engine.profiles import EngineProfile
-from extproc.sim.engine.records import EngineRequest
-from extproc.workload.judge import Slo
+from extproc.lab.engine.blocks import PrefixKey
+from extproc.lab.engine.profiles import EngineProfile
+from extproc.lab.engine.records import EngineRequest
+from extproc.lab.workload.judge import Slo
 
 if TYPE_CHECKING:
-    from extproc.sim.fleet.pod import FleetPod
-    from extproc.workload.requests import Arrival
+    from extproc.lab.fleet.pod import FleetPod
+    from extproc.lab.workload.requests import Arrival
 
 
 @dataclass(frozen=True, slots=True)

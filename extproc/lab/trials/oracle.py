@@ -2,7 +2,7 @@
 
 It knows every pod's state at this moment, the remaining length of every response, the engine's
 constants, and every router's held requests. For each request it simulates every pod with and
-without it (`extproc.sim.trials.forecast`):
+without it (`extproc.lab.trials.forecast`):
 
 - **Place**: where it adds no SLO miss, at the least harm: delay, its own and others', and the time
   that adapter slots are in use, at a price that rises with the part of all slots in use.
@@ -26,9 +26,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.sim.trials.forecast import (
+from extproc.lab.trials.forecast import (
     Forecast,
     PodState,
     Queued,
@@ -37,12 +35,14 @@ from extproc.sim.trials.forecast import (
     shared_part,
     state_of,
 )
-from extproc.workload.judge import Slo
+from extproc.lab.workload.judge import Slo
+from extproc.routing.policies.ranking import least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 if TYPE_CHECKING:
-    from extproc.sim.fleet.fleet import Fleet
-    from extproc.sim.fleet.pod import FleetPod
-    from extproc.workload.requests import Arrival
+    from extproc.lab.fleet.fleet import Fleet
+    from extproc.lab.fleet.pod import FleetPod
+    from extproc.lab.workload.requests import Arrival
 
 SLOT_PRICE = 4.0
 """Seconds of delay that equal one second of a slot when all slots are in use. The greedy does not

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from extproc.sim.trials.specs import ScenarioSpec, Suite, VariantSpec
-from extproc.sim.trials.suites import (
+from extproc.lab.trials.specs import ScenarioSpec, Suite, VariantSpec
+from extproc.lab.trials.suites import (
     SuiteError,
     check_policies,
     in_fleet,
@@ -22,8 +22,8 @@ from extproc.sim.trials.suites import (
     variant_of,
     varied,
 )
-from extproc.sim.trials.summary import ALONE, FIXED, is_bound
-from extproc.sim.trials.trials import Trial
+from extproc.lab.trials.summary import ALONE, FIXED, is_bound
+from extproc.lab.trials.trials import Trial
 
 Place = tuple[ScenarioSpec, float]
 """A scenario and a rate in requests per second."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from extproc.core.errors import needs_extra
-from extproc.sim.opponents.descriptions import DESCRIPTIONS
-from extproc.sim.trials.charts import COLOURS, GREYS, Bar, bar_chart
-from extproc.sim.trials.reportpanels import heat_maps, latency_charts, loads_chart, sweep_charts
-from extproc.sim.trials.summary import called, is_bound, speed
+from extproc.errors import needs_extra
+from extproc.lab.opponents.descriptions import DESCRIPTIONS
+from extproc.lab.trials.charts import COLOURS, GREYS, Bar, bar_chart
+from extproc.lab.trials.reportpanels import heat_maps, latency_charts, loads_chart, sweep_charts
+from extproc.lab.trials.summary import called, is_bound, speed
 
 Json = Mapping[str, Any]
 MAX_BOUND_RATIO = 2.5

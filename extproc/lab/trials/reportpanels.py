@@ -9,9 +9,9 @@ from math import log
 from statistics import fmean
 from typing import Any
 
-from extproc.sim.trials.charts import Axis, Bar, Series, bar_chart, curve, heat_map, line_chart
-from extproc.sim.trials.summary import called, is_bound
-from extproc.sim.trials.trials import POOLED
+from extproc.lab.trials.charts import Axis, Bar, Series, bar_chart, curve, heat_map, line_chart
+from extproc.lab.trials.summary import called, is_bound
+from extproc.lab.trials.trials import POOLED
 
 Json = Mapping[str, Any]
 Chart = tuple[str, str, str]

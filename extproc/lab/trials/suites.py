@@ -14,23 +14,23 @@ from typing import Any
 import msgspec
 import yaml
 
-from extproc.core.queue import QueueSettings
-from extproc.sim.engine.profiles import PROFILES
-from extproc.sim.fleet.events import (
+from extproc.lab.engine.profiles import PROFILES
+from extproc.lab.fleet.events import (
     AdapterRegistered,
     FleetEvent,
     PodJoin,
     PodLoss,
     SlowPod,
 )
-from extproc.sim.fleet.settings import FleetSettings, PodKind
-from extproc.sim.opponents import opponent
-from extproc.sim.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec, VariantSpec
-from extproc.workload.clientele import WorkloadSpec, make_workload
-from extproc.workload.files import own_folder
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Workload
-from extproc.workload.synthetic import flash_crowd
+from extproc.lab.fleet.settings import FleetSettings, PodKind
+from extproc.lab.opponents import opponent
+from extproc.lab.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec, VariantSpec
+from extproc.lab.workload.clientele import WorkloadSpec, make_workload
+from extproc.lab.workload.files import own_folder
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.synthetic import flash_crowd
+from extproc.queue import QueueSettings
 
 SCENARIOS_DIR = own_folder("scenarios")
 

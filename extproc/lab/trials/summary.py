@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from extproc.sim.trials.specs import Suite
-from extproc.sim.trials.trials import INFORMED, POOLED, POOLED_SLOTS, STALE, TrialResult
-from extproc.workload.intervals import (
+from extproc.lab.trials.specs import Suite
+from extproc.lab.trials.trials import INFORMED, POOLED, POOLED_SLOTS, STALE, TrialResult
+from extproc.lab.workload.intervals import (
     Interval,
     interval,
     is_not_worse,

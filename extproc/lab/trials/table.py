@@ -7,8 +7,8 @@ from math import exp, log
 from statistics import fmean, median
 from typing import Any
 
-from extproc.sim.trials.summary import ALONE, FIXED, is_bound, pairs
-from extproc.workload.intervals import is_not_worse, paired_ratio, standard_error
+from extproc.lab.trials.summary import ALONE, FIXED, is_bound, pairs
+from extproc.lab.workload.intervals import is_not_worse, paired_ratio, standard_error
 
 Json = Mapping[str, Any]
 Place = tuple[str, float]

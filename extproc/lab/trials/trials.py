@@ -14,25 +14,25 @@ from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
-from extproc.core.policies import Policy, RandomChoice
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.opponents.loraserve import LoraServe
-from extproc.sim.opponents.toppings import Toppings
-from extproc.sim.trials.bounds import (
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.opponents.loraserve import LoraServe
+from extproc.lab.opponents.toppings import Toppings
+from extproc.lab.trials.bounds import (
     count_belady,
     pooled_settings,
     pooled_slots,
     pooled_workload,
     static_loads,
 )
-from extproc.sim.trials.oracle import Oracle, attach_oracles
-from extproc.sim.trials.search import CapacitySearch
-from extproc.sim.trials.specs import ScenarioSpec, Suite
-from extproc.sim.trials.suites import make_trial_parts, slo_of
-from extproc.workload.flights import FleetResult, Flight
-from extproc.workload.judge import Slo, attainment_at_most, measure, percentile
-from extproc.workload.requests import Workload
+from extproc.lab.trials.oracle import Oracle, attach_oracles
+from extproc.lab.trials.search import CapacitySearch
+from extproc.lab.trials.specs import ScenarioSpec, Suite
+from extproc.lab.trials.suites import make_trial_parts, slo_of
+from extproc.lab.workload.flights import FleetResult, Flight
+from extproc.lab.workload.judge import Slo, attainment_at_most, measure, percentile
+from extproc.lab.workload.requests import Workload
+from extproc.routing.policies import Policy, RandomChoice
 
 POOLED = "B0_pooled"
 POOLED_SLOTS = "B1_pooled_slots"

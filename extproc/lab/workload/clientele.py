@@ -18,8 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from extproc.workload.clients import MIXES, clients
-from extproc.workload.draws import (
+from extproc.lab.workload.clients import MIXES, clients
+from extproc.lab.workload.draws import (
     Lengths,
     adapter_names,
     round_robin_ranks,
@@ -27,11 +27,11 @@ from extproc.workload.draws import (
     uniform_lengths,
     zipf_shares,
 )
-from extproc.workload.files import own_folder
-from extproc.workload.requests import Tenant, Workload
-from extproc.workload.slora import SloraSetting, as_in_code, as_in_paper
-from extproc.workload.synthetic import with_prefixes, zipf
-from extproc.workload.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
+from extproc.lab.workload.files import own_folder
+from extproc.lab.workload.requests import Tenant, Workload
+from extproc.lab.workload.slora import SloraSetting, as_in_code, as_in_paper
+from extproc.lab.workload.synthetic import with_prefixes, zipf
+from extproc.lab.workload.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
 
 DATA_DIR = own_folder("data")
 MAX_TOKENS = 2000

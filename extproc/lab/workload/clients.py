@@ -16,7 +16,7 @@ from itertools import accumulate
 from random import Random
 from types import MappingProxyType
 
-from extproc.workload.draws import (
+from extproc.lab.workload.draws import (
     RANKS_MIXED,
     Lengths,
     adapter_names,
@@ -25,7 +25,7 @@ from extproc.workload.draws import (
     round_robin_ranks,
     uniform_lengths,
 )
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.workload.requests import Arrival, Workload
 
 MAX_CV = 8.0
 """The largest value of S-LoRA's sweep; ServeGen's largest is 12, of a few clients."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from extproc.workload.flights import FleetResult, Flight, FlightState, PodTotals
-from extproc.workload.requests import NO_TENANTS, PLAIN, Arrival, Tenant
+from extproc.lab.workload.flights import FleetResult, Flight, FlightState, PodTotals
+from extproc.lab.workload.requests import NO_TENANTS, PLAIN, Arrival, Tenant
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

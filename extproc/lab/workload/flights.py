@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from extproc.workload.requests import Arrival
+    from extproc.lab.workload.requests import Arrival
 
 
 class FlightState(StrEnum):

@@ -17,7 +17,7 @@ from math import ceil
 from statistics import fmean, median
 from typing import Protocol
 
-from extproc.workload.flights import FleetResult, Flight, FlightState
+from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 
 SLORA_TTFT_S = 6.0
 """S-LoRA's objective for the first token (S-LoRA, section 7, and `slora/utils/metric.py`)."""

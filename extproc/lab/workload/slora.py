@@ -21,7 +21,7 @@ from itertools import accumulate, islice
 from random import Random
 from types import MappingProxyType
 
-from extproc.workload.draws import (
+from extproc.lab.workload.draws import (
     Lengths,
     adapter_names,
     gamma_gaps,
@@ -30,7 +30,7 @@ from extproc.workload.draws import (
     uniform_lengths,
     zipf_shares,
 )
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.workload.requests import Arrival, Workload
 
 
 @dataclass(frozen=True, slots=True)

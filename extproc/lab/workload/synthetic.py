@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
-from extproc.workload.draws import (
+from extproc.lab.workload.draws import (
     RANKS_MIXED,
     Choice,
     Lengths,
@@ -16,7 +16,7 @@ from extproc.workload.draws import (
     uniform_lengths,
     zipf_shares,
 )
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.workload.requests import Arrival, Workload
 
 
 def independent(

@@ -10,8 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from random import Random
 
-from extproc.workload.draws import RANKS_MIXED, Choice, round_robin_ranks
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.workload.draws import RANKS_MIXED, Choice, round_robin_ranks
+from extproc.lab.workload.requests import Arrival, Workload
 
 
 class Half(StrEnum):

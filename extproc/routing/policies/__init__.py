@@ -10,10 +10,10 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from extproc.core.policies.controls import LeastPending, RandomChoice, RoundRobin
-from extproc.core.policies.founding import Founding
-from extproc.core.policies.least_harm import LeastHarm
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.routing.policies.controls import LeastPending, RandomChoice, RoundRobin
+from extproc.routing.policies.founding import Founding
+from extproc.routing.policies.least_harm import LeastHarm
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 __all__ = [
     "BUILT_IN",

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from operator import attrgetter
 
-from extproc.core.policies.ranking import fewest_pending, least
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
-from extproc.core.words import pending
+from extproc.phrases import pending
+from extproc.routing.policies.ranking import fewest_pending, least
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 
 class RandomChoice:

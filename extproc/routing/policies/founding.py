@@ -15,9 +15,9 @@ import random
 from collections.abc import Sequence
 from operator import attrgetter
 
-from extproc.core.policies.ranking import at_random, fewest_pending, least, lowest, one_of
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
-from extproc.core.words import busiest_first, pending, short, spread, whereabouts
+from extproc.phrases import busiest_first, pending, short, spread, whereabouts
+from extproc.routing.policies.ranking import at_random, fewest_pending, least, lowest, one_of
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 DEFAULT_THRESHOLD = 16
 """Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100:

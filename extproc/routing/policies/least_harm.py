@@ -36,10 +36,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import exp, inf, sqrt
 
-from extproc.core.placement import order
-from extproc.core.policies.ranking import lowest, one_of
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.core.words import FOR_ROOM, FOR_SLOT, busiest_first, pending, short, whereabouts
+from extproc.adapters.placement import order
+from extproc.phrases import FOR_ROOM, FOR_SLOT, busiest_first, pending, short, whereabouts
+from extproc.routing.policies.ranking import lowest, one_of
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 PROMPT_STALL_RATIO = 0.1
 LOAD_STALL_RATIO = 0.05

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from extproc.core.types import EndpointView
-from extproc.core.words import pending
+from extproc.phrases import pending
+from extproc.types import EndpointView
 
 
 def least(

@@ -10,10 +10,10 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.placement import Capacity, PlacementSettings, order
-from extproc.core.placement.homes import place
-from extproc.core.placement.levels import level_of, rate_of
-from extproc.core.placement.orders import DEPTH
+from extproc.adapters.placement import Capacity, PlacementSettings, order
+from extproc.adapters.placement.homes import place
+from extproc.adapters.placement.levels import level_of, rate_of
+from extproc.adapters.placement.orders import DEPTH
 from tests.builders import address
 
 SETTINGS = PlacementSettings(carried=0.5, slack=0.25)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.placement import Levels
-from extproc.core.placement.levels import COOL_S, LEAST, MOST, STEP, level_of, rate_of
+from extproc.adapters.placement import Levels
+from extproc.adapters.placement.levels import COOL_S, LEAST, MOST, STEP, level_of, rate_of
 
 RATES = st.floats(0, 1e6)
 

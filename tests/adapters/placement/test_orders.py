@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.placement import order
-from extproc.core.placement.orders import Orders
+from extproc.adapters.placement import order
+from extproc.adapters.placement.orders import Orders
 from tests.builders import address
 
 NUMBERS = st.sets(st.integers(1, 30), max_size=20)

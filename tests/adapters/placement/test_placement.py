@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.placement import Capacity, Demand, Placement
-from extproc.core.placement.levels import COOL_S
-from extproc.core.placement.placement import MAX_DRAWS
+from extproc.adapters.placement import Capacity, Demand, Placement
+from extproc.adapters.placement.levels import COOL_S
+from extproc.adapters.placement.placement import MAX_DRAWS
 from tests.builders import address
 
 FLEET = [Capacity(address(number), 8, 32) for number in range(1, 9)]

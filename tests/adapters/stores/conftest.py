@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell.stores.media import KINDS, Opened, RedisServer, opened
+from tests.adapters.stores.media import KINDS, Opened, RedisServer, opened
 
 
 @pytest.fixture(scope="package")

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from extproc.core.adapters.declared import Declaration
-from extproc.shell.stores.content import Stored
-from extproc.shell.stores.directory import Directory
-from extproc.shell.stores.medium import Medium
-from extproc.shell.stores.sqlite import Sqlite
-from extproc.shell.stores.store import Store
+from extproc.adapters.declared import Declaration
+from extproc.adapters.stores.content import Stored
+from extproc.adapters.stores.directory import Directory
+from extproc.adapters.stores.medium import Medium
+from extproc.adapters.stores.sqlite import Sqlite
+from extproc.adapters.stores.store import Store
 
 KINDS = ("directory", "sqlite", "redis")
 STRICT_KINDS = ("sqlite", "redis")
@@ -110,7 +110,7 @@ def make_medium(kind: str, folder: Path, server: RedisServer | None, clock: Cloc
         return Directory(folder, interval_s=0.01)
     if kind == "sqlite":
         return Sqlite(folder / "adapters.db", interval_s=0.01, clock=clock)
-    from extproc.shell.stores.redis import Redis
+    from extproc.adapters.stores.redis import Redis
 
     assert server is not None
     return Redis(server.url, key=KEY, password="", ca_file=None, interval_s=0.01)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.adapters.declared import Declaration, DeclarationError, LoadMode
-from extproc.shell.stores.content import (
+from extproc.adapters.declared import Declaration, DeclarationError, LoadMode
+from extproc.adapters.stores.content import (
     MAX_CONTENT_BYTES,
     decode,
     decode_asked,
     encode,
     tag_of,
 )
-from tests.shell.stores.media import declared
+from tests.adapters.stores.media import declared
 
 names = st.text(
     st.characters(exclude_categories=["C"], exclude_characters=",*"), min_size=1

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.stores.content import ConflictError, Put
-from extproc.shell.stores.directory import Directory
-from extproc.shell.stores.medium import StoreError, StoreFullError
-from extproc.shell.stores.store import SETTLED_AFTER, Store
-from tests.shell.stores.media import Opened, Watched, declared, is_root, opened, shown
+from extproc.adapters.stores.content import ConflictError, Put
+from extproc.adapters.stores.directory import Directory
+from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.store import SETTLED_AFTER, Store
+from tests.adapters.stores.media import Opened, Watched, declared, is_root, opened, shown
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ async def test_too_many_files_are_named_and_the_first_count(
     media: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("store", "directory"):
-        monkeypatch.setattr(f"extproc.shell.stores.{module}.MAX_DECLARATIONS", 3)
+        monkeypatch.setattr(f"extproc.adapters.stores.{module}.MAX_DECLARATIONS", 3)
     for each in range(5):
         (tmp_path / f"{each}.json").write_text(content(str(each)))
     store = await media.store()
@@ -463,7 +463,7 @@ async def test_no_more_is_declared_than_is_read(
     media: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for each in ("store", "directory"):
-        monkeypatch.setattr(f"extproc.shell.stores.{each}.MAX_DECLARATIONS", 2)
+        monkeypatch.setattr(f"extproc.adapters.stores.{each}.MAX_DECLARATIONS", 2)
     store = await media.store()
     for name in "ab":
         await store.put(declared(name))

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 from msgspec import Struct
 
-from extproc.shell.stores.content import Change, ConflictError
-from extproc.shell.stores.medium import Medium
-from extproc.shell.stores.store import ANY_TAG, Store
-from tests.shell.stores.media import Clock, RedisServer, declared, make_medium, shown
+from extproc.adapters.stores.content import Change, ConflictError
+from extproc.adapters.stores.medium import Medium
+from extproc.adapters.stores.store import ANY_TAG, Store
+from tests.adapters.stores.media import Clock, RedisServer, declared, make_medium, shown
 
 NAMES = ("a", "A", "org/a")
 DELETED = "deleted"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.stores.content import ConflictError
-from extproc.shell.stores.store import ANY_TAG, Store
-from tests.shell.stores.media import (
+from extproc.adapters.stores.content import ConflictError
+from extproc.adapters.stores.store import ANY_TAG, Store
+from tests.adapters.stores.media import (
     STRICT_KINDS,
     Clock,
     Opened,

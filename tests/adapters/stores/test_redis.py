@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.stores.content import ConflictError
-from extproc.shell.stores.medium import Medium, StoreError, StoreFullError
-from extproc.shell.stores.store import ANY_TAG
-from tests.shell.stores.cutter import Cut, Cutter
-from tests.shell.stores.media import (
+from extproc.adapters.stores.content import ConflictError
+from extproc.adapters.stores.medium import Medium, StoreError, StoreFullError
+from extproc.adapters.stores.store import ANY_TAG
+from tests.adapters.stores.cutter import Cut, Cutter
+from tests.adapters.stores.media import (
     KEY,
     Opened,
     RedisServer,
@@ -44,7 +44,7 @@ async def media(tmp_path: Path, server: RedisServer) -> AsyncIterator[Opened]:
 
 
 def redis_at(url: str) -> Medium:
-    from extproc.shell.stores.redis import Redis
+    from extproc.adapters.stores.redis import Redis
 
     return Redis(url, key=KEY, password="", ca_file=None, interval_s=0.01)
 
@@ -159,7 +159,7 @@ async def test_a_lease_ends_by_the_servers_clock(media: Opened) -> None:
 async def test_a_server_with_a_password_is_used_with_it_and_its_error_does_not_show_it(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    from extproc.shell.stores.redis import Redis
+    from extproc.adapters.stores.redis import Redis
 
     server.kill()
     server.start("--requirepass", "secret")
@@ -180,7 +180,7 @@ async def test_half_an_answer_is_none(
 ) -> None:
     """Neither at a start, where nothing is known then, nor later, where all stays as it was."""
     if cut is not Cut.CLOSED:  # after an error the client waits for the rest
-        monkeypatch.setattr("extproc.shell.stores.redis.TIMEOUT_S", 0.5)
+        monkeypatch.setattr("extproc.adapters.stores.redis.TIMEOUT_S", 0.5)
     there = await fill(await media.store())
     async with Cutter(server.port, b'"name":"b"') as cutter:
         cutter.cut = cut

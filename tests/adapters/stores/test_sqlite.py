@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.stores.medium import StoreError, StoreFullError
-from extproc.shell.stores.sqlite import Sqlite
-from tests.shell.stores.media import Opened, declared, opened, shown
+from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.sqlite import Sqlite
+from tests.adapters.stores.media import Opened, declared, opened, shown
 
 HUGE_BYTES = 2**26
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from extproc.core.adapters.declared import DeclarationError
-from extproc.shell.stores.content import Change, ConflictError
-from extproc.shell.stores.medium import StoreError
-from extproc.shell.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
-from tests.shell.stores.media import STRICT_KINDS, Opened, declared, following, shown, until
+from extproc.adapters.declared import DeclarationError
+from extproc.adapters.stores.content import Change, ConflictError
+from extproc.adapters.stores.medium import StoreError
+from extproc.adapters.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
+from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown, until
 
 NAMES = ("a", "A", "org/name", ".", "..", "-", "CON", "a b", "ü", "+", "x" * 256, "ü" * 128)
 
@@ -246,7 +246,7 @@ async def test_there_is_a_limit_which_the_deleted_count_for(
     media: Opened, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for each in ("store", kind):
-        monkeypatch.setattr(f"extproc.shell.stores.{each}.MAX_DECLARATIONS", 3)
+        monkeypatch.setattr(f"extproc.adapters.stores.{each}.MAX_DECLARATIONS", 3)
     store = await media.store()
     for name in "abc":
         await store.put(declared(name))
@@ -275,7 +275,7 @@ class Restless:
 
 
 async def test_who_never_gets_a_turn_is_told() -> None:
-    from extproc.shell.stores.store import Store
+    from extproc.adapters.stores.store import Store
 
     medium = Restless()
     with pytest.raises(StoreError, match="others keep writing it"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from extproc.core.kubernetes.objects import Pod
-from extproc.core.kubernetes.store import Store
+from extproc.discovery.kubernetes.objects import Pod
+from extproc.discovery.kubernetes.store import Store
 
 
 def event(type_: str, thing: dict[str, Any]) -> bytes:

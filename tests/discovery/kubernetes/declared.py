@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
-from extproc.core.kubernetes.objects import POOL_GROUP, DeclaringObject, PoolRef, Query
-from extproc.core.kubernetes.store import Store
+from extproc.discovery.kubernetes.objects import POOL_GROUP, DeclaringObject, PoolRef, Query
+from extproc.discovery.kubernetes.store import Store
 
 T = TypeVar("T", bound=DeclaringObject)
 

@@ -16,10 +16,10 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extproc.core.kubernetes.store import ApiError
-from extproc.shell.discovery import kubernetes
-from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
-from tests.shell.pki import Pki
+from extproc.discovery.kubernetes import api as kubernetes
+from extproc.discovery.kubernetes.api import KubernetesClient, MissingLibraryError
+from extproc.discovery.kubernetes.store import ApiError
+from tests.wire.pki import Pki
 
 
 class FakeApi:

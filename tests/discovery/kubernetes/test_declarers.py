@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.core.kubernetes import declaring
-from extproc.core.kubernetes.declaring import (
+from extproc.discovery.kubernetes import declarers
+from extproc.discovery.kubernetes.declarers import (
     MAX_SPEC_BYTES,
     MAX_STATUS_BYTES,
     Declared,
     Reading,
     decode_spec,
 )
-from extproc.core.kubernetes.objects import LLMRoute, routes_query
-from extproc.core.kubernetes.store import Store
-from tests.core.kubernetes.apimodel import event, page
-from tests.core.kubernetes.declared import item, listed
+from extproc.discovery.kubernetes.objects import LLMRoute, routes_query
+from extproc.discovery.kubernetes.store import Store
+from tests.discovery.kubernetes.apimodel import event, page
+from tests.discovery.kubernetes.declared import item, listed
 
 QUERY = routes_query()
 
@@ -93,7 +93,7 @@ def test_an_object_whose_generations_are_not_counted_is_read_every_time() -> Non
 
 
 def test_the_newest_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declaring, "MAX_OBJECTS", 2)
+    monkeypatch.setattr(declarers, "MAX_OBJECTS", 2)
     read = Counted().read(*(item("x", f"o{number}", age=number) for number in range(4)))
 
     assert [(each.origin[-2:], bool(each.problem)) for each in read] == [
@@ -177,7 +177,7 @@ def test_of_a_long_spec_or_status_and_of_labels_nothing_is_kept() -> None:
 def test_all_specs_together_are_bounded_and_the_newest_beyond_are_refused(
     order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declaring, "MAX_SPECS_BYTES", 250)
+    monkeypatch.setattr(declarers, "MAX_SPECS_BYTES", 250)
     items = [item("x" * 98, f"o{number}", age=number) for number in range(4)]
     kept = Kept().take(*((items[number],) for number in order))
     refused = [("o1", None, "o1"), ("o0", None, "o0")]
@@ -200,7 +200,7 @@ def test_all_specs_together_are_bounded_and_the_newest_beyond_are_refused(
 def test_all_statuses_together_are_bounded_and_every_object_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(declaring, "MAX_STATUSES_BYTES", 250)
+    monkeypatch.setattr(declarers, "MAX_STATUSES_BYTES", 250)
     items = [item("x", f"o{number}", age=number, status="y" * 98) for number in range(4)]
     kept = Kept().take(tuple(items))
 
@@ -212,7 +212,7 @@ def test_all_statuses_together_are_bounded_and_every_object_counts(
 def test_a_spec_that_was_not_kept_is_refused_until_the_next_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(declaring, "MAX_SPECS_BYTES", 150)
+    monkeypatch.setattr(declarers, "MAX_SPECS_BYTES", 150)
     items = [item("x" * 98, f"o{number}", age=number) for number in range(2)]
     kept = Kept().take(tuple(items))
     kept.hear("DELETED", items[1])

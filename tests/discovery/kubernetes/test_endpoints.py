@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.kubernetes.endpoints import (
+from extproc.discovery.kubernetes.endpoints import (
     pod_endpoints,
     pools_endpoints,
     selection,
     slice_endpoints,
 )
-from extproc.core.kubernetes.objects import EndpointSlice, InferencePool, Pod
-from extproc.core.types import Endpoint
+from extproc.discovery.kubernetes.objects import EndpointSlice, InferencePool, Pod
+from extproc.types import Endpoint
 
 
 def read_pod(name: str = "a", *, ip: str | None = "10.0.0.1", **more: Any) -> Pod:

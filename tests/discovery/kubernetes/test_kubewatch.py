@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from extproc.core.kubernetes.objects import Pod, pods_query
-from extproc.core.kubernetes.store import ApiError, error_of
-from extproc.shell.discovery import kubewatch
-from extproc.shell.discovery.kubewatch import ListWatch, WatchStats, WatchTimes
-from tests.core.kubernetes.apimodel import GONE, Api, bookmark
+from extproc.discovery.kubernetes import kubewatch
+from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
+from extproc.discovery.kubernetes.objects import Pod, pods_query
+from extproc.discovery.kubernetes.store import ApiError, error_of
+from tests.discovery.kubernetes.apimodel import GONE, Api, bookmark
 
 CUT = ApiError("connection", "cut")
 Step = list[bytes] | Exception | float
@@ -107,7 +107,7 @@ async def play(
         client.rests.append(delay_s)
         await sleep(0)
 
-    monkeypatch.setattr("extproc.shell.discovery.kubewatch.asyncio.sleep", rest)
+    monkeypatch.setattr("extproc.discovery.kubernetes.kubewatch.asyncio.sleep", rest)
     watch = ListWatch(
         client,
         pods_query("app=vllm"),

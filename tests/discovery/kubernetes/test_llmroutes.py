@@ -8,14 +8,14 @@ import pytest
 import yaml
 from hypothesis import given
 
-from extproc.core.adapters.declared import Declaration, LoadMode
-from extproc.core.adapters.precedence import Offer, ResponseModel
-from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.llmroutes import NO_PARENTS, routes_of
-from extproc.core.kubernetes.objects import PoolRef, routes_query
-from extproc.core.modelroutes import ModelRoute, Objective
-from tests.core.kubernetes.declared import POOL, POOLS, item, listed
-from tests.core.kubernetes.hostile import JSON, changed
+from extproc.adapters.declared import Declaration, LoadMode
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.llmroutes import NO_PARENTS, routes_of
+from extproc.discovery.kubernetes.objects import PoolRef, routes_query
+from extproc.routing.modelroutes import ModelRoute, Objective
+from extproc.routing.precedence import Offer, ResponseModel
+from tests.discovery.kubernetes.declared import POOL, POOLS, item, listed
+from tests.discovery.kubernetes.hostile import JSON, changed
 
 PROPOSED = yaml.safe_load(
     """

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from extproc.core.kubernetes.objectives import priorities, without_pool
-from extproc.core.kubernetes.objects import objectives_query
-from extproc.core.kubernetes.store import Store
+from extproc.discovery.kubernetes.objectives import priorities, without_pool
+from extproc.discovery.kubernetes.objects import objectives_query
+from extproc.discovery.kubernetes.store import Store
 
 POOL = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "pool"}
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from extproc.core.adapters.precedence import RuleSet
-from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.objects import rewrites_query
-from extproc.core.kubernetes.rewrites import rewrites_of
-from extproc.core.rewrites import Rule
-from tests.core.kubernetes.declared import POOL, POOLS, item, listed
-from tests.core.kubernetes.hostile import JSON, changed
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.objects import rewrites_query
+from extproc.discovery.kubernetes.rewrites import rewrites_of
+from extproc.routing.precedence import RuleSet
+from extproc.routing.rewrites import Rule
+from tests.discovery.kubernetes.declared import POOL, POOLS, item, listed
+from tests.discovery.kubernetes.hostile import JSON, changed
 
 
 def rewrite(*rules: Any, pool: Any = POOL) -> dict[str, Any]:

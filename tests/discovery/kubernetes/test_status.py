@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from extproc.core.adapters.precedence import Loss
-from extproc.core.kubernetes.declaring import Reading
-from extproc.core.kubernetes.objects import LLMRoute, routes_query
-from extproc.core.kubernetes.status import (
+from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.objects import LLMRoute, routes_query
+from extproc.discovery.kubernetes.status import (
     MAX_MESSAGE_CHARS,
     MAX_VERSIONS,
     STATE,
@@ -22,7 +21,8 @@ from extproc.core.kubernetes.status import (
     parts,
     patch,
 )
-from tests.core.kubernetes.declared import item, listed
+from extproc.routing.precedence import Loss
+from tests.discovery.kubernetes.declared import item, listed
 
 READING = Reading[Any]("llmroute n/it", 3, declared="x")
 PARTLY, WHOLLY = Loss(is_whole=False, why="in part"), Loss(is_whole=True, why="wholly")

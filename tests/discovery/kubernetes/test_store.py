@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.kubernetes.objects import (
+from extproc.discovery.kubernetes.objects import (
     Pod,
     objectives_query,
     pods_query,
@@ -18,8 +18,8 @@ from extproc.core.kubernetes.objects import (
     routes_query,
     slices_query,
 )
-from extproc.core.kubernetes.store import ApiError, Store, error_of, refusal
-from tests.core.kubernetes.apimodel import (
+from extproc.discovery.kubernetes.store import ApiError, Store, error_of, refusal
+from tests.discovery.kubernetes.apimodel import (
     GONE,
     Api,
     bookmark,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.calibration.calibrate import phases
+from extproc.lab.calibration.calibrate import phases
 
 
 @given(

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.sim.calibration.fitting import errors_of, fit
-from extproc.sim.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import A100_8B, H100_8B, INSTANT, EngineProfile
-from extproc.sim.engine.records import EngineRequest
-from extproc.sim.fakepod.vllmpage import VllmPage
+from extproc.lab.calibration.fitting import errors_of, fit
+from extproc.lab.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import A100_8B, H100_8B, INSTANT, EngineProfile
+from extproc.lab.engine.records import EngineRequest
+from extproc.lab.fakepod.vllmpage import VllmPage
 
 EPSILON_EXACT = 1e-6
 """Relative; samples without noise."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.sim.calibration.samples import Reading, read_page, sample_over
+from extproc.lab.calibration.samples import Reading, read_page, sample_over
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vllm-0.32-metrics.txt"
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.lru import AdapterCache
-from extproc.sim.engine.profiles import H100_8B, INSTANT, PROFILES, EngineProfile
-from extproc.sim.engine.records import EngineRequest, EngineStats, Step
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.lru import AdapterCache
+from extproc.lab.engine.profiles import H100_8B, INSTANT, PROFILES, EngineProfile
+from extproc.lab.engine.records import EngineRequest, EngineStats, Step
 
 TINY = replace(
     H100_8B,

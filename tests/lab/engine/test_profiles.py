@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import (
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import (
     H100_8B,
     INSTANT,
     PROFILES,
@@ -16,9 +16,9 @@ from extproc.sim.engine.profiles import (
     as_yaml,
     read_profile,
 )
-from extproc.sim.engine.records import EngineRequest, Timeline
-from extproc.workload import slora
-from extproc.workload.requests import Workload
+from extproc.lab.engine.records import EngineRequest, Timeline
+from extproc.lab.workload import slora
+from extproc.lab.workload.requests import Workload
 
 TABLE_3_RPS: dict[tuple[str, int], float] = {
     ("S1", 5): 8.05,

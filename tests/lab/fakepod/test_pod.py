@@ -14,11 +14,11 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.engine.records import Step
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.sim.fakepod.trouble import Trouble
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.engine.records import Step
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.trouble import Trouble
 
 Json = dict[str, Any]
 SLOW = replace(INSTANT, step_s=0.02)

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import INSTANT, EngineProfile
-from extproc.sim.engine.records import EngineRequest, EngineStats
-from extproc.sim.fakepod.runner import EngineDeadError, EngineRunner, Generation
-from extproc.sim.fakepod.vllmpage import VllmPage
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import INSTANT, EngineProfile
+from extproc.lab.engine.records import EngineRequest, EngineStats
+from extproc.lab.fakepod.runner import EngineDeadError, EngineRunner, Generation
+from extproc.lab.fakepod.vllmpage import VllmPage
 from tests.virtualtime import in_virtual_time
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.engine.records import EngineRequest, Step
-from extproc.sim.fakepod.vllmpage import VllmPage
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.engine.records import EngineRequest, Step
+from extproc.lab.fakepod.vllmpage import VllmPage
 
 _REAL = Path(__file__).parents[2] / "golden" / "vllm-0.32-metrics.txt"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.core.policies import LeastPending
-from extproc.sim.fleet.settings import Loading
-from extproc.workload.flights import FlightState
-from tests.sim.fleet.test_fleet import OneAtATime
-from tests.sim.lab import arrival, poisson, run, workload
+from extproc.lab.fleet.settings import Loading
+from extproc.lab.workload.flights import FlightState
+from extproc.routing.policies import LeastPending
+from tests.lab.fleet.test_fleet import OneAtATime
+from tests.lab.lab import arrival, poisson, run, workload
 
 
 @pytest.mark.parametrize("loading", Loading)

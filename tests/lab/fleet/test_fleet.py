@@ -12,25 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core.policies import Founding, LeastPending, RandomChoice, RoundRobin
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import H100_8B
-from extproc.sim.engine.records import EngineRequest
-from extproc.sim.fleet.events import (
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import H100_8B
+from extproc.lab.engine.records import EngineRequest
+from extproc.lab.fleet.events import (
     AdapterRegistered,
     FleetEvent,
     PodJoin,
     PodLoss,
     SlowPod,
 )
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.pod import FleetPod
-from extproc.sim.fleet.prefixes import prefix_hashes
-from extproc.sim.fleet.settings import FleetSettings, Loading, PodKind
-from extproc.workload.flights import Flight, FlightState
-from extproc.workload.requests import Workload
-from tests.sim.lab import arrival, poisson, run, workload
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.pod import FleetPod
+from extproc.lab.fleet.prefixes import prefix_hashes
+from extproc.lab.fleet.settings import FleetSettings, Loading, PodKind
+from extproc.lab.workload.flights import Flight, FlightState
+from extproc.lab.workload.requests import Workload
+from extproc.routing.policies import Founding, LeastPending, RandomChoice, RoundRobin
+from extproc.types import Choice, RequestInfo, Snapshot, Wait
+from tests.lab.lab import arrival, poisson, run, workload
 
 
 def events() -> st.SearchStrategy[list[FleetEvent]]:
@@ -497,7 +497,7 @@ def test_learning_changes_nothing_for_routers_with_the_right_size(
     assert 4 in learned(fleet)
     assert set(learned(fleet)) <= {4, None}
 
-    monkeypatch.setattr("extproc.core.tracked.MAX_BODY_BYTES", -1)
+    monkeypatch.setattr("extproc.fleet.tracked.MAX_BODY_BYTES", -1)
     unlearned, same = cached(None)
     assert learned(unlearned) == [None, None]
     assert digest == same

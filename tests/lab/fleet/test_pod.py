@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import A100_8B
-from extproc.sim.fleet.pod import FleetPod
-from extproc.workload.flights import Flight
-from extproc.workload.requests import Arrival
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.profiles import A100_8B
+from extproc.lab.fleet.pod import FleetPod
+from extproc.lab.workload.flights import Flight
+from extproc.lab.workload.requests import Arrival
 
 ADAPTERS = ("a", "b", "c")
 

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from extproc.core.costs import BYTES_PER_TOKEN, Costs
-from extproc.core.policies import LeastHarm
-from extproc.core.traits import PoolSettings
-from extproc.sim.engine.profiles import A100_8B
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from tests.sim.lab import arrival, workload
+from extproc.costs import BYTES_PER_TOKEN, Costs
+from extproc.fleet.serverflags import PoolSettings
+from extproc.lab.engine.profiles import A100_8B
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.routing.policies import LeastHarm
+from tests.lab.lab import arrival, workload
 
 TRUE_TOKENS_PER_S = 1 / A100_8B.step_per_prefill_token_s
 LOOK_S = 0.05

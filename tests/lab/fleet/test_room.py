@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from extproc.core.policies import LeastHarm
-from extproc.core.room import SPARE, Room
-from extproc.sim.engine.profiles import A100_8B
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import FlightState
-from extproc.workload.requests import Workload
-from tests.sim.lab import arrival, workload
+from extproc.fleet.concurrency import SPARE, Room
+from extproc.lab.engine.profiles import A100_8B
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.flights import FlightState
+from extproc.lab.workload.requests import Workload
+from extproc.routing.policies import LeastHarm
+from tests.lab.lab import arrival, workload
 
 SETTLED_S = 2.0
 """From then on the engines are full."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from extproc.core.claims import NO_CLAIM, Claim
-from extproc.core.queue import QueueSettings
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import FlightState
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Tenant, Workload
-from tests.sim.lab import arrival
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.workload.flights import FlightState
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Tenant, Workload
+from extproc.queue import QueueSettings
+from extproc.tenancy import NO_CLAIM, Claim
+from extproc.types import Choice, RequestInfo, Snapshot, Wait
+from tests.lab.lab import arrival
 
 TENANTS = {"people": Tenant(weight=2.0), "batch": Tenant(priority=-1, has_objectives=False)}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.loadtest.blocks import Block
-from extproc.loadtest.results import real_run
-from extproc.loadtest.runs import BlockRun
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.exchange import RequestRecord
-from extproc.workload.flights import PodTotals
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.loadtest.blocks import Block
+from extproc.lab.loadtest.results import real_run
+from extproc.lab.loadtest.runs import BlockRun
+from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.flights import PodTotals
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Arrival, Workload
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05, target=0.9)
 TINY = """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from extproc.loadtest.results import LoadResult, RunResult, real_run
-from extproc.sim.trials.specs import Suite
-from extproc.sim.trials.suites import parse_suite
-from extproc.workload.exchange import RequestRecord
-from extproc.workload.flights import PodTotals
-from extproc.workload.judge import Slo
+from extproc.lab.loadtest.results import LoadResult, RunResult, real_run
+from extproc.lab.trials.specs import Suite
+from extproc.lab.trials.suites import parse_suite
+from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.flights import PodTotals
+from extproc.lab.workload.judge import Slo
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 
-from extproc.workload.exchange import RequestRecord, load_records
+from extproc.lab.workload.exchange import RequestRecord, load_records
 from tests.e2e.harness import ChildProcess, eventually, free_port
 
-LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
+LOCUSTFILE = Path(__file__).parents[3] / "loadtest" / "locustfile.py"
 PATIENCE_S = 120.0
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.loadtest.blocks import PlanError, by_fleet, rotated, sliced
-from extproc.workload.requests import Tenant
-from tests.loadtest.builders import block
+from extproc.lab.loadtest.blocks import PlanError, by_fleet, rotated, sliced
+from extproc.lab.workload.requests import Tenant
+from tests.lab.loadtest.builders import block
 
 
 @given(

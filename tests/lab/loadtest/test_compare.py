@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from extproc.loadtest import compare
-from extproc.loadtest.blocks import Block
-from extproc.loadtest.compare import (
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.loadtest import compare
+from extproc.lab.loadtest.blocks import Block
+from extproc.lab.loadtest.compare import (
     Round,
     Watch,
     counted,
@@ -21,15 +22,14 @@ from extproc.loadtest.compare import (
     mean_of,
     ratio_of,
 )
-from extproc.loadtest.figures import FIGURES
-from extproc.loadtest.results import RunResult
-from extproc.loadtest.runs import BlockRun, attainment_at_most
-from extproc.loadtest.screen import line_of, print_comparison, ratio_words, remarks
-from extproc.loadtest.targets import Target, TargetSpec
-from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.workload.exchange import RequestRecord
-from extproc.workload.intervals import Interval
-from tests.loadtest.builders import SLO, block, record, run
+from extproc.lab.loadtest.figures import FIGURES
+from extproc.lab.loadtest.results import RunResult
+from extproc.lab.loadtest.runs import BlockRun, attainment_at_most
+from extproc.lab.loadtest.screen import line_of, print_comparison, ratio_words, remarks
+from extproc.lab.loadtest.targets import Target, TargetSpec
+from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.intervals import Interval
+from tests.lab.loadtest.builders import SLO, block, record, run
 
 TTFT = FIGURES["ttft_mean_s"]
 LOADS = FIGURES["loads_per_1000"]

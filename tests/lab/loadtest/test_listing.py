@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from extproc.loadtest.listing import ListingError, base_url, fetch_json
-from tests.loadtest.test_replay import server
+from extproc.lab.loadtest.listing import ListingError, base_url, fetch_json
+from tests.lab.loadtest.test_replay import server
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.loadtest.blocks import PlanError
-from extproc.loadtest.loads import (
+from extproc.lab.loadtest.blocks import PlanError
+from extproc.lab.loadtest.loads import (
     Overrides,
     SuiteLoad,
     WorkloadLoad,
@@ -18,9 +18,9 @@ from extproc.loadtest.loads import (
     scenarios_of,
     workload_load,
 )
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Workload
-from tests.sim.trials.test_suites import tiny
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Workload
+from tests.lab.trials.test_suites import tiny
 
 TWO_SCENARIOS = """
 name: two

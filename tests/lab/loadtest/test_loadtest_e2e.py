@@ -14,16 +14,16 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.loadtest import loadtest_app
-from extproc.loadtest.blocks import Block, sliced
-from extproc.loadtest.compare import Round, Watch, run_rounds
-from extproc.loadtest.loads import SuiteLoad, plan_suite
-from extproc.loadtest.results import load
-from extproc.loadtest.runs import run_block
-from extproc.loadtest.targets import TargetError, parse_targets, running_targets, suite_targets
-from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.sim.trials.suites import parse_suite
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.loadtest.blocks import Block, sliced
+from extproc.lab.loadtest.compare import Round, Watch, run_rounds
+from extproc.lab.loadtest.loads import SuiteLoad, plan_suite
+from extproc.lab.loadtest.results import load
+from extproc.lab.loadtest.runs import run_block
+from extproc.lab.loadtest.targets import TargetError, parse_targets, running_targets, suite_targets
+from extproc.lab.trials.suites import parse_suite
 from tests.commandline import Command, commands
-from tests.loadtest.builders import TINY
+from tests.lab.loadtest.builders import TINY
 
 FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.loadtest.measures import (
+from extproc.lab.loadtest.measures import (
     BASE,
     NOBODY,
     GroupSummary,
@@ -17,9 +17,9 @@ from extproc.loadtest.measures import (
     fleet_result_of,
     summarize_records,
 )
-from extproc.loadtest.words import delay_words, error_words
-from extproc.workload.exchange import RequestRecord, as_fleet_result
-from extproc.workload.judge import Slo, measure, percentile, satisfaction
+from extproc.lab.loadtest.words import delay_words, error_words
+from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
+from extproc.lab.workload.judge import Slo, measure, percentile, satisfaction
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 TIMES_S = st.floats(0.0, 30.0)

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.commands.ramp import conclusion, step_words
-from extproc.loadtest.blocks import Block
-from extproc.loadtest.loads import Load, Overrides, find_load, workload_load
-from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, next_rate, run_ramp
-from extproc.loadtest.runs import BlockRun
-from extproc.loadtest.targets import TargetError, TargetSpec
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.sim.trials.search import CapacitySearch
-from tests.loadtest.builders import run
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.loadtest.blocks import Block
+from extproc.lab.loadtest.loads import Load, Overrides, find_load, workload_load
+from extproc.lab.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, next_rate, run_ramp
+from extproc.lab.loadtest.runs import BlockRun
+from extproc.lab.loadtest.targets import TargetError, TargetSpec
+from extproc.lab.trials.search import CapacitySearch
+from tests.lab.loadtest.builders import run
 
 
 def attainment(rate_rps: float, knee_rps: float) -> float:

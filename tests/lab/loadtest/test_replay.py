@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
-from extproc.shell.selfsigned import make_certificate
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.workload.exchange import CHAT, RequestForm, RequestRecord
-from extproc.workload.requests import Workload
-from tests.sim.lab import arrival, poisson, workload
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
+from extproc.lab.workload.exchange import CHAT, RequestForm, RequestRecord
+from extproc.lab.workload.requests import Workload
+from extproc.wire.selfsigned import make_certificate
+from tests.lab.lab import arrival, poisson, workload
 
 STREAM = {"content-type": "text/event-stream"}
 PIECE = b'data: {"choices":[{"text":"a"}]}\n\n'

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from extproc.loadtest.figures import FIGURES
-from extproc.loadtest.measures import summarize_records
-from extproc.loadtest.results import (
+from extproc.lab.loadtest.figures import FIGURES
+from extproc.lab.loadtest.measures import summarize_records
+from extproc.lab.loadtest.results import (
     FORMAT,
     ResultError,
     describe_machine,
@@ -17,8 +17,8 @@ from extproc.loadtest.results import (
     real_run,
     save,
 )
-from extproc.workload.flights import PodTotals
-from tests.loadtest.loads import SLO, records, result, run, suite
+from extproc.lab.workload.flights import PodTotals
+from tests.lab.loadtest.loads import SLO, records, result, run, suite
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 import yaml
 
-from extproc.app.settings import pool_settings
 from extproc.config.file import parse_config
-from extproc.core.costs import Costs
-from extproc.core.traits import Traits
-from extproc.envoyconfig import BootstrapOptions
-from extproc.loadtest.fleetfiles import (
+from extproc.costs import Costs
+from extproc.envoy.bootstrap import BootstrapOptions
+from extproc.fleet.serverflags import Traits
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fleet.settings import FleetSettings, PodKind
+from extproc.lab.loadtest.fleetfiles import (
     balancer_bootstrap,
     discovery_section,
     gateway_bootstrap,
@@ -22,7 +23,7 @@ from extproc.loadtest.fleetfiles import (
     policy_section,
     router_config,
 )
-from extproc.loadtest.targets import (
+from extproc.lab.loadtest.targets import (
     TargetError,
     TargetSpec,
     found_target,
@@ -31,11 +32,10 @@ from extproc.loadtest.targets import (
     parse_targets,
     suite_targets,
 )
+from extproc.lab.opponents import OPPONENTS, opponent
 from extproc.plugins import load_policy
-from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.sim.fleet.settings import FleetSettings, PodKind
-from extproc.sim.opponents import OPPONENTS, opponent
-from tests.sim.trials.test_suites import tiny
+from extproc.service.configured import pool_settings
+from tests.lab.trials.test_suites import tiny
 
 SETTINGS = FleetSettings(
     num_pods=3,

@@ -6,17 +6,17 @@ import msgspec
 import pytest
 import yaml
 
-from extproc.app.settings import model_routes, queue_settings
 from extproc.config.file import parse_config
-from extproc.core.hints import names_of, read_hints
-from extproc.core.modelroutes import ModelRoutes
-from extproc.core.queue import QueueSettings
-from extproc.loadtest.claims import claim_headers
-from extproc.loadtest.fleetfiles import router_config
-from extproc.sim.fleet.claims import claim_of
-from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.judge import Slo
-from extproc.workload.requests import PLAIN, Tenant
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.tenancy import claim_of
+from extproc.lab.loadtest.fleetfiles import router_config
+from extproc.lab.loadtest.tenancy import claim_headers
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import PLAIN, Tenant
+from extproc.queue import QueueSettings
+from extproc.request.controlheaders import names_of, read_hints
+from extproc.routing.modelroutes import ModelRoutes
+from extproc.service.configured import model_routes, queue_settings
 from tests.builders import request
 
 TENANTS = {

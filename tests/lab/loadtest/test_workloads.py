@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from extproc.loadtest.workloads import NAMES, WorkloadError, make, names, renamed
-from extproc.sim.trials.suites import find_suite, make_trial_parts, parse_suite
-from extproc.workload.requests import Arrival, Workload
-from extproc.workload.slora import SETTINGS
+from extproc.lab.loadtest.workloads import NAMES, WorkloadError, make, names, renamed
+from extproc.lab.trials.suites import find_suite, make_trial_parts, parse_suite
+from extproc.lab.workload.requests import Arrival, Workload
+from extproc.lab.workload.slora import SETTINGS
 
 
 def small(name: str, **changes: int | float | None) -> Workload:

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core.policies import Founding, LeastPending, RandomChoice
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.lru import AdapterCache
-from extproc.sim.engine.profiles import H100_8B
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.pod import FleetPod
-from extproc.sim.fleet.settings import FleetSettings, PodKind
-from extproc.sim.trials.bounds import (
+from extproc.lab.engine.engine import Engine
+from extproc.lab.engine.lru import AdapterCache
+from extproc.lab.engine.profiles import H100_8B
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.pod import FleetPod
+from extproc.lab.fleet.settings import FleetSettings, PodKind
+from extproc.lab.trials.bounds import (
     belady_loads,
     count_belady,
     pooled_settings,
@@ -24,11 +23,12 @@ from extproc.sim.trials.bounds import (
     pooled_workload,
     static_loads,
 )
-from extproc.sim.trials.forecast import Queued, forecast, state_of
-from extproc.sim.trials.oracle import Oracle, attach_oracles
-from extproc.workload.flights import FleetResult, Flight
-from extproc.workload.judge import Slo, measure
-from tests.sim.lab import arrival, poisson, run, workload
+from extproc.lab.trials.forecast import Queued, forecast, state_of
+from extproc.lab.trials.oracle import Oracle, attach_oracles
+from extproc.lab.workload.flights import FleetResult, Flight
+from extproc.lab.workload.judge import Slo, measure
+from extproc.routing.policies import Founding, LeastPending, RandomChoice
+from tests.lab.lab import arrival, poisson, run, workload
 
 SLO = Slo()
 

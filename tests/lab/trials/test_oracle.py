@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
-from extproc.sim.engine.profiles import H100_8B
-from extproc.sim.fleet.events import FleetEvent, PodLoss
-from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings, PodKind
-from extproc.sim.opponents import opponent
-from extproc.sim.trials.oracle import Oracle, attach_oracles
-from extproc.workload.flights import FleetResult, FlightState
-from extproc.workload.judge import Slo, measure
-from extproc.workload.requests import Workload
-from tests.sim.lab import arrival, poisson, workload
+from extproc.lab.engine.profiles import H100_8B
+from extproc.lab.fleet.events import FleetEvent, PodLoss
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings, PodKind
+from extproc.lab.opponents import opponent
+from extproc.lab.trials.oracle import Oracle, attach_oracles
+from extproc.lab.workload.flights import FleetResult, FlightState
+from extproc.lab.workload.judge import Slo, measure
+from extproc.lab.workload.requests import Workload
+from extproc.types import Choice, RequestInfo, Snapshot, Wait
+from tests.lab.lab import arrival, poisson, workload
 
 SLO = Slo()
 

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
 from extproc.commands.labrun import make_policy
-from extproc.sim.trials.plan import places_of, plan_fixed, with_only
-from extproc.sim.trials.specs import Suite
-from extproc.sim.trials.trials import Trial, run_trial
-from tests.sim.trials.test_suites import VARIANT, suite_text, tiny
-from tests.sim.trials.test_table import TENANTS, cells
+from extproc.lab.trials.plan import places_of, plan_fixed, with_only
+from extproc.lab.trials.specs import Suite
+from extproc.lab.trials.trials import Trial, run_trial
+from tests.lab.trials.test_suites import VARIANT, suite_text, tiny
+from tests.lab.trials.test_table import TENANTS, cells
 
 
 def direct(suite: Suite, policy: str, seed: int) -> float:

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app, report
 from extproc.commands.labrun import run
-from extproc.sim.trials.charts import Axis, Series, bar_chart, curve, heat_map, line_chart
-from extproc.sim.trials.report import PageError
-from extproc.sim.trials.reportpanels import curves, place_at
-from extproc.sim.trials.table import capacities
-from tests.sim.trials.test_suites import suite_text, sweep
+from extproc.lab.trials.charts import Axis, Series, bar_chart, curve, heat_map, line_chart
+from extproc.lab.trials.report import PageError
+from extproc.lab.trials.reportpanels import curves, place_at
+from extproc.lab.trials.table import capacities
+from tests.lab.trials.test_suites import suite_text, sweep
 
 VOID = {"meta", "br"}
 

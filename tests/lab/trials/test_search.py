@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.trials.search import MAX_PROBES, STRIDE, CapacitySearch, bracket, capacity
+from extproc.lab.trials.search import MAX_PROBES, STRIDE, CapacitySearch, bracket, capacity
 
 
 def test_capacity_lies_where_the_line_crosses_the_target() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from extproc.commands.labrun import run
-from extproc.sim.trials.suites import SuiteError
-from extproc.sim.trials.summary import speed
+from extproc.lab.trials.suites import SuiteError
+from extproc.lab.trials.summary import speed
 
 SUITE = """
 name: tiny

@@ -12,15 +12,14 @@ import yaml
 
 from extproc.commands import labrun
 from extproc.commands.labrun import make_policy, read_result, run
-from extproc.core.policies import Founding, Policy
-from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
-from extproc.sim.opponents.loraserve import LoraServe
-from extproc.sim.opponents.toppings import Toppings
-from extproc.sim.trials.oracle import Oracle
-from extproc.sim.trials.plan import plan
-from extproc.sim.trials.report import render
-from extproc.sim.trials.specs import Suite
-from extproc.sim.trials.suites import (
+from extproc.lab.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
+from extproc.lab.opponents.loraserve import LoraServe
+from extproc.lab.opponents.toppings import Toppings
+from extproc.lab.trials.oracle import Oracle
+from extproc.lab.trials.plan import plan
+from extproc.lab.trials.report import render
+from extproc.lab.trials.specs import Suite
+from extproc.lab.trials.suites import (
     SCENARIOS_DIR,
     SuiteError,
     find_suite,
@@ -29,9 +28,10 @@ from extproc.sim.trials.suites import (
     read_suite,
     varied,
 )
-from extproc.sim.trials.summary import is_bound, main_rate, rows_of, summarize
-from extproc.sim.trials.trials import Trial, TrialResult, run_trial
-from extproc.workload.clientele import WorkloadSpec, make_workload
+from extproc.lab.trials.summary import is_bound, main_rate, rows_of, summarize
+from extproc.lab.trials.trials import Trial, TrialResult, run_trial
+from extproc.lab.workload.clientele import WorkloadSpec, make_workload
+from extproc.routing.policies import Founding, Policy
 
 
 def suite_text(**fields: Any) -> str:
@@ -371,7 +371,7 @@ def test_routers_tell_each_other_where_policies_are_chosen_and_judged(name: str)
 def test_a_suite_runs_with_a_custom_policy(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(suite_text(bounds=[], policies=["least_pending"], seeds=[1], rates_rps=[8]))
-    own = "extproc.core.policies:Founding"
+    own = "extproc.routing.policies:Founding"
     result = run(str(path), policy=own, jobs=1, out=tmp_path)
     again = run(str(path), policy=own, jobs=1, out=tmp_path)
     kept = msgspec.json.decode((tmp_path / "tiny.json").read_bytes())
@@ -460,7 +460,7 @@ def test_what_seeds_do_not_decide_is_kept_apart() -> None:
 
 
 def test_each_router_gets_a_new_policy() -> None:
-    for name in ("founding", "extproc.core.policies:Founding"):
+    for name in ("founding", "extproc.routing.policies:Founding"):
         assert make_policy(name)() is not make_policy(name)()
     assert not isinstance(make_policy("founding")(), Oracle)
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
 from extproc.commands.twins import virtual_run
-from extproc.loadtest.results import LoadResult, save
-from extproc.sim.trials.plan import with_alone
-from extproc.sim.trials.suites import SuiteError
-from extproc.sim.trials.summary import FIXED, FORMAT
-from extproc.sim.trials.table import places, ratios
-from tests.sim.trials.test_suites import suite_text, tiny
+from extproc.lab.loadtest.results import LoadResult, save
+from extproc.lab.trials.plan import with_alone
+from extproc.lab.trials.suites import SuiteError
+from extproc.lab.trials.summary import FIXED, FORMAT
+from extproc.lab.trials.table import places, ratios
+from tests.lab.trials.test_suites import suite_text, tiny
 
 BESIDE = {"num_adapters": 12, "tenant": "people", "beside": {"batch": {"times": 2.0}}}
 TENANTS = {"name": "t", "workload": BESIDE}

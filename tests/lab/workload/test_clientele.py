@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.workload.clientele import TenantSpec, WorkloadSpec, make_workload
-from extproc.workload.requests import Tenant, Workload
+from extproc.lab.workload.clientele import TenantSpec, WorkloadSpec, make_workload
+from extproc.lab.workload.requests import Tenant, Workload
 
 KINDS = ("zipf", "slora_paper", "slora_code", "clients", "trace")
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.fakepod.apierrors import engine_dead
-from extproc.sim.fakepod.formats import Api, ChatApi, CompletionApi, Reply, stream_error
-from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens
-from extproc.workload.exchange import (
+from extproc.lab.fakepod.apierrors import engine_dead
+from extproc.lab.fakepod.formats import Api, ChatApi, CompletionApi, Reply, stream_error
+from extproc.lab.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.lab.workload.exchange import (
     CHAT,
     COMPLETIONS,
     RequestForm,
@@ -27,10 +27,10 @@ from extproc.workload.exchange import (
     prompt_text,
     save_records,
 )
-from extproc.workload.flights import FlightState
-from extproc.workload.judge import Slo, measure
-from extproc.workload.requests import Tenant
-from tests.sim.lab import arrival
+from extproc.lab.workload.flights import FlightState
+from extproc.lab.workload.judge import Slo, measure
+from extproc.lab.workload.requests import Tenant
+from tests.lab.lab import arrival
 
 
 def record(index: int = 0, **fields: Any) -> RequestRecord:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.workload import clients, slora, synthetic
-from extproc.workload.draws import (
+from extproc.lab.workload import clients, slora, synthetic
+from extproc.lab.workload.draws import (
     Choice,
     gamma_times,
     round_robin_ranks,
     sampled_lengths,
     zipf_shares,
 )
-from extproc.workload.requests import Workload
-from tests.workload.gaps import gap_cv
+from extproc.lab.workload.requests import Workload
+from tests.lab.workload.gaps import gap_cv
 
 EPSILON_RATE = 0.05
 """Relative; the count of a Gamma process has a relative standard deviation of cv / sqrt(count)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.workload.intervals import (
+from extproc.lab.workload.intervals import (
     Interval,
     interval,
     is_not_worse,

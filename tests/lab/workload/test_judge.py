@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extproc.workload.flights import FleetResult, Flight, FlightState, PodTotals
-from extproc.workload.judge import (
+from extproc.lab.workload.flights import FleetResult, Flight, FlightState, PodTotals
+from extproc.lab.workload.judge import (
     Slo,
     TenantMetrics,
     attainment_at_most,
@@ -15,7 +15,7 @@ from extproc.workload.judge import (
     percentile,
     satisfaction,
 )
-from tests.sim.lab import arrival
+from tests.lab.lab import arrival
 
 
 def flight(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.engine.records import EngineRequest
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.engine.records import EngineRequest
+from extproc.lab.workload.requests import Arrival, Workload
 
 _RANKS = {"a": 8, "b": 64}
 

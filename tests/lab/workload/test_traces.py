@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.workload.requests import Workload
-from extproc.workload.traces import (
+from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.traces import (
     Half,
     halved,
     labelled,
@@ -15,9 +15,9 @@ from extproc.workload.traces import (
     read_trace,
     rescaled,
 )
-from tests.workload.gaps import gap_cv
+from tests.lab.workload.gaps import gap_cv
 
-DATA = Path(__file__).parents[2] / "loadtest" / "data"
+DATA = Path(__file__).parents[3] / "loadtest" / "data"
 
 
 @pytest.fixture(scope="module")

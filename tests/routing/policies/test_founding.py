@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.policies.founding import DEFAULT_THRESHOLD, Founding
-from extproc.core.types import EndpointView, Snapshot
+from extproc.routing.policies.founding import DEFAULT_THRESHOLD, Founding
+from extproc.types import EndpointView, Snapshot
 from tests.builders import BASE, address, endpoint_view, request, snapshot
 from tests.strategies import ADAPTERS, snapshots
 

@@ -11,9 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.core.claims import Claim
-from extproc.core.costs import Costs, Decode
-from extproc.core.policies.least_harm import (
+from extproc.costs import Costs, Decode
+from extproc.phrases import FOR_ROOM
+from extproc.routing.policies.least_harm import (
     LATE_RATIO,
     LOAD_STALL_RATIO,
     PROMPT_STALL_RATIO,
@@ -22,8 +22,8 @@ from extproc.core.policies.least_harm import (
     LeastHarm,
     homes,
 )
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.core.words import FOR_ROOM
+from extproc.tenancy import Claim
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import ADAPTERS, snapshots
 

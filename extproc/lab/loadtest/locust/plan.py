@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from extproc.loadtest.blocks import PlanError
-from extproc.loadtest.listing import Listing, ListingError, base_url, fetch_listing
-from extproc.loadtest.locust.threads import LoopThread
-from extproc.loadtest.replay import ReplaySettings
-from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
-from extproc.workload.exchange import CHAT, COMPLETIONS, RequestForm
-from extproc.workload.judge import Slo
-from extproc.workload.requests import Arrival, Workload
+from extproc.lab.loadtest.blocks import PlanError
+from extproc.lab.loadtest.listing import Listing, ListingError, base_url, fetch_listing
+from extproc.lab.loadtest.locust.threads import LoopThread
+from extproc.lab.loadtest.replay import ReplaySettings
+from extproc.lab.loadtest.workloads import NAMES, WorkloadError, make, renamed
+from extproc.lab.workload.exchange import CHAT, COMPLETIONS, RequestForm
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Arrival, Workload
 
 if TYPE_CHECKING:  # locust replaces half of the standard library when it is imported
     from locust.argument_parser import LocustArgumentParser

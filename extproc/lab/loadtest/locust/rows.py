@@ -8,9 +8,9 @@ from typing import Any
 
 from locust.env import Environment
 
-from extproc.loadtest.locust.plan import Plan
-from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
-from extproc.workload.exchange import RequestRecord
+from extproc.lab.loadtest.locust.plan import Plan
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
+from extproc.lab.workload.exchange import RequestRecord
 
 EXIT_LAGGED = 3
 _WHOLE, _MET, _TTFT, _GAP, _DELAY = "POST", "served well", "TTFT", "inter-token", "schedule delay"

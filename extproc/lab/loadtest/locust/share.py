@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack
 from math import inf
 from random import Random
 
-from extproc.loadtest.locust.plan import Plan
-from extproc.loadtest.locust.threads import LoopThread
-from extproc.loadtest.replay import open_sender, send_when_due
-from extproc.workload.exchange import RequestRecord
-from extproc.workload.requests import Arrival
+from extproc.lab.loadtest.locust.plan import Plan
+from extproc.lab.loadtest.locust.threads import LoopThread
+from extproc.lab.loadtest.replay import open_sender, send_when_due
+from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.requests import Arrival
 
 _SWITCH_S = 0.0005
 """So long the thread that sends waits for the one that fills locust's table; Python's own 5 ms

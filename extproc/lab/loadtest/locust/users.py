@@ -31,12 +31,12 @@ from locust.runners import (
     WorkerRunner,
 )
 
-from extproc.loadtest.blocks import PlanError
-from extproc.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.loadtest.locust.rows import conclude, log_record
-from extproc.loadtest.locust.share import Share
-from extproc.loadtest.locust.threads import WATCH_S
-from extproc.workload.exchange import RequestRecord, save_records
+from extproc.lab.loadtest.blocks import PlanError
+from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
+from extproc.lab.loadtest.locust.rows import conclude, log_record
+from extproc.lab.loadtest.locust.share import Share
+from extproc.lab.loadtest.locust.threads import WATCH_S
+from extproc.lab.workload.exchange import RequestRecord, save_records
 
 LEAD_S = 0.3
 """From the plan to the begin: time for the sender to start."""

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from extproc.loadtest.blocks import PlanError
-from extproc.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.loadtest.locust.threads import LoopThread
-from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.workload.exchange import CHAT
+from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.loadtest.blocks import PlanError
+from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
+from extproc.lab.loadtest.locust.threads import LoopThread
+from extproc.lab.workload.exchange import CHAT
 
 
 class Parser(ArgumentParser):

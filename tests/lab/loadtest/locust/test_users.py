@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from extproc.loadtest.measures import summarize_records
-from extproc.sim.engine.profiles import H100_8B, INSTANT
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.workload.exchange import RequestRecord, load_records
+from extproc.lab.engine.profiles import H100_8B, INSTANT
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.loadtest.measures import summarize_records
+from extproc.lab.workload.exchange import RequestRecord, load_records
 from tests.e2e.harness import eventually, free_port
-from tests.loadtest.loads import SLO
-from tests.loadtest.locusts import (
+from tests.lab.loadtest.loads import SLO
+from tests.lab.loadtest.locusts import (
     PATIENCE_S,
     headless,
     locust,

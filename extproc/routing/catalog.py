@@ -1,0 +1,307 @@
+"""Declared adapters as requests meet them: which of them pods have, and who waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from extproc.adapters.placement import Demand
+from extproc.adapters.planner import Planner
+from extproc.adapters.states import Failure, State
+from extproc.adapters.versions import owner_of
+from extproc.address import is_in_subset
+from extproc.phrases import FOR_ADAPTER
+from extproc.rejections import adapter_unavailable
+from extproc.routing.precedence import Offer, ResponseModel
+from extproc.types import ModelCard, Pick, Rejection, RequestInfo, Wait
+
+RESPONSE_WORK_S = 0.01
+"""What a response costs the others in the batch: 128 tokens, each of which makes a step of the
+engine longer by 0.04 ms (H100) to 0.1 ms (A100)."""
+
+
+class Undeclared(StrEnum):
+    """Whether adapters that pods list, and nobody declares, get requests."""
+
+    AUTO = "auto"  # until some adapter is declared for certain tenants alone
+    ADMIT = "admit"
+    REFUSE = "refuse"
+
+
+class CatalogSettings(Struct, frozen=True):
+    """Settings of the catalog.
+
+    Attributes:
+        cold_wait_s: For which a request waits until a pod has its adapter.
+        undeclared: Of adapters that nobody declares.
+        show_sources: Clients see where pods have an adapter from: its `root`, as vLLM says it.
+    """
+
+    cold_wait_s: float = 20.0
+    undeclared: Undeclared = Undeclared.AUTO
+    show_sources: bool = False
+
+
+class Catalog:
+    """What clients may ask for.
+
+    Attributes:
+        planner: Has the pods load what is declared.
+        demand: Work that is asked of each declared adapter, by its name.
+        on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
+            knows of others that do.
+        is_known: Returns whether all that is declared has been read, wherever that is.
+        knows_terms: Returns whether all has been read that may say who may use an adapter. Until
+            then what nobody declares may be somebody's own.
+        names: Of all that are declared, as one list of names, if any.
+        failed: Reason and message of those that another router cannot load for this one, by name.
+    """
+
+    def __init__(self, settings: CatalogSettings | None = None) -> None:
+        self.planner = Planner()
+        self.demand = Demand()
+        self.on_cold: Callable[[], None] = lambda: None
+        self.is_known: Callable[[], bool] = lambda: True
+        self.knows_terms: Callable[[], bool] = lambda: True
+        self.failed: Mapping[str, tuple[str, str]] = {}
+        self._settings = settings or CatalogSettings()
+        self._offers: Mapping[str, Offer] = {}
+        self._cards: Mapping[str, ModelCard] = {}
+        self._of_tenants: Mapping[str, frozenset[str]] = {}
+        self.names: tuple[frozenset[str], ...] = ()
+        self._had_tenants = False
+        self._withheld: frozenset[str] = frozenset()
+        self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
+        self._listed_for: tuple[frozenset[str], bool] = (frozenset(), True)
+
+    def configure(self, settings: CatalogSettings) -> None:
+        """Apply other settings."""
+        self._settings = settings
+        self._listed = ({}, {})
+
+    def declare(self, offers: Mapping[str, Offer], bases: Mapping[frozenset[str], str]) -> None:
+        """Replace what is declared.
+
+        Args:
+            offers: By the name that clients write.
+            bases: The base model of those that name none, by their pools, where all pods of these
+                have the same; else "".
+        """
+        self._offers = offers
+        self._cards = {
+            name: ModelCard(name, each.base or bases[each.pools], each.source)
+            for name, each in ((name, offer.declaration) for name, offer in offers.items())
+        }
+        self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
+        # Not taken back: what is deleted was somebody's own, and pods may have it for ever.
+        self._had_tenants = self._had_tenants or bool(self._of_tenants)
+        self.names = (frozenset(offers),) if offers else ()
+        self._listed = ({}, {})
+
+    def withhold(self, names: frozenset[str]) -> None:
+        """Replace the names of adapters whose declarations are there and cannot be used."""
+        self._withheld = names
+        self._listed = ({}, {})
+
+    def knows(self, name: str) -> bool:
+        """Return whether all that is declared of a name has been read."""
+        return self.is_known() and owner_of(name, self._withheld) is None
+
+    @property
+    def num_declared(self) -> int:
+        """How many adapters are declared."""
+        return len(self._cards)
+
+    def card(self, name: str) -> ModelCard | None:
+        """Return a declared adapter."""
+        return self._cards.get(name)
+
+    def served(self, name: str) -> str:
+        """Return the name that pods know a model by; of an adapter that none has, the declared."""
+        offer = self._offers.get(name)
+        if offer is None:
+            return name
+        return self.planner.serving(name) or offer.declaration.served_name
+
+    def holders(self, name: str) -> frozenset[str] | None:
+        """Return the pods that may get requests for an adapter; None if it is not declared."""
+        return self.planner.holders(name) if name in self._offers else None
+
+    def may_use(self, name: str, tenant: str) -> bool:
+        """Return whether a tenant may ask for a model; for others there is no such model."""
+        if not self._of_tenants:
+            return True
+        tenants = self._of_tenants.get(owner_of(name, self._cards) or name)
+        return tenants is None or tenant in tenants
+
+    def hidden(self, tenant: str) -> frozenset[str]:
+        """Return the declared names that a tenant does not see."""
+        return frozenset(name for name, each in self._of_tenants.items() if tenant not in each)
+
+    def shown(self, card: ModelCard) -> ModelCard:
+        """Return a model as clients see it.
+
+        Where an adapter's files are is nobody's business but the pods', and an adapter's `root` is
+        its name. That of a base model stays: clients find its tokenizer by it.
+        """
+        if card.parent is None or self._settings.show_sources or not card.root:
+            return card
+        return replace(card, root=card.id)
+
+    def registry(self, listed: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
+        """Return all that clients may ask for, given what pods list, whose versions do not show.
+
+        The same object as long as nothing changes.
+        """
+        cards, leaving, is_open = self._cards, self.planner.leaving(), self._admits_undeclared
+        if self._listed[0] is not listed or self._listed_for != (leaving, is_open):
+            # Ten thousand looks take 50 ms.
+            shows_all = is_open and not (cards or self._withheld or self.planner.has_deleted)
+            seen = (
+                listed
+                if shows_all
+                else {name: card for name, card in listed.items() if self._is_shown(name, card)}
+            )
+            shown = {name: self.shown(card) for name, card in {**seen, **cards}.items()}
+            self._listed, self._listed_for = (listed, shown), (leaving, is_open)
+        return self._listed[1]
+
+    def _is_shown(self, name: str, card: ModelCard) -> bool:
+        return card.parent is None or (
+            owner_of(name, self._cards) is None and self.admits(name, card)
+        )
+
+    def admits(self, name: str, card: ModelCard) -> bool:
+        """Return whether a model that pods list gets requests."""
+        if card.parent is None:
+            return True
+        if self.planner.is_leaving(name):
+            return False
+        if owner_of(name, self._cards) is not None:
+            return True
+        return self._admits_undeclared and owner_of(name, self._withheld) is None
+
+    @property
+    def _admits_undeclared(self) -> bool:
+        wanted = self._settings.undeclared
+        is_admitted = wanted is Undeclared.ADMIT or (
+            wanted is Undeclared.AUTO and not self._had_tenants
+        )
+        return is_admitted and self.knows_terms()
+
+    def find(
+        self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float
+    ) -> RequestInfo | Wait | Rejection:
+        """Return a request for a declared adapter as pods are to get it, or why not yet.
+
+        It is for the pods alone that have what is declared, and for the version that serves now.
+
+        Args:
+            listed: What pods list.
+        """
+        name = request.model
+        found = self._served(request, name)
+        if found is not None:
+            return found
+        trouble = self._trouble(name)
+        waiting = None if trouble is not None else self.wait(request, now=now)
+        if waiting is not None:
+            return waiting
+        found = self._by_fallback(request, listed)
+        if found is not None:
+            return found
+        return adapter_unavailable(request.client_model, *(trouble or self._unsafe(name)))
+
+    def _trouble(self, name: str) -> tuple[str, str] | None:
+        """Return why no pod can have an adapter now; None where it may come."""
+        planner = self.planner
+        status = planner.status(name) if planner.state(name) is State.FAILED else None
+        return self.failed.get(name) if status is None else (status.reason or "", status.message)
+
+    def _unsafe(self, name: str) -> tuple[str, ...]:
+        """Return that no idle moment came to load an adapter in, if it needs one."""
+        status = self.planner.status(name)
+        if status is None or status.reason is not Failure.UNSAFE_VERSION:
+            return ()
+        return status.reason, status.message
+
+    def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
+        """Have a request wait until a pod can take it; None once it has waited for long enough."""
+        wait_s, claim = self._settings.cold_wait_s, request.claim
+        if claim.max_wait_s is not None:
+            wait_s = min(wait_s, claim.max_wait_s)
+        if not (wait_s and claim.waits):
+            self.not_held(request.model, now=now)
+            return None
+        until_s = request.arrived_at_s + wait_s
+        if now >= until_s:
+            return None
+        if not self.planner.is_awaited(request.model):
+            self.on_cold()
+        return Wait(until_s, FOR_ADAPTER)
+
+    def _served(self, request: RequestInfo, name: str) -> RequestInfo | Rejection | None:
+        """Return a request for the pods that have a declared adapter; None where there are none.
+
+        A rejection if its body cannot go on with the name that they know.
+        """
+        served = self.planner.serving(name)
+        holders = frozenset[str]() if served is None else self.planner.holders(name)
+        if served is None or not holders:
+            return None
+        if served != request.model and request.fixed is not None:
+            return request.fixed
+        own = request.subset
+        response_model = self._offers[request.model].response_model
+        return replace(
+            request,
+            model=served,
+            adapter=served,
+            subset=holders if own is None else _of_both(holders, own),
+            written=request.written or ("" if served == request.model else request.model),
+            restores=None if response_model is None else response_model is ResponseModel.REQUESTED,
+        )
+
+    def _by_fallback(
+        self, request: RequestInfo, listed: Mapping[str, ModelCard]
+    ) -> RequestInfo | Rejection | None:
+        """Return a request for the model that serves where nothing else is left."""
+        if request.fixed is not None:
+            return None
+        fallback = self._offers[request.model].fallback
+        if not self.may_use(fallback, request.hints.fairness_id):
+            return None
+        if fallback in self._cards:
+            return self._served(request, fallback)
+        card = listed.get(fallback)
+        if card is None or not self.admits(fallback, card):
+            return None
+        adapter = None if card.parent is None else fallback
+        written = request.written or request.model
+        return replace(request, model=fallback, adapter=adapter, written=written)
+
+    def not_held(self, name: str, *, now: float) -> None:
+        """Count a request that may not wait, where no pod has its adapter: others will want it."""
+        if name in self._cards and not self.planner.holders(name):
+            self.demand.add(name, RESPONSE_WORK_S, at_s=now)
+
+    def picked(self, pick: Pick, name: str) -> None:
+        """Count the work of a request, if it is for a declared adapter."""
+        if name not in self._cards:
+            return
+        view = next(view for view in pick.candidates if view.address == pick.address)
+        work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
+        self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
+
+    def told(self, served: str, work_s: float, at_s: float) -> None:
+        """Count the work of another router's request, by the name that pods know its adapter by."""
+        name = owner_of(served, self._cards)
+        if name is not None:
+            self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=at_s)
+
+
+def _of_both(holders: frozenset[str], subset: frozenset[str]) -> frozenset[str]:
+    return frozenset(address for address in holders if is_in_subset(address, subset))
