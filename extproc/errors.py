@@ -1,4 +1,4 @@
-"""Exceptions of the core: malformed input and broken protocol, never expected outcomes.
+"""Exceptions: malformed input and broken protocol, never expected outcomes.
 
 And what every part says of an extra that is not installed.
 

@@ -1,4 +1,4 @@
-"""The nouns of the core, as frozen values.
+"""The nouns that all rooms share, as frozen values.
 
 Three facts about an adapter on an endpoint are never mixed up: *registered* (a request for it is
 not answered with 404), *resident* (its weights are in a GPU slot or in the CPU cache) and *active*

@@ -1,4 +1,4 @@
-"""Values of the core with every field defaulted, so that a test names only what matters to it."""
+"""Values with every field defaulted, so that a test names only what matters to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the core: views, snapshots, requests, reports and stream events."""
+"""Hypothesis strategies: views, snapshots, requests, reports and stream events."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Results of earlier trials, so that an interrupted run continues.
 
-A result is reused only for the same trial and the same code of `core`, `workload` and `sim`, which
+A result is reused only for the same trial and the same code of the package, which
 would produce it again. Results of policies from outside the package are not kept.
 """
 
@@ -68,7 +68,6 @@ def _read(line: bytes) -> list[tuple[str, list[TrialResult]]]:
 def _code_digest() -> str:
     digest = sha256()
     package = Path(__file__).parents[1]
-    for room in ("core", "workload", "sim"):
-        for path in sorted((package / room).rglob("*.py")):
-            digest.update(path.read_bytes())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -30,7 +30,7 @@ NEEDED_HEADERS = CONTROL_HEADERS | {
     *(":method", ":path", "x-request-id"),
     *("content-type", "content-length", "content-encoding"),
 }
-"""Request headers that the core reads. No others are decoded, credentials among them."""
+"""Request headers that are read. No others are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
 CUT_FROM_BYTES = 256 * 1024
 """Longer messages are read in place: each copy of a megabyte takes milliseconds."""

@@ -1,4 +1,4 @@
-"""A stream's view of the rest of the core, and its settings."""
+"""What a stream calls, and its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 
 
 class Dispatcher(Protocol):
-    """The part of the core that a stream calls."""
+    """What a stream calls of the router."""
 
     @property
     def lists(self) -> Lists:

@@ -2,7 +2,7 @@
 
 A source is a file in `discovery/` that is named like its section, with a class named
 accordingly (`dns`, `DnsDiscovery`; see `Source`). It is imported only where it is configured.
-Sources that take more than one file of the shell are put together here.
+Sources that take more than one file are put together here.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Discovery:
             self._on_endpoints(make_endpoints(entries, scheme=self._scheme))
 
     def _load(self, name: str, section: Any, world: World) -> Source | None:
-        """Return the source that is one file of the shell; None for the others."""
+        """Return the source that is one file of `discovery`; None for the others."""
         if name in ("static", "file", "kubernetes"):
             return None
         module = import_module(f"extproc.discovery.{name}")

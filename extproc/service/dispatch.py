@@ -1,4 +1,4 @@
-"""The calls of streams and the ends of picks, passed to the core and recorded."""
+"""The calls of streams and the ends of picks, passed on and recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Result = TypeVar("_Result", bound=Pick | Rejection | Ticket)
 
 @dataclass(slots=True)
 class Dispatcher:
-    """The core as streams see it (`core.ports.Dispatcher`), with each call recorded.
+    """The router as streams see it (`request.interfaces.Dispatcher`), with each call recorded.
 
     Attributes:
         clock: Monotonic seconds, at the highest resolution.

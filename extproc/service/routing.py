@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Routing:
-    """The parts of the core that choose endpoints, and their configuration.
+    """The parts that choose endpoints, and their configuration.
 
     Attributes:
         num_policy_failures: Choices that failed, by the policy's name.

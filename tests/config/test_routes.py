@@ -1,4 +1,4 @@
-"""Routes of models in the configuration: what is allowed, and what reaches the core."""
+"""Routes of models in the configuration: what is allowed, and what reaches the router."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ways between bytes and the core, judged by a second implementation of the wire."""
+"""Both ways between bytes and events, judged by a second implementation of the wire."""
 
 from __future__ import annotations
 
