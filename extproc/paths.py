@@ -81,7 +81,7 @@ _OURS = tuple(
         "/v1/unload_lora_adapter",
     )
 )
-"""No pod gets these from a client: registration (`adapters.registration`) answers the last three, we the others."""
+"""No pod gets these from a client: `adapters.registration` answers the last three, we the rest."""
 RESPONSES_PATH = "/v1/responses"
 
 ONE_PROMPT_PATHS = frozenset({"/v1/chat/completions", RESPONSES_PATH, "/v1/messages"})

@@ -5,7 +5,8 @@ Pods list what they have; the catalog knows what is declared, and who may ask fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
 
 from msgspec.structs import replace
 
@@ -13,14 +14,100 @@ from extproc.address import is_in_subset
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
+from extproc.openai import models_body
 from extproc.paths import ONE_PROMPT_PATHS
 from extproc.rejections import adapters_unknown, model_not_found, no_endpoints
-from extproc.routing.aliases import Aliases
 from extproc.routing.catalog import Catalog
-from extproc.routing.listing import ModelListing
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.tenancy import NO_CLAIM
 from extproc.types import EndpointView, ModelCard, Rejection, RequestInfo, Snapshot
+
+_Registry = Mapping[str, ModelCard]
+
+
+class Aliases:
+    """The names of the rules in force, each with the names that pods read instead.
+
+    They are shown as models: clients look for the name that they are to write. An alias is there
+    where one of its targets is, and has the card of the first that is; its `root` is that target's
+    name. A name that pods or declarations have is theirs, not an alias.
+    """
+
+    def __init__(self) -> None:
+        self._targets: Mapping[str, Sequence[str]] = {}
+        self._names = frozenset[str]()
+        self._added: tuple[_Registry, _Registry] = ({}, {})
+
+    def configure(self, targets: Mapping[str, Sequence[str]]) -> None:
+        """Replace the names."""
+        self._targets = targets
+        self._added = ({}, {})
+
+    def add(
+        self, registry: _Registry, lists: Sequence[frozenset[str]]
+    ) -> tuple[_Registry, list[frozenset[str]]]:
+        """Return the cards and the lists of names with the aliases of what is in both.
+
+        The same objects as long as nothing changes.
+        """
+        names = frozenset(
+            name
+            for name, targets in self._targets.items()
+            if any(target in each for each in lists for target in targets if target in registry)
+        )
+        if names != self._names:
+            self._names = names
+        if not names:
+            return registry, [*lists]
+        if self._added[0] is not registry:
+            found = ((name, self.find(name, registry.get)) for name in self._targets)
+            cards = {name: replace(card, id=name, root=card.id) for name, card in found if card}
+            self._added = registry, {**cards, **registry}
+        return self._added[1], [*lists, self._names]
+
+    def find(self, name: str, known: Callable[[str], ModelCard | None]) -> ModelCard | None:
+        """Return the card of the first target that is known."""
+        cards = (known(target) for target in self._targets.get(name, ()))
+        return next((card for card in cards if card is not None), None)
+
+
+class ModelListing:
+    """A cache of the body: ten thousand adapters take 3 ms to encode, and any client may ask."""
+
+    __slots__ = ("_body", "_lists", "_names", "_registry")
+
+    def __init__(self) -> None:
+        self._registry: Mapping[str, ModelCard] | None = None
+        self._lists: Sequence[frozenset[str]] = ()
+        self._names: set[str] = set()
+        self._body = b""
+
+    def body(self, registry: Mapping[str, ModelCard], lists: Sequence[frozenset[str]]) -> bytes:
+        """Return the body that lists every name of `lists`.
+
+        Args:
+            registry: Cards by name; a new object after each change.
+            lists: The names that endpoints have, of which those in the registry count; new objects
+                after each change.
+        """
+        is_same = registry is self._registry
+        # By identity: comparing the names of many endpoints is slower than encoding them.
+        if not is_same or len(lists) != len(self._lists) or not all(map(is_, lists, self._lists)):
+            names = _union(lists, registry)
+            if not is_same or names != self._names:
+                self._body = models_body(registry[name] for name in names)
+            self._registry, self._lists, self._names = registry, lists, names
+        return self._body
+
+
+def _union(lists: Sequence[frozenset[str]], registry: Mapping[str, ModelCard]) -> set[str]:
+    """Return all names that are in the registry; most endpoints have the same ones."""
+    names: set[str] = set()
+    for each in lists:
+        names |= registry.keys() & each
+        if len(names) == len(registry):
+            break
+    return names
 
 
 class Models:

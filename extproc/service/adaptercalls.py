@@ -1,7 +1,4 @@
-"""Calls to pods, to load adapters and to unload them, and the files that such adapters come from.
-
-Part of `app`.
-"""
+"""Calls to pods, to load and unload adapters, and the files that such adapters come from."""
 
 from __future__ import annotations
 

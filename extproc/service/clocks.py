@@ -1,4 +1,4 @@
-"""Clocks and randomness for the parts of `app`; only `service.app` takes them from the system."""
+"""Clocks and randomness for the service; only `service.app` takes them from the system."""
 
 from __future__ import annotations
 

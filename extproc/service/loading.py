@@ -1,6 +1,6 @@
 """Declared adapters, kept loaded: the planner's calls are made, and it is told what came of them.
 
-Part of `app`. Every router may do so at once: what a pod has already is no failure.
+Every router may do so at once: what a pod has already is no failure.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Our own gRPC server: sockets and the clock around `extproc.wire`.
 
 Almost always one pass per read and one write per pass: `data_received` hands the bytes to the
-connection, which calls the sessions, and writes all their responses at once, without a task, a future or an
-await per request. If a read holds more than one pass's work, the rest waits until other connections
-have had a turn, in one line with the rests of others' reads. Services may also respond later, from
-any callback of the same loop; then one write is scheduled for everything that has collected by the
-time it runs.
+connection, which calls the sessions, and writes all their responses at once, without a task, a
+future or an await per request. If a read holds more than one pass's work, the rest waits until
+other connections have had a turn, in one line with the rests of others' reads. Services may also
+respond later, from any callback of the same loop; then one write is scheduled for everything that
+has collected by the time it runs.
 
 Reading pauses between the passes over one read, and never otherwise: WINDOW_UPDATE and RST_STREAM
 arrive on that same socket. When the socket is full, it queues per stream instead, within

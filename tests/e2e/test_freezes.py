@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.envoy.bootstrap import Mode
-from extproc.stack.fakepods import FakePod
+from extproc.stack.stack import FakePod
 from tests.e2e.conftest import MAX_BODY_BYTES, NUM_PODS, pod_config, running_envoy
 from tests.e2e.harness import ChildProcess, Client, EnvoyProcess, RouterProcess, eventually
 from tests.e2e.load import Load

@@ -14,7 +14,7 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from extproc.stack.fakepods import FakePod
+from extproc.stack.stack import FakePod
 from tests.e2e.conftest import SLOW, running_envoy
 from tests.e2e.harness import Answer, Client, RouterProcess, eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.stack.fakepods import FakePod
+from extproc.stack.stack import FakePod
 from tests.e2e.harness import RouterProcess, eventually
 
 

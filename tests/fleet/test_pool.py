@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from extproc.costs import Costs
 from extproc.fleet.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
 from extproc.fleet.evidence import Verdict
+from extproc.fleet.foreign import STEADY_S
 from extproc.fleet.outliers import Cause, OutlierSettings
 from extproc.fleet.peerpicks import ToldPick
 from extproc.fleet.pool import InFlight, Pool, PoolSettings
 from extproc.fleet.serverflags import Traits
-from extproc.fleet.steady import STEADY_S
 from extproc.fleet.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
 from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 from tests.builders import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.fleet.steady import STEADY_S, Floor
+from extproc.fleet.foreign import STEADY_S, Floor
 
 
 def recorded(*values: int, every_s: float = 1.0) -> Floor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from extproc.fleet.pool import Pool
-from extproc.routing.listing import ModelListing
+from extproc.routing.models import ModelListing
 from tests.builders import BASE, address, cards, endpoint
 
 

@@ -7,7 +7,7 @@ import pytest
 from extproc.adapters.declared import Declaration, DeclarationError
 from extproc.config.file import check_sections
 from extproc.routing.precedence import Merged
-from extproc.service.declaring import Declaring
+from extproc.service.adapterservice import Declaring
 
 
 def test_what_would_lose_against_the_configuration_is_known_before_it_is_stored() -> None:
