@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import combinations, product
 from typing import Any
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.lab.opponents import OPPONENTS
 from extproc.lab.opponents.descriptions import DESCRIPTIONS
 from extproc.lab.opponents.dynamo import ProportionalSticky
-from extproc.lab.opponents.dynamo_flow import MinCostFlow, least_cost_homes
 from extproc.lab.opponents.filter_tree import FilterTree
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
 from extproc.lab.opponents.hold import Hold
 from extproc.lab.opponents.least_request import LeastRequest
 from extproc.lab.opponents.llmd import LoadState, LoraAffinity
 from extproc.lab.opponents.lmetric import LMetric
-from extproc.lab.opponents.loraserve import LoraServe, packed
 from extproc.lab.opponents.recent import SinceReport
 from extproc.lab.opponents.scrapes import ScrapesOnly, as_scraped
-from extproc.lab.opponents.toppings import Toppings
-from extproc.lab.opponents.vllm_balancer import VllmBalancer
 from extproc.routing.policies import Policy
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
@@ -218,17 +213,6 @@ def test_load_state_ranks_gpu_before_cpu_before_free_before_evictable_before_ful
         assert chosen(LoadState(queue_weight=0), snapshot(*views[first:])) == address(first + 1)
 
 
-def test_vllm_balancer_counts_its_own_picks_for_all_routers_until_the_next_report() -> None:
-    policy = VllmBalancer(num_routers=2)
-    views = [endpoint_view(1, reported_at_s=0.0), endpoint_view(2, num_running=9, reported_at_s=0)]
-    first, second = (chosen(policy, snapshot(*views, now=1.0)) for _ in range(2))
-    third = chosen(policy, snapshot(*views, now=1.0))
-    reported = [endpoint_view(1, reported_at_s=2.0), views[1]]
-
-    assert (first, second, third) == (address(1), address(1), address(2))
-    assert chosen(policy, snapshot(*reported, now=3.0)) == address(1)
-
-
 def test_since_report_forgets_what_a_later_report_must_show() -> None:
     sent = SinceReport()
     sent.record(address(1), 5, now=1.0)
@@ -257,23 +241,6 @@ def test_lmetric_with_loads_stays_where_the_adapter_is() -> None:
     assert chosen(LMetric(is_fresh=True), snapshot(warm, cold), info) == address(2)
     assert chosen(LMetric(3000, is_fresh=True), snapshot(warm, cold), info) == address(1)
     assert chosen(LMetric(0, 30_000, is_fresh=True), snapshot(warm, full), info) == address(1)
-
-
-def test_toppings_avoids_high_ranks_and_what_would_break_the_objective() -> None:
-    policy = Toppings(ranks={"b": 64, "c": 8}, tpot_slo_s=0.0327, step_s=0.0326)
-    high = endpoint_view(1, pending_by_adapter={"b": 1})
-    low = endpoint_view(2, pending_by_adapter={"c": 2})
-
-    assert chosen(policy, snapshot(high, low)) == address(2)
-
-
-def test_toppings_with_loads_prefers_a_warm_idle_endpoint() -> None:
-    warm = endpoint_view(2, gpu_adapters=("a",))
-    picks = {
-        chosen(Toppings(load_s=0.1), snapshot(endpoint_view(1), warm), seed=s) for s in range(3)
-    }
-
-    assert picks == {address(2)}
 
 
 def _sticky_views(num: int, **fields: Any) -> list[EndpointView]:
@@ -339,87 +306,3 @@ def test_hold_waits_only_for_a_slot() -> None:
     assert isinstance(policy.choose(snapshot(full), request("a"), rng=random.Random()), Wait)
     larger = endpoint_view(2, pending_by_adapter={"b": 1, "c": 1}, max_loras=3, num_pending=9)
     assert chosen(policy, snapshot(full, larger), request("a")) == address(2)
-
-
-def cheapest(counts: dict[str, int], costs: dict[str, dict[str, int]], slots: int) -> int:
-    """By trying everything; a home that is not given costs 10,000."""
-    pods = sorted(next(iter(costs.values())))
-    sets = [[c for n in range(k + 1) for c in combinations(pods, n)] for k in counts.values()]
-    found = []
-    for chosen_sets in product(*sets):
-        if max(Counter(pod for own in chosen_sets for pod in own).values(), default=0) <= slots:
-            paid = sum(costs[a][p] for a, own in zip(counts, chosen_sets, strict=True) for p in own)
-            missing = sum(counts.values()) - sum(map(len, chosen_sets))
-            found.append(paid + 10_000 * missing)
-    return min(found)
-
-
-@settings(max_examples=60)
-@given(data=st.data())
-def test_the_flow_finds_the_homes_that_cost_least_in_all(data: st.DataObject) -> None:
-    counts = {name: data.draw(st.integers(0, 3)) for name in "abc"}
-    price = st.integers(-250, 1_010)
-    costs = {name: {pod: data.draw(price) for pod in "xyz"} for name in "abc"}
-    slots = data.draw(st.integers(1, 2))
-    homes = least_cost_homes(counts, costs, dict.fromkeys("xyz", slots))
-    paid = sum(costs[name][pod] for name, own in homes.items() for pod in own)
-    missing = sum(counts.values()) - sum(map(len, homes.values()))
-
-    assert max(Counter(pod for own in homes.values() for pod in own).values(), default=0) <= slots
-    assert paid + 10_000 * missing == cheapest(counts, costs, slots)
-
-
-def test_the_flow_leaves_homes_where_they_are() -> None:
-    policy = MinCostFlow(tick_s=1.0)
-    names = [f"adapter-{number}" for number in range(8)]
-    placed = []
-    for number in range(200):
-        snap = snapshot(*_sticky_views(4), now=number / 10)
-        chosen(policy, snap, request(names[number % 8]))
-        placed.append(dict(policy._homes))
-
-    assert set(placed[-1]) == set(names)
-    assert Counter(pod for own in placed[-1].values() for pod in own) == dict.fromkeys(
-        (address(n) for n in range(1, 5)), 2
-    )
-    assert placed[-1] == placed[100]
-
-
-def test_loraserve_packs_by_rank_and_splits_what_does_not_fit() -> None:
-    bins = packed({"big": 3.0, "middle": 2.0, "small": 1.0}, 3)
-
-    assert bins == [{"big": 2.0}, {"big": 1.0, "middle": 1.0}, {"middle": 1.0, "small": 1.0}]
-    assert packed({}, 2) == [{}, {}]
-
-
-def _loraserve(ranks: dict[str, int]) -> tuple[LoraServe, dict[str, set[str]]]:
-    """The policy after a minute of equal demand, and where each adapter's requests then go."""
-    policy, rng = LoraServe(ranks=ranks), random.Random(1)
-    hits: dict[str, set[str]] = {name: set() for name in ranks}
-    for number in range(1200):
-        name = sorted(ranks)[number % len(ranks)]
-        views = [endpoint_view(n) for n in (1, 2)]
-        info = request(name, body_bytes=100)
-        answer = policy.choose(snapshot(*views, now=number / 20), info, rng=rng)
-        if number > 400:
-            hits[name].add(answer.endpoints[0].address)
-    return policy, hits
-
-
-def test_loraserve_keeps_ranks_apart_and_adapters_in_place() -> None:
-    _, hits = _loraserve({"a": 8, "b": 64, "c": 8, "d": 64})
-
-    assert len(hits["b"] | hits["d"]) < len(hits["b"]) + len(hits["d"])
-    assert hits["b"] != hits["a"]
-    assert sum(map(len, hits.values())) <= 5  # one of them is split
-
-
-def test_loraserve_pins_what_its_table_does_not_know_and_leaves_what_is_gone() -> None:
-    policy, hits = _loraserve({"a": 8, "b": 64})
-    other = [number for number in (1, 2) if address(number) not in hits["a"]]
-    left = snapshot(*(endpoint_view(number) for number in other), now=60.0)
-    both = snapshot(endpoint_view(1), endpoint_view(2), now=60.0)
-
-    assert chosen(policy, left, request("a")) == address(other[0])
-    assert len({chosen(policy, both, request("new"), seed=seed) for seed in range(9)}) == 1
-    assert chosen(policy, both, request(None)) in {address(1), address(2)}

@@ -13,18 +13,14 @@ from types import MappingProxyType
 from typing import Any
 
 from extproc.lab.opponents.dynamo import ProportionalSticky
-from extproc.lab.opponents.dynamo_flow import MinCostFlow
 from extproc.lab.opponents.filter_tree import FilterTree
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
 from extproc.lab.opponents.hold import Hold
 from extproc.lab.opponents.least_request import LeastRequest
 from extproc.lab.opponents.llmd import LoadState, LoraAffinity
 from extproc.lab.opponents.lmetric import LMetric
-from extproc.lab.opponents.loraserve import LoraServe
 from extproc.lab.opponents.scrapes import ScrapesOnly
 from extproc.lab.opponents.slora import SloraRoom
-from extproc.lab.opponents.toppings import Toppings
-from extproc.lab.opponents.vllm_balancer import VllmBalancer
 from extproc.routing.policies import (
     Founding,
     LeastHarm,
@@ -79,17 +75,12 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "llmd_as_shipped": _llmd_as_shipped,
         "llmd_in_flight_as_shipped": _llmd_in_flight_as_shipped,
         "llmd_load_state": LoadState,
-        "vllm_counts": VllmBalancer,
         "lmetric": LMetric,
         "lmetric_with_loads": partial(
             LMetric, load_tokens=3_000, slot_tokens=30_000, is_fresh=True
         ),
-        "toppings": Toppings,
-        "toppings_with_loads": partial(Toppings, load_s=0.1),
         "dynamo_sticky": ProportionalSticky,
         "dynamo_sticky_hold_slots": _held_sticky,
-        "dynamo_flow": MinCostFlow,
-        "loraserve": LoraServe,
         "founding_hold_slots": _held_founding,
         "slora_fcfs": SloraRoom,
         "slora_lcfs": partial(SloraRoom, "last_come"),

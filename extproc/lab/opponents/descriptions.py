@@ -30,17 +30,11 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "llmd_as_shipped": "`llmd_lora_affinity`, seeing metrics pages alone, as in life",
         "llmd_in_flight_as_shipped": "the same with its own number of requests instead of queues",
         "llmd_load_state": "llm-d's scores with the one proposed next: which adapters are loaded",
-        "vllm_counts": "least of 4 x waiting + running (vLLM's own balancer)",
         "lmetric": "least of queued prompt tokens x batch size (LMetric, as published)",
         "lmetric_with_loads": "LMetric with a price for loading an adapter and for a full server",
-        "toppings": "least extra computing time by adapter size (Toppings, as published)",
-        "toppings_with_loads": "`toppings` with a price for loading an adapter",
         "dynamo_sticky": "homes for each adapter in proportion to its traffic (NVIDIA Dynamo)",
         "dynamo_sticky_hold_slots": "`dynamo_sticky`, holding requests back while no adapter "
         "place is free",
-        "dynamo_flow": "the same number of homes, placed by a min-cost flow (NVIDIA Dynamo)",
-        "loraserve": "adapters packed by size, as full as each other, requests by a table of "
-        "probabilities (LoRAServe)",
         "founding_hold_slots": "`founding`, holding requests back while no adapter place is free",
         "slora_fcfs": "a queue in front of the servers, the oldest first (S-LoRA)",
         "slora_lcfs": "the same, the newest first",

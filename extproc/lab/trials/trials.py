@@ -16,8 +16,6 @@ from typing import Any
 
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.opponents.loraserve import LoraServe
-from extproc.lab.opponents.toppings import Toppings
 from extproc.lab.trials.bounds import (
     count_belady,
     pooled_settings,
@@ -200,15 +198,7 @@ def _run(
         gives_up=None if is_whole else gives_up,
     )
     attach_oracles(fleet)
-    _tell_ranks(fleet)
     return fleet.run(), settings, workload
-
-
-def _tell_ranks(fleet: Fleet) -> None:
-    """Give the policies that place by rank what their operators would configure."""
-    for router in fleet.routers:
-        if isinstance(router.policy, Toppings | LoraServe):
-            router.policy.ranks = fleet.workload.adapters
 
 
 def _run_pooled(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +12,6 @@ import yaml
 from extproc.commands import labrun
 from extproc.commands.labrun import make_policy, read_result, run
 from extproc.lab.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
-from extproc.lab.opponents.loraserve import LoraServe
-from extproc.lab.opponents.toppings import Toppings
 from extproc.lab.trials.oracle import Oracle
 from extproc.lab.trials.plan import plan
 from extproc.lab.trials.report import render
@@ -31,7 +28,7 @@ from extproc.lab.trials.suites import (
 from extproc.lab.trials.summary import is_bound, main_rate, rows_of, summarize
 from extproc.lab.trials.trials import Trial, TrialResult, run_trial
 from extproc.lab.workload.clientele import WorkloadSpec, make_workload
-from extproc.routing.policies import Founding, Policy
+from extproc.routing.policies import Founding
 
 
 def suite_text(**fields: Any) -> str:
@@ -249,25 +246,6 @@ def test_the_worst_adapter_is_that_of_the_highest_rate_that_was_carried() -> Non
     hopeless = tiny(scenarios=[{"name": "z", "profile": {"step_s": 10.0}}])
     lost = Trial(hopeless, hopeless.scenarios[0], "founding", (1,), (8.0,))
     assert run_trial(lost, make_policy, perf_counter)[0].worst_adapter == 0
-
-
-@pytest.mark.parametrize("name", ["toppings", "loraserve"])
-def test_policies_that_place_by_rank_know_the_ranks(name: str) -> None:
-    suite = tiny(scenarios=[{"name": "z", "workload": {"num_adapters": 3, "ranks": [8, 16]}}])
-    made: list[Policy] = []
-
-    def remembering(label: str) -> Callable[[], Policy]:
-        def make() -> Policy:
-            policy = make_policy(label)()
-            made.append(policy)
-            return policy
-
-        return make
-
-    run_trial(Trial(suite, suite.scenarios[0], name, (1,), (8.0,)), remembering, perf_counter)
-    for policy in made:
-        assert isinstance(policy, Toppings | LoraServe)
-        assert set(policy.ranks.values()) == {8, 16}
 
 
 def test_a_sweep_is_run_at_its_own_rate_only() -> None:
