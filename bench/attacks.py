@@ -12,6 +12,7 @@ from typing import Final
 
 from extproc.wire import Abuse, frames
 from extproc.wire.budget import DEFAULT_MAX_BYTES
+from extproc.wire.floods import ANSWERED_COST, SETTINGS_COST
 from extproc.wire.grpc import literal
 from extproc.wire.limits import DEFAULT_LIMITS as LIMITS
 
@@ -182,13 +183,13 @@ def _stalled_messages() -> list[Step]:
 def _moved_windows() -> list[Step]:
     """SETTINGS that each move the window of every stream that the connection may have."""
     opened = _reads(open_stream(i) for i in _ids(3, LIMITS.max_streams_per_connection - 1))
-    sizes = (65_536 + i % 2 for i in range(LIMITS.max_settings_frames + 1))
+    sizes = (65_536 + i % 2 for i in range(_NUM_SETTINGS + 1))
     return opened + _reads(frames.settings({frames.INITIAL_WINDOW_SIZE: size}) for size in sizes)
 
 
 def _resets() -> list[Step]:
     """Requests that have to be reset, as they are malformed."""
-    ids = _ids(3, LIMITS.max_rapid_resets + 1)
+    ids = _ids(3, LIMITS.max_control_frames + 1)
     return _reads(open_stream(i, after=literal(b"connection", b"x")) for i in ids)
 
 
@@ -210,6 +211,8 @@ def _block(fragment: bytes, num_continuations: int) -> list[Step]:
     return _reads([frames.frame(frames.HEADERS, 0, 3, fragment), *[more] * num_continuations])
 
 
+_NUM_SETTINGS: Final = LIMITS.max_control_frames // SETTINGS_COST
+_NUM_ANSWERED: Final = LIMITS.max_control_frames // ANSWERED_COST
 _CALM: Final = "GOAWAY ENHANCE_YOUR_CALM"
 _SILENCE_S: Final = LIMITS.keepalive_s + LIMITS.keepalive_timeout_s + 2 * _TICK_S
 _PRIORITY: Final = frames.frame(frames.PRIORITY, 0, 1, bytes(5))
@@ -261,28 +264,28 @@ ATTACKS: Final = (
         _CALM,
         lambda: _block(b"", LIMITS.max_continuation_frames + 1),
     ),
-    Attack(Abuse.RAPID_RESET, "malformed requests", _CALM, _resets),
+    Attack(Abuse.FRAME_FLOOD, "malformed requests", _CALM, _resets),
     Attack(
-        Abuse.SETTINGS_FLOOD,
+        Abuse.FRAME_FLOOD,
         "SETTINGS",
         _CALM,
-        _flood(frames.settings({}), LIMITS.max_settings_frames),
+        _flood(frames.settings({}), _NUM_SETTINGS),
     ),
-    Attack(Abuse.SETTINGS_FLOOD, f"SETTINGS that move windows of {_MANY}", _CALM, _moved_windows),
-    Attack(Abuse.PING_FLOOD, "PING", _CALM, _flood(_PING, LIMITS.max_pings)),
+    Attack(Abuse.FRAME_FLOOD, f"SETTINGS that move windows of {_MANY}", _CALM, _moved_windows),
+    Attack(Abuse.FRAME_FLOOD, "PING", _CALM, _flood(_PING, _NUM_ANSWERED)),
     Attack(
-        Abuse.EMPTY_FRAME_FLOOD,
+        Abuse.FRAME_FLOOD,
         "DATA without content",
         _CALM,
-        _flood(_data(1, b""), LIMITS.max_empty_frames),
+        _flood(_data(1, b""), _NUM_ANSWERED),
     ),
     Attack(
-        Abuse.WINDOW_UPDATE_FLOOD,
+        Abuse.FRAME_FLOOD,
         "WINDOW_UPDATE",
         _CALM,
-        _flood(frames.window_update(1, 1), LIMITS.max_window_updates),
+        _flood(frames.window_update(1, 1), _NUM_ANSWERED),
     ),
-    Attack(Abuse.OTHER_FRAME_FLOOD, "PRIORITY", _CALM, _flood(_PRIORITY, LIMITS.max_other_frames)),
+    Attack(Abuse.FRAME_FLOOD, "PRIORITY", _CALM, _flood(_PRIORITY, LIMITS.max_control_frames)),
     Attack(
         Abuse.SLOW_READER,
         "answers not read",

@@ -11,19 +11,15 @@ from typing import Final
 
 from extproc.wire import frames
 from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.wire.floods import FloodMeter
+from extproc.wire.floods import ANSWERED_COST, SETTINGS_COST, FloodMeter
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime
-from extproc.wire.limits import Abuse
 from extproc.wire.states import Scope
 from extproc.wire.streams import Streams
 
 _PING_BYTES: Final = 8
 _PRIORITY_BYTES: Final = 5
 _ID_MASK: Final = 0x7FFFFFFF
-# WINDOW_UPDATE allowed for each of our DATA frames: one for the stream and one for the connection
-# is common, some clients send smaller steps.
-_UPDATES_PER_DATA_FRAME: Final = 10
 # Number of open streams with changed windows for which SETTINGS counts once more.
 _STREAMS_PER_COUNT: Final = 4096
 
@@ -50,7 +46,7 @@ class ControlFrames:
             self.reader.forbid_table()
             self.lifetime.on_settings_acknowledged()
             return
-        self.floods.count(Abuse.SETTINGS_FLOOD)
+        self.floods.count(SETTINGS_COST)
         # 9113 6.5.3: "The values in the SETTINGS frame MUST be processed in the order they appear".
         windows_bytes = []
         for name, value in frames.SETTING.iter_unpack(payload):
@@ -61,7 +57,7 @@ class ControlFrames:
         if windows_bytes:
             # Updating thousands of streams counts as several frames.
             num_streams = len(self.streams.open)
-            self.floods.count(Abuse.SETTINGS_FLOOD, weight=num_streams // _STREAMS_PER_COUNT)
+            self.floods.count(SETTINGS_COST * (num_streams // _STREAMS_PER_COUNT))
             self._resize_windows(max(windows_bytes), windows_bytes[-1])
         # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": frames under
         # the old values go before it, frames under the new ones after it.
@@ -104,14 +100,14 @@ class ControlFrames:
             # 9113 6.7: "An endpoint MUST NOT respond to PING frames containing this flag."
             self.lifetime.on_ping_acknowledged(payload)
             return
-        self.floods.count(Abuse.PING_FLOOD)
+        self.floods.count(ANSWERED_COST)
         self.streams.outbox.put(0, frames.ping(payload, is_ack=True))
 
     def on_window_update(self, stream_id: int, payload: bytes) -> None:
         """9113 6.9."""
         if len(payload) != frames.U32.size:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of WINDOW_UPDATE")
-        self.floods.count(Abuse.WINDOW_UPDATE_FLOOD, per_data_frame=_UPDATES_PER_DATA_FRAME)
+        self.floods.count_update()
         increment = frames.U32.unpack(payload)[0] & _ID_MASK
         if stream_id == 0:
             # 9113 6.9: an increment of 0 on the connection is a connection error.
@@ -148,13 +144,13 @@ class ControlFrames:
             # Answered in the same read: the response is not written yet.
             self.streams.outbox.drop_frames(stream_id)
         elif not streams.may_be_late():
-            self.floods.count(Abuse.OTHER_FRAME_FLOOD)
+            self.floods.count()
 
     def on_priority(self, stream_id: int, payload: bytes) -> None:
         """9113 5.3.2 deprecates the scheme; 6.3 keeps its checks, and 7540 5.3.1 its own."""
         if stream_id == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
-        self.floods.count(Abuse.OTHER_FRAME_FLOOD)
+        self.floods.count()
         # 9113 6.3: "A PRIORITY frame with a length other than 5 octets MUST be treated as a stream
         # error of type FRAME_SIZE_ERROR."
         if len(payload) != _PRIORITY_BYTES:

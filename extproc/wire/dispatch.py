@@ -11,7 +11,7 @@ from typing import Final
 from extproc.wire import frames, messages
 from extproc.wire.control import ControlFrames, depends_on_itself
 from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.wire.floods import FloodMeter
+from extproc.wire.floods import ANSWERED_COST, FloodMeter
 from extproc.wire.flow import GivenWindows
 from extproc.wire.headers import TOO_LARGE, HeaderReader
 from extproc.wire.limits import Abuse
@@ -96,14 +96,14 @@ class FrameHandler:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
             else:
                 # 9113 4.1, 5.5: "Implementations MUST ignore and discard frames of unknown types."
-                self.floods.count(Abuse.OTHER_FRAME_FLOOD)
+                self.floods.count()
         except StreamFault as fault:
             self._reset(stream_id, fault)
 
     def _reset(self, stream_id: int, fault: StreamFault) -> None:
         state = self.streams.state(stream_id)
         if state is not State.FORGOTTEN:
-            self.floods.count(Abuse.RAPID_RESET)
+            self.floods.count()
         if state is State.IDLE or not stream_id & 1:
             # 9113 6.4: "RST_STREAM frames MUST NOT be sent for a stream in the idle state"; a
             # stream error may be treated as a connection error instead (9113 5.4.2).
@@ -124,7 +124,7 @@ class FrameHandler:
         stream = streams.open[stream_id]
         has_ended = bool(flags & frames.END_STREAM)
         if not content and not has_ended:
-            self.floods.count(Abuse.EMPTY_FRAME_FLOOD)
+            self.floods.count(ANSWERED_COST)
         if stream.content_left is not None:
             stream.content_left -= len(content)
             _check_content_length(stream, has_ended=has_ended)
@@ -200,7 +200,7 @@ class FrameHandler:
         if scope is Scope.STREAM_ERROR:
             raise StreamFault(code, "HEADERS on a half-closed stream")
         if scope is Scope.DISCARD:
-            self.floods.count(Abuse.OTHER_FRAME_FLOOD)
+            self.floods.count()
             return
         # 9113 8.1: a second header block is trailers, and ends the stream.
         malformed = judge_trailers(fields)

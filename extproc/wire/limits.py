@@ -25,12 +25,7 @@ class Abuse(StrEnum):
     HEADER_BLOCK = "header_block"
     HEADER_LIST = "header_list"
     CONTINUATION_FLOOD = "continuation_flood"
-    RAPID_RESET = "rapid_reset"
-    SETTINGS_FLOOD = "settings_flood"
-    PING_FLOOD = "ping_flood"
-    EMPTY_FRAME_FLOOD = "empty_frame_flood"
-    WINDOW_UPDATE_FLOOD = "window_update_flood"
-    OTHER_FRAME_FLOOD = "other_frame_flood"
+    FRAME_FLOOD = "frame_flood"
     SLOW_READER = "slow_reader"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     HALF_OPEN = "half_open"
@@ -39,7 +34,7 @@ class Abuse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one server. Counts "per window" are for one connection in `flood_window_s`.
+    """Limits of one server. "Per window" is for one connection in `flood_window_s`.
 
     Attributes:
         max_connections: Open connections; further ones are closed at once.
@@ -58,16 +53,13 @@ class Limits:
             SETTINGS it ends the connection, as later blocks may depend on it.
         max_header_list_bytes: Uncompressed header list (9113 6.5.2); bounds an HPACK bomb.
         max_continuation_frames: CONTINUATION frames of one header block (CVE-2024-27316).
-        max_rapid_resets: Streams per window that the peer made us reset (CVE-2025-8671). Its own
-            resets (CVE-2023-44487) have no limit: they free all, and cost less than an answer.
-        max_settings_frames: SETTINGS per window; each costs a response (CVE-2019-9515), and a look
-            at every open stream if it changes their windows.
-        max_pings: PING per window (CVE-2019-9512); bandwidth probes and keepalives stay far below.
-        max_empty_frames: DATA without content or end, per window (CVE-2019-9518).
-        max_window_updates: WINDOW_UPDATE per window, beyond ten for each DATA frame that we sent.
-        max_other_frames: PRIORITY, unknown types and frames for closed streams, per window; not
-            DATA that may cross our end, nor one reset for each stream.
-        flood_window_s: Duration of the window for the counts above.
+        max_control_frames: What frames without a request cost per window, at their costs in
+            `wire.floods`: SETTINGS, PING, DATA without content or end, WINDOW_UPDATE beyond ten for
+            each DATA frame that we sent; PRIORITY, unknown types and frames for closed streams, but
+            for DATA that may cross our end and one reset for each stream; and streams that the peer
+            made us reset (CVE-2025-8671). Its own resets (CVE-2023-44487) have no limit: they free
+            all, and cost less than an answer.
+        flood_window_s: Duration of the window for that budget.
         stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE: the data that a stream may send
             without room in the budget. Nearly every prompt fits, and thousands of streams are safe.
         connection_window_bytes: Receive window of a connection; replenished as bytes arrive.
@@ -89,12 +81,7 @@ class Limits:
     max_header_block_bytes: int = 16 * 1024
     max_header_list_bytes: int = 16 * 1024
     max_continuation_frames: int = 16
-    max_rapid_resets: int = 20_000
-    max_settings_frames: int = 100
-    max_pings: int = 10_000
-    max_empty_frames: int = 10_000
-    max_window_updates: int = 10_000
-    max_other_frames: int = 20_000
+    max_control_frames: int = 20_000
     flood_window_s: float = 10.0
     stream_window_bytes: int = GRANT_BYTES
     connection_window_bytes: int = 16 * 1024 * 1024

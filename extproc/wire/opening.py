@@ -76,7 +76,7 @@ class Opener:
             # stream error of type PROTOCOL_ERROR."
             counters.streams_opened += 1
             counters.streams_reset_by_us += 1
-            self.floods.count(Abuse.RAPID_RESET)
+            self.floods.count()
             streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
             return True
         if streams.is_full:

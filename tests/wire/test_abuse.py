@@ -9,49 +9,59 @@ import pytest
 
 from extproc.wire import Abuse, Counters, Limits, frames
 from extproc.wire.errors import ErrorCode
+from extproc.wire.floods import ANSWERED_COST, SETTINGS_COST
 from extproc.wire.outbox import Outbox
 from extproc.wire.stream import WireStream
 from tests.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request
 
-LIMITS = Limits(
-    max_rapid_resets=20,
-    max_settings_frames=20,
-    max_pings=20,
-    max_empty_frames=20,
-    max_window_updates=20,
-    max_other_frames=20,
-)
+LIMITS = Limits(max_control_frames=SETTINGS_COST + 20)  # those of the beginning, and so much
 FLOODS = {
-    Abuse.SETTINGS_FLOOD: frames.settings({}),
-    Abuse.PING_FLOOD: frames.ping(bytes(8)),
-    Abuse.EMPTY_FRAME_FLOOD: raw(frames.DATA, 0, 1),
-    Abuse.WINDOW_UPDATE_FLOOD: frames.window_update(0, 1),
-    Abuse.OTHER_FRAME_FLOOD: raw(frames.PRIORITY, 0, 1, b"\0\0\0\x05\x10"),
+    "SETTINGS": (frames.settings({}), SETTINGS_COST),
+    "PING": (frames.ping(bytes(8)), ANSWERED_COST),
+    "DATA without content": (raw(frames.DATA, 0, 1), ANSWERED_COST),
+    "WINDOW_UPDATE": (frames.window_update(0, 1), ANSWERED_COST),
+    "PRIORITY": (raw(frames.PRIORITY, 0, 1, b"\0\0\0\x05\x10"), 1),
 }
+"""Each with what it costs."""
 
 
-@pytest.mark.parametrize("abuse", FLOODS)
+@pytest.mark.parametrize("name", FLOODS)
 @pytest.mark.parametrize("is_one_read", [True, False])
-def test_flood_ends_the_connection(abuse: Abuse, is_one_read: bool) -> None:
-    peer = Peer(limits=LIMITS)
+def test_flood_ends_the_connection(name: str, is_one_read: bool) -> None:
+    frame, cost = FLOODS[name]
+    peer = Peer(limits=Limits(max_control_frames=SETTINGS_COST + 20 * cost))
     peer.open(1, pseudo_path=WATCH)
-    for _ in range(1 if is_one_read else 21):
-        peer.feed(FLOODS[abuse] * (21 if is_one_read else 1))
+    for _ in range(1 if is_one_read else 20):
+        peer.feed(frame * (20 if is_one_read else 1))
+    assert not peer.connection.is_failed
+    peer.feed(frame)
 
     assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
-    assert peer.counters.abuse[abuse] == 1
+    assert peer.counters.abuse[Abuse.FRAME_FLOOD] == 1
     assert peer.session.num_closed == 1
 
 
-@pytest.mark.parametrize("abuse", FLOODS)
-def test_the_same_frames_at_leisure_are_no_flood(abuse: Abuse) -> None:
-    peer = Peer(limits=LIMITS)
+@pytest.mark.parametrize("name", FLOODS)
+def test_the_same_frames_at_leisure_are_no_flood(name: str) -> None:
+    frame, cost = FLOODS[name]
+    peer = Peer(limits=Limits(max_control_frames=SETTINGS_COST + 20 * cost))
     peer.open(1, pseudo_path=WATCH)
     for _ in range(10):
-        peer.feed(FLOODS[abuse] * 15)
+        peer.feed(frame * 15)
         peer.now += 10.0
 
     assert not peer.connection.is_failed
+
+
+def test_frames_of_all_kinds_have_one_budget() -> None:
+    costs = sum(cost for _, cost in FLOODS.values())
+    peer = Peer(limits=Limits(max_control_frames=SETTINGS_COST + costs))
+    peer.open(1, pseudo_path=WATCH)
+    peer.feed(*(frame for frame, _ in FLOODS.values()))
+    assert not peer.connection.is_failed
+    peer.feed(FLOODS["PRIORITY"][0])
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize("kind", [0xBE, frames.RST_STREAM, frames.HEADERS])
@@ -64,7 +74,7 @@ def test_frames_that_go_nowhere_are_counted(kind: int) -> None:
     peer.feed(raw(kind, 0x4, 1, payload) * 30)
 
     assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
-    assert peer.counters.abuse[Abuse.OTHER_FRAME_FLOOD] == 1
+    assert peer.counters.abuse[Abuse.FRAME_FLOOD] == 1
 
 
 def test_window_updates_for_our_own_data_are_no_flood() -> None:
@@ -92,12 +102,12 @@ def test_ten_thousand_held_clients_may_leave_at_once() -> None:
 
 
 def test_resets_that_the_peer_makes_us_send_are_rapid_too() -> None:
-    peer = Peer(limits=dataclasses.replace(LIMITS, max_window_updates=1000))
+    peer = Peer(limits=Limits(max_control_frames=SETTINGS_COST + 60))
     for i in range(21):
         peer.feed(peer.headers(2 * i + 1), frames.window_update(2 * i + 1, 0))
 
     assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
-    assert peer.counters.abuse[Abuse.RAPID_RESET] == 1
+    assert peer.counters.abuse[Abuse.FRAME_FLOOD] == 1
 
 
 def test_malformed_requests_are_rapid_resets_too() -> None:
@@ -106,7 +116,7 @@ def test_malformed_requests_are_rapid_resets_too() -> None:
         peer.feed(peer.headers(2 * i + 1, request(te="gzip")))
 
     assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
-    assert peer.counters.abuse[Abuse.RAPID_RESET] == 1
+    assert peer.counters.abuse[Abuse.FRAME_FLOOD] == 1
 
 
 def test_streams_above_the_limit_of_a_connection_are_refused() -> None:
@@ -185,8 +195,8 @@ def test_one_connection_s_sins_do_not_count_for_another() -> None:
     counters = Counters()
     sinner, other = (Peer(limits=LIMITS, counters=counters) for _ in range(2))
     other.open(1)
-    sinner.feed(frames.ping(bytes(8)) * 21)
-    other.feed(frames.ping(bytes(8)) * 19, other.data(1, message(b"x"), end=True))
+    sinner.feed(frames.ping(bytes(8)) * 11)
+    other.feed(frames.ping(bytes(8)) * 9, other.data(1, message(b"x"), end=True))
 
     assert sinner.connection.is_failed
     assert other.responses[1].status == 0
@@ -242,7 +252,7 @@ def test_a_stream_does_not_keep_its_header_list() -> None:
 
 
 def test_settings_that_move_many_windows_count_for_more_than_one() -> None:
-    peer = Peer(limits=Limits(max_settings_frames=4))
+    peer = Peer(limits=Limits(max_control_frames=4 * SETTINGS_COST))
     peer.feed(peer.headers(1))
     peer.feed(*(peer.headers(2 * i + 1) for i in range(1, 2 * 4096)))
     for value in (1000, 2000):

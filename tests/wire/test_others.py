@@ -12,6 +12,7 @@ import pytest
 
 from extproc.wire import Abuse, Limits, frames
 from extproc.wire.errors import ErrorCode
+from extproc.wire.floods import SETTINGS_COST
 from tests.wire.peer import REQUEST, WATCH, Peer, literals, message, raw, request
 
 LIMITS = Limits(
@@ -19,9 +20,7 @@ LIMITS = Limits(
     max_message_bytes=10_000,
     max_queued_bytes=200_000,
     max_header_list_bytes=1_000,
-    max_rapid_resets=20,
-    max_empty_frames=20,
-    max_other_frames=20,
+    max_control_frames=SETTINGS_COST + 20,
 )
 FIRST, LAST = 3, 2_001
 """Streams of the one who causes it; 1 and the next are of others."""

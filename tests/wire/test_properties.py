@@ -28,12 +28,7 @@ LIMITS = Limits(
     max_queued_bytes=2_000,
     stream_window_bytes=1_000,
     connection_window_bytes=70_000,
-    max_rapid_resets=10,
-    max_settings_frames=10,
-    max_pings=10,
-    max_empty_frames=10,
-    max_window_updates=10,
-    max_other_frames=10,
+    max_control_frames=1_000,
 )
 
 stream_ids = st.sampled_from([0, 1, 3, 5, 7, 9, 2, 2**31 - 1, 2**31 + 1])

@@ -363,7 +363,7 @@ async def test_others_have_a_turn_between_the_passes_over_reads_of_several_peers
 
 async def test_peer_that_never_reads_loses_its_connection_and_no_other() -> None:
     """It requests pongs and reads none; another client is served meanwhile."""
-    limits = Limits(max_write_buffer_bytes=100_000, max_pings=10**9)
+    limits = Limits(max_write_buffer_bytes=100_000, max_control_frames=10**9)
     async with running(limits=limits) as (server, _):
         _, writer = await raw_client(server)
         writer.transport.pause_reading()

@@ -136,7 +136,7 @@ async def test_held_clients_that_leave_are_forgotten_at_once(tmp_path: Path) -> 
 
         assert all(session.is_closed for session in proxy.opened)
         assert proxy.server.counters.streams_opened == 100
-        assert proxy.server.counters.abuse[Abuse.RAPID_RESET] == 0
+        assert proxy.server.counters.abuse[Abuse.FRAME_FLOOD] == 0
         assert b" 200 OK" in await _released(proxy, held)
         await assert_content(proxy)
 
