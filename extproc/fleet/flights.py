@@ -22,11 +22,11 @@ class Flights:
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
         told: Those of other routers.
+        on_end: Called with the time of an end.
 
     Attributes:
         num_routers: That use these endpoints, this one included.
         observer: Follows what is counted here.
-        on_end: Called with the time of an end.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Flights:
         told: Told,
         beginnings: Beginnings,
         outliers: Outliers,
+        on_end: Callable[[float], None] = lambda _now: None,
     ) -> None:
         self._find = find
         self._told = told
@@ -46,7 +47,7 @@ class Flights:
         self._refused: dict[str, tuple[str, ...]] = {}
         self.num_routers = 1
         self.observer: PickObserver | None = None
-        self.on_end: Callable[[float], None] = lambda _now: None
+        self._on_end = on_end
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -156,7 +157,7 @@ class Flights:
         if self.observer is not None:
             self.observer.ended(pick_id, now=now, has_run=has_run_here)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
-        self.on_end(now if reported_at_s is None else reported_at_s)
+        self._on_end(now if reported_at_s is None else reported_at_s)
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:

@@ -93,19 +93,23 @@ class Told:
 
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
+        on_end: Called with the time at which an end is told.
 
     Attributes:
         num_in_flight: Picks that have not ended.
         num_received: Picks told, ignored ones included.
         num_ignored: Picks that were not counted, by reason.
-        on_end: Called with the time at which an end is told.
         on_share: Called with the share of each pick that is counted, once.
         on_work: Called with the adapter of each that is new, the seconds of work of its prompt, and
             when it was picked.
     """
 
     def __init__(
-        self, find: Callable[[str], Tracked | None], bounds: ToldBounds | None = None
+        self,
+        find: Callable[[str], Tracked | None],
+        bounds: ToldBounds | None = None,
+        *,
+        on_end: Callable[[float], None] = lambda _now: None,
     ) -> None:
         self._find = find
         self._bounds = bounds or ToldBounds()
@@ -113,7 +117,7 @@ class Told:
         self.num_in_flight = 0
         self.num_received = 0
         self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
-        self.on_end: Callable[[float], None] = lambda _now: None
+        self._on_end = on_end
         self.on_share: Callable[[Share], None] = lambda _share: None
         self.on_work: Callable[[str, float, float], None] = lambda _adapter, _work_s, _at_s: None
 
@@ -190,7 +194,7 @@ class Told:
             self._end(flight, now=now, has_run=has_run and is_served_here)
             reported_at_s = now if reported_at_s is None else reported_at_s
             flight.tracked.prompts.bound(reported_at_s)
-            self.on_end(reported_at_s)
+            self._on_end(reported_at_s)
             served = None if is_served_here else self._find(address)
             if served is not None:
                 served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)

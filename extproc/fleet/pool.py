@@ -69,14 +69,17 @@ class Pool:
         self._tracked: dict[str, Tracked] = {}
         self._models = ModelIndex()
         self._declared: Mapping[str, ModelCard] = {}
-        self.told = Told(self._find)
+        self.told = Told(self._find, on_end=self._freed_told)
         self.flights = Flights(
-            self._find, told=self.told, beginnings=self.beginnings, outliers=self.outliers
+            self._find,
+            told=self.told,
+            beginnings=self.beginnings,
+            outliers=self.outliers,
+            on_end=self._freed,
         )
         self.on_room: Callable[[float], None] = lambda _now: None
         self.on_told_room: Callable[[float], None] = lambda _now: None
         self.on_output: Callable[[RequestInfo, float], None] = lambda _request, _tokens: None
-        self.flights.on_end, self.told.on_end = self._freed, self._freed_told
 
     # --- reports ----------------------------------------------------------------------------
 

@@ -126,6 +126,11 @@ class Precedence:
 class Reach:
     """Where requests may go, of some endpoints: a bit for each.
 
+    Attributes:
+        endpoints: As they are now, in the order of the bits.
+        served: As given.
+        slots_of: Likewise.
+
     Args:
         holders: Returns the addresses of those that have a model; None leaves that to their lists.
         served: Returns the name that they know an adapter by.
@@ -139,7 +144,7 @@ class Reach:
         served: Callable[[str], str] = str,
         slots: Callable[[str], Mapping[str, SlotUse]] = lambda _address: {},
     ) -> None:
-        self._endpoints, self._holders = endpoints, holders
+        self.endpoints, self._holders = endpoints, holders
         self.served, self.slots_of = served, slots
         self._known: dict[tuple[str, frozenset[str] | None], int] = {}
         self._idle: int | None = None  # the bits of those without a request, once they are known
@@ -147,12 +152,12 @@ class Reach:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Of the endpoints, in the order of the bits."""
-        return tuple([view.address for view in self._endpoints])
+        return tuple([view.address for view in self.endpoints])
 
     def has_idle(self, request: RequestInfo) -> bool:
         """Return whether an endpoint that may serve a request has none."""
         if self._idle is None:
-            views = enumerate(self._endpoints)
+            views = enumerate(self.endpoints)
             self._idle = sum(
                 1 << place for place, view in views if not view.num_pending + view.num_foreign
             )
@@ -169,7 +174,7 @@ class Reach:
             holders = self._holders(model)
             found = sum(
                 1 << place
-                for place, view in enumerate(self._endpoints)
+                for place, view in enumerate(self.endpoints)
                 if (view.has_registered(model) if holders is None else view.address in holders)
                 and (subset is None or is_in_subset(view.address, subset))
             )
@@ -182,5 +187,9 @@ class Reach:
 
     def slots(self, bits: int) -> list[tuple[EndpointView, Mapping[str, SlotUse]]]:
         """Return the endpoints of some bits, each with the adapters that run there."""
-        views = (view for place, view in enumerate(self._endpoints) if bits >> place & 1)
+        views = (view for place, view in enumerate(self.endpoints) if bits >> place & 1)
         return [(view, self.slots_of(view.address)) for view in views]
+
+
+NOWHERE = Reach()
+"""Where no endpoint is known, a request may go anywhere."""

@@ -23,10 +23,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, inf
 
-from extproc.fleet.slotuses import SlotUse
 from extproc.phrases import FOR_SLOT
 from extproc.queue.elsewhere import NOBODY, Waiting
 from extproc.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
@@ -34,7 +33,7 @@ from extproc.queue.occupancy import Occupancy
 from extproc.queue.orders import Scene, running_in_clusters
 from extproc.queue.pace import Pace
 from extproc.queue.plan import Plan
-from extproc.queue.precedence import Reach
+from extproc.queue.precedence import NOWHERE, Reach
 from extproc.queue.settings import QueueSettings
 from extproc.queue.sweep import Look, Sweep
 from extproc.queue.tickets import Ticket
@@ -57,9 +56,6 @@ class HoldQueue:
         at: Has `offer` called at a time, instead of the time that it was called with before.
         on_change: Called when `waiting` may return something else than before.
         occupancy: How much is held.
-        served: Returns the name that endpoints know an adapter by.
-        slots: Returns the adapters that routers know to run on an endpoint.
-        holders: Returns the addresses of those that have a model; None leaves that to their lists.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
 
@@ -68,9 +64,6 @@ class HoldQueue:
         self._plan = Plan(self.settings)
         self.at: Callable[[float], None] = _never
         self.on_change: Callable[[], None] = _nothing
-        self.served: Callable[[str], str] = str
-        self.slots: Callable[[str], Mapping[str, SlotUse]] = lambda _address: {}
-        self.holders: Callable[[str], Container[str] | None] = lambda _model: None
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
         self._sweep = Sweep(self.settings, self._plan.served)
@@ -104,13 +97,12 @@ class HoldQueue:
 
     # --- in and out --------------------------------------------------------------------------
 
-    def add(
-        self, ticket: Ticket, *, now: float, endpoints: Sequence[EndpointView] = ()
-    ) -> Rejection | None:
+    def add(self, ticket: Ticket, *, now: float, reach: Reach = NOWHERE) -> Rejection | None:
         """Hold a request, or return why not.
 
         Args:
-            endpoints: As they are now: one that waits for a slot has one kept from now on.
+            reach: Of requests, as things are now: one that waits for a slot has one kept from now
+                on.
         """
         end = self._refusal(ticket, now)
         if end is not None:
@@ -121,7 +113,7 @@ class HoldQueue:
         self._plan.hold(ticket)
         self._sweep.note(ticket)
         if ticket.reason == FOR_SLOT:
-            self._sweep.begin_hold(ticket, self._reach(endpoints), now)
+            self._sweep.begin_hold(ticket, reach, now)
             self.on_change()
         self._arrange()
         return None
@@ -173,16 +165,9 @@ class HoldQueue:
         """Return who waits here, for other routers."""
         return self._sweep.waiting(now) if self._tickets else NOBODY
 
-    def hear(
-        self,
-        router_id: str,
-        waiting: Waiting,
-        *,
-        now: float,
-        endpoints: Sequence[EndpointView] = (),
-    ) -> None:
+    def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""
-        is_less = self._sweep.hear(router_id, waiting, self._reach(endpoints), now=now)
+        is_less = self._sweep.hear(router_id, waiting, reach, now=now)
         self._plan.hold_told(self._sweep.elsewhere.flows())
         if is_less:
             self.freed(now)
@@ -214,17 +199,17 @@ class HoldQueue:
         """
         return self._sweep.reservations.kept_from(request, endpoints, now=now)
 
-    def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
+    def offer(self, look: Look, *, now: float, reach: Reach = NOWHERE) -> None:
         """Offer what room there is, in order; call it as `at` says, or whenever it is due.
 
         Args:
             look: Asks the policy for one request at a time, and counts the pick.
-            endpoints: As they are now.
+            reach: Of requests, as things are now.
         """
         self._arranged_s = inf
         if self.is_due(now):
             num_held = len(self._tickets)
-            tickets, is_freed = self._planned(self._scene(now, endpoints)), now >= self._freed_s
+            tickets, is_freed = self._planned(self._scene(now, reach)), now >= self._freed_s
             if is_freed:
                 self._freed_s = inf
             num_vain = self._sweep.go(
@@ -233,7 +218,7 @@ class HoldQueue:
                 self._found,
                 now=now,
                 is_freed=is_freed,
-                reach=self._reach(endpoints),
+                reach=reach,
             )
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
@@ -301,14 +286,11 @@ class HoldQueue:
         self._sweep.put_last(late, scene.now)
         return self._plan.in_order(levels)
 
-    def _reach(self, endpoints: Sequence[EndpointView]) -> Reach:
-        return Reach(endpoints, self.holders, self.served, self.slots)
-
-    def _scene(self, now: float, endpoints: Sequence[EndpointView]) -> Scene:
+    def _scene(self, now: float, reach: Reach) -> Scene:
         settings, running = self.settings, frozenset[str]()
         if settings.order == "clusters":
-            running = running_in_clusters(endpoints, settings.cluster_size)
-        return Scene(now, self._pace.service_s, running, self.served)
+            running = running_in_clusters(reach.endpoints, settings.cluster_size)
+        return Scene(now, self._pace.service_s, running, reach.served)
 
     # --- refusals ----------------------------------------------------------------------------
 

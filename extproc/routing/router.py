@@ -12,7 +12,7 @@ from extproc.address import is_in_subset
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
 from extproc.phrases import FOR_POD, FOR_TURN
-from extproc.queue import HoldQueue, Ticket, Waiting
+from extproc.queue import HoldQueue, Reach, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
@@ -58,8 +58,6 @@ class Router:
         self.pool.told.on_share = self.queue.charge_told
         self.pool.told.on_work = self.catalog.told
         self.pool.on_output = self.queue.settle
-        self.queue.served, self.queue.holders = self.catalog.served, self.catalog.holders
-        self.queue.slots = self.pool.slots
 
     def route(
         self,
@@ -125,8 +123,7 @@ class Router:
             look_s=wait.until_s,
             reason=wait.reason,
         )
-        endpoints = self.pool.snapshot(now=now).endpoints
-        refusal = self.queue.add(ticket, now=now, endpoints=endpoints)
+        refusal = self.queue.add(ticket, now=now, reach=self.reach(now=now))
         if refusal is not None:
             self.catalog.not_held(request.model, now=now)
         return refusal or ticket
@@ -150,7 +147,12 @@ class Router:
 
     def offer(self, *, now: float) -> None:
         """Offer the room there is to those that are held, if it is time."""
-        self.queue.offer(self._look, now=now, endpoints=self.pool.snapshot(now=now).endpoints)
+        self.queue.offer(self._look, now=now, reach=self.reach(now=now))
+
+    def reach(self, *, now: float) -> Reach:
+        """Return where requests may go, as things are now."""
+        endpoints, catalog = self.pool.snapshot(now=now).endpoints, self.catalog
+        return Reach(endpoints, catalog.holders, catalog.served, self.pool.slots)
 
     def waiting(self, *, now: float) -> Waiting:
         """Return who waits here, for other routers."""
@@ -158,8 +160,7 @@ class Router:
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float) -> None:
         """Have those that wait at another router go first here, too."""
-        endpoints = self.pool.snapshot(now=now).endpoints
-        self.queue.hear(router_id, waiting, now=now, endpoints=endpoints)
+        self.queue.hear(router_id, waiting, now=now, reach=self.reach(now=now))
 
     def choose_in_turn(
         self, request: RequestInfo, *, now: float

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket
 from extproc.tenancy import Claim
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import pick
@@ -29,6 +29,7 @@ class Scene:
     sent: list[str] = field(default_factory=list)
     now: float = 0.0
     endpoints: Sequence[EndpointView] = ()
+    holders: Callable[[str], Collection[str] | None] = lambda _model: None
     calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -79,8 +80,12 @@ class Scene:
         self.now += after_s
         self.room, before = room, len(self.sent)
         self.queue.freed(self.now)
-        self.queue.offer(self.look, now=self.now, endpoints=self.endpoints)
+        self.queue.offer(self.look, now=self.now, reach=self.reach)
         return self.sent[before:]
+
+    @property
+    def reach(self) -> Reach:
+        return Reach(self.endpoints, self.holders)
 
     @property
     def held(self) -> list[str]:

@@ -51,7 +51,7 @@ def other(told: Scene, *, at: Sequence[EndpointView] | None = None) -> Scene:
 
 def tell(told: Scene, scene: Scene, name: str = "aa") -> None:
     waiting = told.queue.waiting(told.now)
-    scene.queue.hear(name, waiting, now=scene.now, endpoints=scene.endpoints)
+    scene.queue.hear(name, waiting, now=scene.now, reach=scene.reach)
 
 
 def behind_s(scene: Scene, tenant: str = GREEDY, priority: int = 0, **fields: float) -> float:
@@ -85,7 +85,7 @@ def test_those_below_0_wait_as_long_as_anybody_does_and_go_when_nobody_does() ->
     told.queue.remove(told.tickets["first"], now=told.now)
     scene.now, scene.room = scene.now + 1.0, 1
     tell(told, scene)
-    scene.queue.offer(scene.look, now=scene.now, endpoints=scene.endpoints)
+    scene.queue.offer(scene.look, now=scene.now, reach=scene.reach)
 
     assert (before, behind) == ([], inf)
     assert scene.sent == ["idle"]
@@ -126,7 +126,7 @@ def test_what_is_told_last_counts_and_what_ended_lets_others_go_at_once() -> Non
     scene.now, scene.room = told.now, 9
     tell(told, scene)
     is_due = scene.queue.is_due(scene.now)
-    scene.queue.offer(scene.look, now=scene.now, endpoints=scene.endpoints)
+    scene.queue.offer(scene.look, now=scene.now, reach=scene.reach)
 
     assert at_first == []
     assert told.sent == ["first"]
@@ -141,7 +141,7 @@ def test_several_routers_are_heard_and_the_highest_of_them_first(
     scene = other(waits())
     tell(waits(GOLD, 10), scene, "bb")
     both = behind_s(scene)
-    scene.queue.hear("bb", NOBODY, now=scene.now, endpoints=scene.endpoints)
+    scene.queue.hear("bb", NOBODY, now=scene.now, reach=scene.reach)
 
     assert both > behind_s(scene) > 0
 
@@ -151,7 +151,7 @@ def test_nobody_waits_longer_than_by_our_own_settings() -> None:
     first = First(0.0, 1e9, 1e9, elsewhere.ALL)
     kept = Reservation("x", address(1), "a", 10, " t", 1e9)
     word = Waiting(firsts=(((10, 10, " t"), first),), kept=(kept,))
-    told.queue.hear("bb", word, now=told.now, endpoints=told.endpoints)
+    told.queue.hear("bb", word, now=told.now, reach=told.reach)
     request = RequestInfo("a", "a", claim=Claim())
 
     assert behind_s(told, MODEST) == pytest.approx(SLOT_HOLD_S)

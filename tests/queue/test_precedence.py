@@ -324,8 +324,7 @@ def test_a_declared_adapter_s_requests_go_where_its_pods_are_whatever_those_call
 
 
 def test_who_waits_for_an_adapter_that_no_pod_has_holds_up_nobody() -> None:
-    scene = Scene(stuck=frozenset({"cold"}), endpoints=PODS)
-    scene.queue.holders = {"cold": frozenset[str]()}.get
+    scene = Scene(stuck=frozenset({"cold"}), endpoints=PODS, holders={"cold": frozenset[str]()}.get)
     scene.queue.charge(newcomer(GREEDY))
     scene.hold(MODEST, "cold", tenant=MODEST)
     scene.hold("more", "slot", tenant=GREEDY)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket
 from extproc.queue.queue import LOOK_S, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO
 from extproc.queue.sweep import LATE_LOOK_S, MAX_LOOKS, MAX_SENT
 from extproc.types import Pick, Reason, RequestInfo
@@ -279,7 +279,7 @@ def test_clusters_go_first_where_they_run() -> None:
     scene.now, scene.room = 1.0, 1
     scene.queue.freed(1.0)
     views = [endpoint_view(1, pending_by_adapter={"y": 1, "z": 1})]
-    scene.queue.offer(scene.look, now=1.0, endpoints=views)
+    scene.queue.offer(scene.look, now=1.0, reach=Reach(views))
 
     assert scene.sent == ["hot"]
 

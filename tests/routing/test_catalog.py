@@ -425,11 +425,11 @@ def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/c", "1"))
     scene.lists(1, ("sql@1", "/adapters/sql-1"), ("own", "/own"))
     scene.tick()
-    queue = scene.router.queue
+    reach = scene.router.reach(now=scene.now)
 
     names = ("sql", "cold", "own", BASE)
-    assert [queue.served(name) for name in names] == ["sql@1", "cold@1", "own", BASE]
-    assert [queue.holders(name) for name in names] == [{address(1)}, frozenset(), None, None]
+    assert [reach.served(name) for name in names] == ["sql@1", "cold@1", "own", BASE]
+    assert [reach.of(RequestInfo(name)) for name in names] == [1, 0, 1, 3]
 
 
 def test_one_that_is_held_needs_no_load_of_a_version_that_runs() -> None:
