@@ -80,6 +80,7 @@ _ENDPOINTS_FLAGS = (
     "upstream_connection_termination",
 )
 _UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
+_NOT_FOUND = 404
 _NOT_IMPLEMENTED = 501  # vLLM's status for what its model does not support: the client's mistake
 _FULL = (429, 503)
 """An endpoint's own that say "not now, try another". vLLM 0.32 answers 503 beyond
@@ -238,6 +239,8 @@ def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered:
         return Verdict.FULL
     if status >= 500:
         return Verdict.FAILED
+    if status == _NOT_FOUND:
+        return Verdict.NOT_FOUND
     return Verdict.SERVED if outcome is Outcome.COMPLETED and status < 400 else Verdict.NONE
 
 

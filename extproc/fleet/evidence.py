@@ -16,6 +16,7 @@ class Verdict(StrEnum):
     FAILED = "failed"  # a 5xx of its own that may be due to the request
     BROKEN = "broken"  # a response broken off, a timeout, a 502 or 504: due to the endpoint
     UNREACHABLE = "unreachable"  # no connection, or reset before any byte of a response
+    NOT_FOUND = "not_found"  # a 404 of its own: due to it if it goes on listing the model
     FULL = "full"  # refused without work, as another may have room
     NONE = "none"  # no evidence: the client left, or its request was wrong
 

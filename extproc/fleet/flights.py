@@ -231,7 +231,10 @@ class Flights:
             if tracked is None or (tracked is not counted and address == counted.endpoint.address):
                 continue  # it has left, even if another has joined under its address
             trial = flight.trial if tracked is counted else 0
-            like = likeness(flight.pick.request)
+            like, model = likeness(flight.pick.request), flight.pick.request.model
+            if verdict is Verdict.NOT_FOUND and model:
+                self._outliers.doubt(address, model, like, ended_s=now, trial=trial)
+                continue
             self._outliers.end(address, verdict, like, now=at_s, ended_s=now, trial=trial)
             tracked.view = None
             if verdict is Verdict.SERVED:

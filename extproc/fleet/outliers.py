@@ -8,7 +8,7 @@ the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx.
 
 Rules:
 1. A failure that a request can explain (`FAILED`) counts where others had requests of the same
-   model and path, and once for each source (`verdicts.likeness`) until another endpoint has served
+   model and path, and once for each source (`evidence.likeness`) until another endpoint has served
    that; one that no request explains (`BROKEN`, `UNREACHABLE`) counts always, and is taken to be
    rare elsewhere until others have failed a tenth like that.
 2. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
@@ -25,14 +25,17 @@ Rules:
 7. At most `max_ejected_ratio` of the endpoints are ejected or on trial.
 8. Requests that were sent before an ejection, or during it because no other endpoint could take
    them, no longer count.
+9. A 404 for a model counts as a failure if the endpoint goes on listing the model when it is asked
+   next, and for nothing if it does not: then it gets no such requests anyway.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -43,6 +46,9 @@ UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
 NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
+MAX_DOUBTS = 64
+"""404s of an endpoint that wait for its next list of models; without one the oldest count for
+nothing."""
 MAX_CHANGES = 100
 """Ejections and readmissions kept for `take_changes`."""
 MAX_CHANCE = 1e-6
@@ -89,12 +95,21 @@ class Readmission(Struct, frozen=True):
     is_recovered: bool = True  # passed its trial or answers us; False: over the limit of ejections
 
 
+class _Doubt(NamedTuple):
+    """A 404 for a model, to be judged by whether the endpoint goes on listing that."""
+
+    model: str
+    like: Like
+    ended_s: float
+    trial: int
+
+
 class _Health:
     """The record of one endpoint. Ejected or on trial while `cause` is set."""
 
     __slots__ = (
-        *("asked_s", "broke_s", "cause", "count", "num_judged", "num_passed", "num_trials", "own"),
-        *("serial", "since_s", "until_s", "why"),
+        *("asked_s", "broke_s", "cause", "count", "doubts", "num_judged", "num_passed"),
+        *("num_trials", "own", "serial", "since_s", "until_s", "why"),
     )
 
     def __init__(self) -> None:
@@ -106,6 +121,7 @@ class _Health:
         self.num_judged = 0  # requests since it was ejected
         self.asked_s = -inf  # when the newest of our own calls that it answered was sent
         self.broke_s = -inf  # when the last request ended that no request explains
+        self.doubts = deque[_Doubt]()
         self.own = Own()
         self.why: Mapping[Hashable, Part] = {}  # the row of failures that ejected it
 
@@ -212,6 +228,29 @@ class Outliers:
         elif verdict is Verdict.FAILED and self._comparison.failed(health.own, address, like):
             self._failed(address, health, now, is_trial=is_trial, is_gone=False)
             self._exonerate(address, like.kind, now)
+
+    def doubt(self, address: str, model: str, like: Like, *, ended_s: float, trial: int) -> None:
+        """Record a 404 of its own to a request for a model; `record_models` tells what it shows."""
+        health = self._health.get(address)
+        if health is None:
+            return
+        health.doubts.append(_Doubt(model, like, ended_s, trial))
+        if len(health.doubts) > MAX_DOUBTS:
+            self._settle(address, health, Verdict.NONE, ended_s)
+
+    def record_models(
+        self, address: str, models: Container[str], *, asked_at_s: float, now: float
+    ) -> None:
+        """Judge the 404s for models by what the endpoint lists, asked later: it has failed those
+        that it still lists, and has lost the others."""
+        health = self._health[address]
+        while health.doubts and health.doubts[0].ended_s < asked_at_s:
+            is_listed = health.doubts[0].model in models
+            self._settle(address, health, Verdict.FAILED if is_listed else Verdict.NONE, now)
+
+    def _settle(self, address: str, health: _Health, verdict: Verdict, now: float) -> None:
+        doubt = health.doubts.popleft()
+        self.end(address, verdict, doubt.like, now=now, ended_s=doubt.ended_s, trial=doubt.trial)
 
     def record_answer(self, address: str, *, asked_at_s: float) -> None:
         """Record that the endpoint answered a call of our own, begun at `asked_at_s`."""

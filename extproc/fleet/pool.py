@@ -185,6 +185,7 @@ class Pool:
         if models != before or tracked.models is None:
             tracked.set_models(models)
             self._models.replace(before, models, self._lists())
+        self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
         tracked.num_silences, tracked.view, tracked.listed_at_s = 0, None, asked_at_s
         self.on_room(now)
 

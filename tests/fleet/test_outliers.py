@@ -24,6 +24,7 @@ from extproc.fleet.comparison import (
 from extproc.fleet.evidence import Verdict, verdicts
 from extproc.fleet.outliers import (
     MAX_CHANGES,
+    MAX_DOUBTS,
     NUM_TRIALS,
     UNREACHABLE_S,
     Cause,
@@ -35,9 +36,9 @@ from extproc.fleet.outliers import (
 from extproc.fleet.pool import Pool
 from extproc.fleet.probabilities import Count, Strata
 from tests.builders import address as address_of
-from tests.builders import cards, endpoint, pick
+from tests.builders import cards, endpoint, pick, request
 
-SERVED, FAILED, BROKEN, UNREACHABLE, FULL, NONE = Verdict
+SERVED, FAILED, BROKEN, UNREACHABLE, _, FULL, NONE = Verdict
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
 BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
 
@@ -737,3 +738,106 @@ class OutlierMachine(RuleBasedStateMachine):
 
 OutlierMachine.TestCase.settings = settings(stateful_step_count=40)
 TestOutliersInAnyOrder = OutlierMachine.TestCase
+
+
+# --- 404s for models ---------------------------------------------------------------------------
+
+
+def doubt(made: Outliers, address: str, num: int, *, at_s: float = 0.0, trial: int = 0) -> None:
+    """So many 404s there, each of a source of its own."""
+    for source in range(num):
+        like = Like(("sql", "/v1"), 1_000 + source)
+        made.doubt(address, "sql", like, ended_s=at_s, trial=trial)
+
+
+def serving(num: int = NUM_PEERS) -> Outliers:
+    """The others have served such requests."""
+    made = outliers()
+    for source in range(num):
+        made.end("b", SERVED, Like(("sql", "/v1"), source), now=0.0)
+    return made
+
+
+@pytest.mark.parametrize(("models", "is_ejected"), [({"sql", "x"}, True), ({"x"}, False)])
+def test_404s_for_a_model_count_where_it_goes_on_being_listed(
+    models: set[str], is_ejected: bool
+) -> None:
+    made = serving()
+    doubt(made, "a", 8)
+    at_first = made.is_ejected("a", now=0.0)
+    made.record_models("a", models, asked_at_s=1.0, now=1.1)
+
+    assert not at_first
+    assert made.is_ejected("a", now=1.1) is is_ejected
+
+
+def test_404s_that_all_give_eject_nobody() -> None:
+    made = serving(0)
+    for each in "abc":
+        doubt(made, each, 9)
+        made.record_models(each, {"sql"}, asked_at_s=1.0, now=1.0)
+
+    assert not any(made.is_ejected(each, now=1.0) for each in "abc")
+
+
+def test_a_list_that_was_asked_for_before_a_404_shows_nothing_of_it() -> None:
+    made = serving()
+    doubt(made, "a", 8, at_s=1.0)
+    made.record_models("a", {"sql"}, asked_at_s=0.5, now=1.5)
+    before = made.is_ejected("a", now=1.5)
+    made.record_models("a", {"sql"}, asked_at_s=1.5, now=1.6)
+
+    assert not before
+    assert made.is_ejected("a", now=1.6)
+
+
+def test_a_404_on_trial_fails_it_once_the_model_is_listed_again() -> None:
+    made = serving()
+    doubt(made, "a", 8)
+    made.record_models("a", {"sql"}, asked_at_s=1.0, now=1.0)
+    now = 1.0 + BASE_S + 0.1
+    trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
+    is_out = made.is_ejected("a", now=now)
+    for source in range(NUM_PEERS):
+        made.end("b", SERVED, Like(("sql", "/v1"), source), now=now)
+    doubt(made, "a", 1, at_s=now, trial=trials[0])
+    made.record_models("a", {"sql"}, asked_at_s=now + 1, now=now + 1)
+
+    assert is_out
+    assert made.num_ejections[Cause.FAILED_TRIAL] == 1
+
+
+def test_of_many_404s_without_a_list_the_oldest_count_for_nothing() -> None:
+    made = serving()
+    doubt(made, "a", MAX_DOUBTS + 9)
+    doubt(made, "gone", 1)
+
+    assert len(made._health["a"].doubts) == MAX_DOUBTS
+
+
+def test_a_pod_that_lists_a_model_and_answers_404_for_it_is_ejected() -> None:
+    pool = Pool()
+    pool.set_endpoints([endpoint(1), endpoint(2)])
+    for number in (1, 2):
+        pool.record_models(address_of(number), cards("a"), now=0.0)
+    for number in range(NUM_PEERS + 8):
+        is_served, info = number < NUM_PEERS, request(body_bytes=number)
+        made = pick(f"r-{number}", 2 if is_served else 1, info=info)
+        pool.flights.start(made, now=1.0)
+        verdict = SERVED if is_served else Verdict.NOT_FOUND
+        pool.flights.finish(made.id, now=2.0, has_run=is_served, verdict=verdict)
+    before = pool.snapshot(now=2.0).endpoints[0].is_ejected
+    pool.record_models(address_of(1), cards("a"), now=3.0)
+
+    assert not before
+    assert pool.snapshot(now=3.0).endpoints[0].is_ejected
+
+
+def test_a_404_to_a_request_without_a_model_is_no_evidence() -> None:
+    pool = Pool()
+    pool.set_endpoints([endpoint(1)])
+    made = pick(info=request(None, model=""))
+    pool.flights.start(made, now=1.0)
+    pool.flights.finish(made.id, now=2.0, verdict=Verdict.NOT_FOUND)
+
+    assert not pool.outliers._health[address_of(1)].doubts
