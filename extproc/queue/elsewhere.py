@@ -41,6 +41,12 @@ class Waiting(NamedTuple):
     firsts: tuple[tuple[Flow, First], ...] = ()
     kept: tuple[Reservation, ...] = ()
 
+    def lasting(self, now: float) -> Waiting:
+        """Return what of it still holds up others."""
+        firsts = tuple(each for each in self.firsts if each[1].lasts(now))
+        kept = tuple(each for each in self.kept if now < each.until_s)
+        return Waiting(self.addresses if firsts or self.urgent else (), self.urgent, firsts, kept)
+
     def shifted(self, by_s: float) -> Waiting:
         """Return the same with all times later by so much: to another clock."""
         firsts = tuple((flow, first.shifted(by_s)) for flow, first in self.firsts)

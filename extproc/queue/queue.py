@@ -54,7 +54,8 @@ class HoldQueue:
     Attributes:
         settings: In force.
         at: Has `offer` called at a time, instead of the time that it was called with before.
-        on_change: Called when `waiting` may return something else than before.
+        on_change: Called when `waiting` returns something else than before; None where nobody asks
+            for that.
         occupancy: How much is held.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
@@ -63,10 +64,11 @@ class HoldQueue:
         self.settings = settings or QueueSettings()
         self._plan = Plan(self.settings)
         self.at: Callable[[float], None] = _never
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] | None = None
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
         self._sweep = Sweep(self.settings, self._plan.served)
+        self._waiting = NOBODY
         self._pace = Pace()
         self._freed_s = inf  # when room that was freed may be offered
         self._rests_until_s = -inf
@@ -114,7 +116,7 @@ class HoldQueue:
         self._sweep.note(ticket)
         if ticket.reason == FOR_SLOT:
             self._sweep.begin_hold(ticket, reach, now)
-            self.on_change()
+            self._note(now)
         self._arrange()
         return None
 
@@ -162,8 +164,12 @@ class HoldQueue:
         return bool(self._tickets) or bool(self._sweep.elsewhere)
 
     def waiting(self, now: float) -> Waiting:
-        """Return who waits here, for other routers."""
-        return self._sweep.waiting(now) if self._tickets else NOBODY
+        """Return who waited here after the last offer, for other routers.
+
+        When one of them has gone, nobody holds up others until the next offer, which is made at
+        once and asks for the first in order. At another router those would be overtaken meanwhile.
+        """
+        return self._waiting.lasting(now)
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""
@@ -171,6 +177,15 @@ class HoldQueue:
         self._plan.hold_told(self._sweep.elsewhere.flows())
         if is_less:
             self.freed(now)
+
+    def _note(self, now: float) -> None:
+        """Note who waits now, if anybody wants to know."""
+        if self.on_change is None:
+            return
+        waiting = self._sweep.waiting(now) if self._tickets else NOBODY
+        if waiting != self._waiting:
+            self._waiting = waiting
+            self.on_change()
 
     # --- offers ------------------------------------------------------------------------------
 
@@ -223,7 +238,7 @@ class HoldQueue:
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
             self._rests_until_s = now + REST_RATIO * took_s
-            self.on_change()
+            self._note(now)
         self._arrange()
 
     def ask(self, ticket: Ticket, look: Look, *, now: float) -> None:
@@ -265,7 +280,7 @@ class HoldQueue:
         self.occupancy.remove(ticket)
         self._plan.release(ticket)
         if not self._tickets:
-            self.on_change()
+            self._note(now)
         self._pace.look(now, is_held=bool(self._tickets))
 
     def _let_others_go(self, ticket: Ticket, now: float) -> None:
@@ -274,7 +289,6 @@ class HoldQueue:
         if is_shed_for or self._sweep.holds_up(ticket, now):
             self._sweep.let_go(ticket)
             self.freed(now)
-            self.on_change()
 
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
         """Refuse those whose first token will be late; return the others in order."""
@@ -353,10 +367,6 @@ class HoldQueue:
         if due_s < self._arranged_s:
             self._arranged_s = due_s
             self.at(due_s)
-
-
-def _nothing() -> None:
-    """Without other routers nobody is told who waits."""
 
 
 def _never(_at_s: float) -> None:

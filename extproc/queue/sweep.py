@@ -171,10 +171,9 @@ class Sweep:
 
     def waiting(self, now: float) -> Waiting:
         """Return who waits here, for other routers."""
-        firsts = tuple(each for each in self._precedence.firsts() if each[1].lasts(now))
-        kept = tuple(each for each in self.reservations if now < each.until_s)
-        has_reach = bool(firsts or self._urgent)
-        return Waiting(self._reach.addresses if has_reach else (), self._urgent, firsts, kept)
+        firsts, addresses = self._precedence.firsts(), self._reach.addresses
+        waiting = Waiting(addresses, self._urgent, firsts, tuple(self.reservations))
+        return waiting.lasting(now)
 
     def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
         """Have those that wait at another router go first, instead of those that did before; return

@@ -35,6 +35,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.queue = HoldQueue(self.settings)
         self.queue.at = self.calls.append
+        self.queue.on_change = lambda: None
         self.tickets: dict[str, Ticket] = {}
 
     def hold(self, name: str, model: str = "", **fields: Any) -> Rejection | None:

@@ -134,6 +134,20 @@ def test_what_is_told_last_counts_and_what_ended_lets_others_go_at_once() -> Non
     assert scene.sent == ["held"]
 
 
+def test_when_one_of_several_leaves_the_others_do_not_lose_their_place_elsewhere() -> None:
+    told = waits(GOLD, 10)
+    told.hold("second", "m", tenant=GOLD, priority=10)
+    told.free(0)
+    before = told.queue.waiting(told.now)
+    told.queue.remove(told.tickets["first"], now=told.now)
+    between = told.queue.waiting(told.now)
+    told.free(0)
+
+    assert before.firsts
+    assert between == before
+    assert told.queue.waiting(told.now).firsts
+
+
 def test_several_routers_are_heard_and_the_highest_of_them_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
