@@ -62,8 +62,9 @@ class First(Struct):
 
     def shifted(self, by_s: float) -> First:
         """Return the same with all times later by so much."""
-        times = (self.since_s, self.later_until_s, self.next_until_s)
-        return First(*(each + by_s for each in times), reach=self.reach)
+        return First(
+            self.since_s + by_s, self.later_until_s + by_s, self.next_until_s + by_s, self.reach
+        )
 
 
 class Precedence:
