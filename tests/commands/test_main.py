@@ -139,8 +139,8 @@ def test_what_serves_loads_nothing_of_the_laboratory() -> None:
     )
     rooms = {name.split(".")[1] for name in done.stdout.split()}
 
-    assert "app" in rooms
-    assert not rooms & {"sim", "workload", "loadtest", "stack"}
+    assert "service" in rooms
+    assert not rooms & {"lab", "stack"}
 
 
 # --- serve -----------------------------------------------------------------------------------
