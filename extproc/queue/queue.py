@@ -151,11 +151,6 @@ class HoldQueue:
             self._freed_s = min(self._freed_s, now + after_s)
             self._arrange()
 
-    def hasten(self, now: float) -> None:
-        """Have room that is to be offered soon offered now: a newcomer would take it."""
-        if now < self._freed_s < inf:
-            self._freed_s = now
-
     # --- other routers -----------------------------------------------------------------------
 
     @property
@@ -193,11 +188,18 @@ class HoldQueue:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self._due_s()
 
-    def is_promised(self, now: float) -> bool:
-        """Return whether those that wait are to be asked for once the queue has had its rest, and
-        newcomers stand in line."""
+    def promised_s(self, now: float) -> float | None:
+        """Return when a newcomer is looked at that stands in line, None where it need not.
+
+        It does where those that wait are to be asked for once the queue has had its rest, or once
+        another router may have taken what was freed.
+        """
+        if not self._tickets:
+            return None
+        if now < self._freed_s < inf:
+            return self._freed_s
         is_wanted = now >= min(self._freed_s, self._sweep.next_s)
-        return bool(self._tickets) and is_wanted and now < self._rests_until_s
+        return now if is_wanted and now < self._rests_until_s else None
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let others go first; `now` if it has not."""

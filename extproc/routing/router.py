@@ -33,7 +33,7 @@ OBJECTIVE_RATIO = 0.8
 still needs leaves out the step that runs already, and that all share the engine."""
 
 
-TOLD_WAIT_S = 0.005
+TOLD_WAIT_S = 0.01
 """After another router's word of a request's end, until the room is offered here: the other one
 offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
 (`peers.telling`), and each has a way."""
@@ -88,8 +88,9 @@ class Router:
     def _turn(self, request: RequestInfo, now: float) -> Wait | None:
         """Return a wait for a newcomer whose turn it is not yet."""
         queue = self.queue
-        if queue.is_promised(now):
-            return Wait(now, FOR_TURN)
+        promised_s = queue.promised_s(now)
+        if promised_s is not None:
+            return Wait(promised_s, FOR_TURN)
         until_s = queue.behind_until_s(request, now=now)
         return Wait(until_s, FOR_TURN) if until_s > now else None
 
@@ -169,7 +170,6 @@ class Router:
         queue = self.queue
         if not queue.lets_others_go:
             return self.choose(request, now=now)
-        queue.hasten(now)
         if queue.is_due(now):
             self.offer(now=now)
         return self.choose(request, now=now, turn=self._turn)

@@ -384,13 +384,13 @@ def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in
 def test_newcomers_stand_in_line_while_what_is_freed_is_still_to_be_offered() -> None:
     scene = Scene()
     scene.hold("a")
-    assert not scene.queue.is_promised(0.0)
+    assert scene.queue.promised_s(0.0) is None
     scene.free(0)
 
-    assert not scene.queue.is_promised(scene.now)
+    assert scene.queue.promised_s(scene.now) is None
     scene.queue.freed(scene.now)
-    assert scene.queue.is_promised(scene.now)
-    assert not scene.queue.is_promised(scene.now + REST_S)
+    assert scene.queue.promised_s(scene.now) == scene.now
+    assert scene.queue.promised_s(scene.now + REST_S) is None
 
 
 def test_by_the_queue_s_own_pace_who_will_be_late_is_refused_before_that() -> None:

@@ -201,9 +201,13 @@ def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_roo
     made.offer(now=1.0)
     made.pool.told.finish("bb-1", now=LATER_S)
     newcomer = ask(made, LATER_S)
+    made.offer(now=LATER_S)
+    before = held.ticket.result
+    made.offer(now=LATER_S + TOLD_WAIT_S)
 
+    assert before is None
     assert isinstance(held.ticket.result, Pick)
-    assert isinstance(newcomer.result, Ticket)
+    assert isinstance(newcomer.resume(LATER_S + TOLD_WAIT_S), Ticket)
 
 
 def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
