@@ -93,7 +93,7 @@ class Told:
 
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
-        on_end: Called with the time at which an end is told.
+        on_end: Called with a pick whose end is told, and the time.
 
     Attributes:
         num_in_flight: Picks that have not ended.
@@ -109,7 +109,7 @@ class Told:
         find: Callable[[str], Tracked | None],
         bounds: ToldBounds | None = None,
         *,
-        on_end: Callable[[float], None] = lambda _now: None,
+        on_end: Callable[[ToldFlight[Tracked], float], None] = lambda _flight, _now: None,
     ) -> None:
         self._find = find
         self._bounds = bounds or ToldBounds()
@@ -194,7 +194,7 @@ class Told:
             self._end(flight, now=now, has_run=has_run and is_served_here)
             reported_at_s = now if reported_at_s is None else reported_at_s
             flight.tracked.prompts.bound(reported_at_s)
-            self._on_end(reported_at_s)
+            self._on_end(flight, reported_at_s)
             served = None if is_served_here else self._find(address)
             if served is not None:
                 served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)

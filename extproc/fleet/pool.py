@@ -16,11 +16,13 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.flights import Flights
+from extproc.fleet.foreign import ToldFlight
 from extproc.fleet.modelindex import ModelIndex, card_to_keep
 from extproc.fleet.outliers import Outliers, OutlierSettings
 from extproc.fleet.peerpicks import Told
@@ -33,6 +35,16 @@ from extproc.fleet.tracked import InFlight, Tracked, is_restart
 from extproc.types import Endpoint, LoadReport, ModelCard, RequestInfo, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
+
+
+class OnToldRoom(Protocol):
+    """Takes room that another router has told of."""
+
+    def __call__(self, address: str, adapter: str | None, *, now: float) -> None: ...
+
+
+def _nothing(address: str, adapter: str | None, *, now: float) -> None:
+    """Where nobody waits, nobody is told of room."""
 
 
 class Pool:
@@ -49,7 +61,8 @@ class Pool:
         beginnings: Of prompts, in their KV caches.
         flights: Our picks there; `told` has other routers'.
         on_room: Called with the time when there may be more room than before.
-        on_told_room: The same for room that another router has told of, and may take itself.
+        on_told_room: Called with an endpoint, the adapter, if any, and the time when another
+            router has told of a request's end there, whose room it may take itself.
         on_output: Called with a request of ours that has ended and its output, in tokens.
     """
 
@@ -78,7 +91,7 @@ class Pool:
             on_end=self._freed,
         )
         self.on_room: Callable[[float], None] = lambda _now: None
-        self.on_told_room: Callable[[float], None] = lambda _now: None
+        self.on_told_room: OnToldRoom = _nothing
         self.on_output: Callable[[RequestInfo, float], None] = lambda _request, _tokens: None
 
     # --- reports ----------------------------------------------------------------------------
@@ -320,8 +333,8 @@ class Pool:
     def _freed(self, now: float) -> None:
         self.on_room(now)
 
-    def _freed_told(self, now: float) -> None:
-        self.on_told_room(now)
+    def _freed_told(self, flight: ToldFlight[Tracked], now: float) -> None:
+        self.on_told_room(flight.tracked.endpoint.address, flight.adapter, now=now)
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)

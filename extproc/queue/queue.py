@@ -46,6 +46,10 @@ ORDER_S = 2e-6
 REST_RATIO = 10
 """The rest after an offer, over what it took but for those that got an endpoint."""
 MAX_RETRY_AFTER_S = 60
+TOLD_WAIT_S = 0.01
+"""After another router's word of a request's end, until the room is offered here: the other one
+offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
+(`peers.telling`), and each has a way."""
 
 
 class HoldQueue:
@@ -187,6 +191,13 @@ class HoldQueue:
     def is_due(self, now: float) -> bool:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self._due_s()
+
+    def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
+        """Record that another router's request has ended: that router gives the room away first."""
+        if adapter is not None:
+            until_s = now + TOLD_WAIT_S
+            self._sweep.reservations.freed_elsewhere(address, adapter, until_s=until_s)
+        self.freed(now, after_s=TOLD_WAIT_S)
 
     def promised_s(self, now: float) -> float | None:
         """Return when a newcomer is looked at that stands in line, None where it need not.

@@ -14,10 +14,14 @@ but those that go before the one that waits. An adapter lets its slot go
 
 Of several the one that will be done soonest is taken: it has had no new request for long, or has
 few. Capacity is lost by no more than what that adapter could have had there until then.
+
+A slot that became free as another router's request ended is that router's to give, for a moment:
+both would give it away, and one of the two requests would wait in the engine.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf, log
@@ -52,6 +56,14 @@ class Reservation(NamedTuple):
     until_s: float
 
 
+class _Others(NamedTuple):
+    """A slot that is another router's to give until then, once `leaving` runs there no more."""
+
+    address: str
+    leaving: str
+    until_s: float
+
+
 class Reservations:
     """Those in force, one for an adapter.
 
@@ -67,6 +79,7 @@ class Reservations:
         self.elsewhere: Sequence[Reservation] = ()
         self._served = served
         self._all: dict[str, Reservation] = {}
+        self._others = deque[_Others](maxlen=MAX_RESERVED)
         self._fresh: set[str] = set()
         self._waiting: set[str] = set()  # adapters, since the last begin
         self._num_waiting = 0  # adapters, at the last end
@@ -93,6 +106,10 @@ class Reservations:
             self._all.clear()
         else:
             self._all.pop(adapter, None)
+
+    def freed_elsewhere(self, address: str, adapter: str, *, until_s: float) -> None:
+        """Leave a slot to the router whose request for an adapter has ended there."""
+        self._others.append(_Others(address, adapter, until_s))
 
     def is_free(self, adapter: str | None, uses: Callable[[str], Mapping[str, SlotUse]]) -> bool:
         """Return whether what was reserved for an adapter has become free.
@@ -164,9 +181,15 @@ class Reservations:
             request: With its adapter's name as endpoints know it.
         """
         adapter, claim = request.adapter, request.claim
-        if adapter is None or not (self._all or self.elsewhere):
+        while self._others and now >= self._others[0].until_s:
+            self._others.popleft()
+        if adapter is None or not (self._all or self.elsewhere or self._others):
             return {}
-        kept, reserved = dict[str, float](), dict[str, list[Reservation]]()
+        kept, reserved = dict[str, float](), dict[str, list[Reservation | _Others]]()
+        own = self._all.get(adapter)
+        for other in self._others:
+            if own is None or (own.address, own.leaving) != other[:2]:
+                reserved.setdefault(other.address, []).append(other)
         for each in chain(self, self.elsewhere):
             if now >= each.until_s or each.adapter == adapter:
                 continue
@@ -177,8 +200,8 @@ class Reservations:
             reserved.setdefault(each.address, []).append(each)
         for view in views if reserved else ():
             running = view.pending_by_adapter
-            own = reserved.get(view.address, ())
-            freed_s = [each.until_s for each in own if each.leaving not in running]
+            there = reserved.get(view.address, ())
+            freed_s = [each.until_s for each in there if each.leaving not in running]
             num_free = (view.max_loras or 0) - len(running)
             if adapter not in running and 0 < num_free <= len(freed_s):
                 kept[view.address] = min(freed_s)

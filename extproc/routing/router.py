@@ -32,11 +32,6 @@ OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request is taken to be in time: the estimate of what it
 still needs leaves out the step that runs already, and that all share the engine."""
 
-
-TOLD_WAIT_S = 0.01
-"""After another router's word of a request's end, until the room is offered here: the other one
-offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
-(`peers.telling`), and each has a way."""
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
 
@@ -54,7 +49,8 @@ class Router:
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
-        self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
+        self.pool.on_room = self.queue.freed
+        self.pool.on_told_room = self.queue.freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
         self.pool.told.on_work = self.catalog.told
         self.pool.on_output = self.queue.settle
@@ -252,9 +248,6 @@ class Router:
         return self.models.identify(
             request, snapshot, uses_cached_bytes=self.picker.uses_cached_bytes
         )
-
-    def _freed_elsewhere(self, now: float) -> None:
-        self.queue.freed(now, after_s=TOLD_WAIT_S)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""

@@ -262,6 +262,36 @@ def test_what_is_reserved_is_free_once_the_other_has_gone() -> None:
     assert made.is_free("x", lambda _: {})
 
 
+@pytest.mark.parametrize(
+    ("adapter", "view", "after_s", "is_kept"),
+    [
+        ("y", FREED, 0.0, True),
+        ("y", FREED, 0.1, False),
+        ("y", FULL, 0.0, False),
+        ("y", pod(1, 4, *"bc"), 0.0, False),
+        ("y", pod(2, 4, *"bcd"), 0.0, False),
+        ("b", FREED, 0.0, False),
+        (None, FREED, 0.0, False),
+    ],
+)
+def test_a_slot_that_another_router_s_request_left_is_that_router_s_for_a_moment(
+    adapter: str | None, view: EndpointView, after_s: float, is_kept: bool
+) -> None:
+    made = kept()
+    made.freed_elsewhere(FREED.address, "a", until_s=NOW + 0.1)
+
+    found = made.kept_from(request(adapter), [view], now=NOW + after_s)
+    assert found == ({view.address: NOW + 0.1} if is_kept else {})
+
+
+def test_a_slot_that_is_reserved_here_is_had_at_once_whoever_left_it() -> None:
+    made = reserved()
+    made.freed_elsewhere(FREED.address, "a", until_s=NOW + 0.1)
+
+    assert made.kept_from(request("x"), [FREED], now=NOW) == {}
+    assert made.kept_from(request("y"), [FREED], now=NOW) != {}
+
+
 def test_what_is_let_go_is_kept_from_nobody() -> None:
     made, all_of_them = reserved(), reserved()
     made.drop("x")

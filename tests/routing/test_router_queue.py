@@ -18,7 +18,8 @@ from extproc.fleet.accounting import Accounting
 from extproc.fleet.peerpicks import ToldPick
 from extproc.fleet.pool import Pool
 from extproc.queue import QueueSettings, Ticket
-from extproc.routing.router import OBJECTIVE_RATIO, TOLD_WAIT_S, Router
+from extproc.queue.queue import TOLD_WAIT_S
+from extproc.routing.router import OBJECTIVE_RATIO, Router
 from extproc.tenancy import Claim, Share
 from extproc.types import (
     Choice,
