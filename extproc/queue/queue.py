@@ -216,6 +216,12 @@ class HoldQueue:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
         return self._sweep.behind_until_s(request, now=now)
 
+    def still_taken(
+        self, request: RequestInfo, endpoints: Sequence[EndpointView], *, now: float
+    ) -> Sequence[EndpointView]:
+        """Return the endpoints with the slots still taken that other routers give away first."""
+        return self._sweep.reservations.still_taken(request, endpoints, now=now)
+
     def kept_from(
         self, request: RequestInfo, endpoints: Sequence[EndpointView], *, now: float
     ) -> Mapping[str, float]:

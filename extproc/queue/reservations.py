@@ -27,6 +27,8 @@ from itertools import chain
 from math import inf, log
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from extproc.fleet.slotuses import SlotUse
 from extproc.queue.settings import QueueSettings
 from extproc.queue.tickets import Ticket
@@ -181,15 +183,9 @@ class Reservations:
             request: With its adapter's name as endpoints know it.
         """
         adapter, claim = request.adapter, request.claim
-        while self._others and now >= self._others[0].until_s:
-            self._others.popleft()
-        if adapter is None or not (self._all or self.elsewhere or self._others):
+        if adapter is None or not (self._all or self.elsewhere):
             return {}
-        kept, reserved = dict[str, float](), dict[str, list[Reservation | _Others]]()
-        own = self._all.get(adapter)
-        for other in self._others:
-            if own is None or (own.address, own.leaving) != other[:2]:
-                reserved.setdefault(other.address, []).append(other)
+        kept, reserved = dict[str, float](), dict[str, list[Reservation]]()
         for each in chain(self, self.elsewhere):
             if now >= each.until_s or each.adapter == adapter:
                 continue
@@ -200,12 +196,38 @@ class Reservations:
             reserved.setdefault(each.address, []).append(each)
         for view in views if reserved else ():
             running = view.pending_by_adapter
-            there = reserved.get(view.address, ())
-            freed_s = [each.until_s for each in there if each.leaving not in running]
+            own = reserved.get(view.address, ())
+            freed_s = [each.until_s for each in own if each.leaving not in running]
             num_free = (view.max_loras or 0) - len(running)
             if adapter not in running and 0 < num_free <= len(freed_s):
                 kept[view.address] = min(freed_s)
         return kept
+
+    def still_taken(
+        self, request: RequestInfo, views: Sequence[EndpointView], *, now: float
+    ) -> Sequence[EndpointView]:
+        """Return the endpoints with the slots still taken that other routers give away first.
+
+        Args:
+            request: With its adapter's name as endpoints know it; what is reserved for it is free.
+        """
+        while self._others and now >= self._others[0].until_s:
+            self._others.popleft()
+        if not self._others or request.adapter is None:
+            return views
+        own = self._all.get(request.adapter)
+        taken = dict[str, dict[str, int]]()
+        for each in self._others:
+            if own is None or (own.address, own.leaving) != each[:2]:
+                taken.setdefault(each.address, {})[each.leaving] = 1
+        return tuple(
+            [
+                replace(view, pending_by_adapter=taken[view.address] | {**view.pending_by_adapter})
+                if view.address in taken
+                else view
+                for view in views
+            ]
+        )
 
     def _lets_go(self, use: SlotUse, ticket: Ticket, now: float) -> bool:
         """Return whether an adapter lets its slot go for a request."""

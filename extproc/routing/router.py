@@ -233,7 +233,10 @@ class Router:
 
     def _pick(self, request: RequestInfo, snapshot: Snapshot) -> Pick | Rejection | Wait:
         """Choose among the endpoints; those whose slots are kept for others are full for it."""
-        views, now, until_s = snapshot.endpoints, snapshot.now, self._waits_until_s(request)
+        now, until_s = snapshot.now, self._waits_until_s(request)
+        views = self.queue.still_taken(request, snapshot.endpoints, now=now)
+        if views is not snapshot.endpoints:
+            snapshot = Snapshot(tuple(views), now, snapshot.num_routers)
         kept = self.queue.kept_from(request, views, now=now)
         if not kept:
             return self.picker.pick(snapshot, request, waits_until_s=until_s)
