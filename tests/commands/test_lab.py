@@ -30,7 +30,9 @@ NUM_TRIALS = 4 * NUM_SCENARIOS  # so many that some are left when the first is n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT, signal.SIGKILL]
+)
 def test_a_run_that_is_ended_leaves_no_worker_behind(
     number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -36,7 +36,9 @@ async def learned(router: RouterProcess) -> list[float]:
     return [float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)]
 
 
-@pytest.mark.parametrize(("configured", "num_warnings"), [(16, 1), (PLACES, 0)])
+@pytest.mark.parametrize(
+    ("configured", "num_warnings"), [(16, 1), pytest.param(PLACES, 0, marks=pytest.mark.long)]
+)
 async def test_a_wrong_size_of_the_cpu_cache_is_one_warning(
     configured: int, num_warnings: int
 ) -> None:

@@ -193,7 +193,7 @@ async def test_log_entries_are_passed_on_over_mutual_tls(
 # --- routers that stop and start ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drain_delay_s", [0.0, 1.5])
+@pytest.mark.parametrize("drain_delay_s", [pytest.param(0.0, marks=pytest.mark.long), 1.5])
 async def test_no_request_fails_during_a_rolling_restart_of_the_routers(
     drain_delay_s: float, http: aiohttp.ClientSession
 ) -> None:

@@ -161,7 +161,10 @@ async def share_of(client: Client, model: str, *, of: int = 2000) -> float:
 @pytest.mark.usefixtures("definition")
 @pytest.mark.parametrize(
     ("group", "has_resolver"),
-    [(NEW, False), pytest.param(NEW, True, marks=pytest.mark.long), (OLD, True)],
+    [
+        (NEW, True),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((NEW, False), (OLD, True))),
+    ],
     ids=str,
 )
 async def test_a_rollout_moves_requests_by_its_weights_and_none_fails(

@@ -255,7 +255,9 @@ def started() -> Iterator[list[Command]]:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
 def test_a_signal_leaves_no_process_and_shows_what_was_measured(
     number: signal.Signals, tmp_path: Path, started: list[Command]
 ) -> None:

@@ -74,6 +74,7 @@ async def test_two_workers_do_together_what_one_process_does(
     assert rows_of(tmp_path / "two" / "all.json")["POST"] == len(alone)
 
 
+@pytest.mark.long
 async def test_a_worker_that_dies_leaves_requests_that_were_never_accounted_for(
     pod: RunningPod, tmp_path: Path
 ) -> None:
