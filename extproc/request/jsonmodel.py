@@ -8,6 +8,10 @@ or refuses it; never another one. JSON in UTF-16 or UTF-32 is refused: RFC 8259 
 Only the top level is parsed; nested values are skipped unchecked (`jsonskip`), so a body may pass
 that the engine rejects with 400. A small whole body is read by msgspec, which checks all of it; a
 body that msgspec refuses but Python may accept is read slice by slice like any other.
+
+msgspec alone would read 16 MiB in one go, in which all other requests wait: 7 ms of one string, but
+75 of numbers, 49 of brackets, 37 of objects and 23 of escapes (measured on an EPYC core); and it
+refuses deep nesting, which Python accepts up to a depth.
 """
 
 from __future__ import annotations
