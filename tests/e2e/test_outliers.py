@@ -30,7 +30,7 @@ NUM_REQUESTS = 400
 
 @asynccontextmanager
 async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
-    """A pod that responds to scrapes and to no request: `500` or 503 at once, or a reset.
+    """A pod that responds to scrapes and to no request: 500, 503 or 404 at once, or a reset.
 
     Beside slow pods it looks idle.
     """
@@ -42,7 +42,7 @@ async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
             return answer
         if how == "reset" and request.transport is not None:
             request.transport.abort()
-        status = 503 if how == "full" else 500
+        status = {"full": 503, "404": 404}.get(how, 500)
         return web.json_response({"error": {"message": "broken"}}, status=status)
 
     app = build_app(config)
@@ -103,6 +103,23 @@ async def test_a_pod_that_fails_at_once_attracts_no_traffic(
     # Without ejection a third to more than a half fail; before it, as many as the lag allows.
     assert num_failed(answers) < NUM_REQUESTS // 5, Counter(each.status for each in answers)
     # Only trials may fail, on a machine slow enough that there is one.
+    assert num_failed(after) <= NUM_TRIALS
+
+
+async def test_a_pod_that_lists_models_and_answers_404_for_them_attracts_no_traffic(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with (
+        own_pods(2, profile=SLOW) as pods,
+        failing_pod(pod_config(2, profile=SLOW), "404") as bad,
+        router_over([*(pod.address for pod in pods), bad], "least_pending") as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        while not await router.counter("extproc_ejections_total"):
+            await ask(client, NUM_CLIENTS)  # its list is read once a second at most
+        after = await ask(client, NUM_REQUESTS // 4)
+
     assert num_failed(after) <= NUM_TRIALS
 
 
