@@ -14,6 +14,9 @@ from extproc.routing.catalog import Catalog
 HEARD_S = 0.1
 """By then others have heard a word, and their last requests before it have reached their pods."""
 
+Say = Callable[[Word], None]
+Discuss = Callable[[Callable[[str, Word], None], Callable[[str], None]], Say | None]
+
 
 class AdapterPeers:
     """This router's part of the conversation; none without `say`.
@@ -23,9 +26,8 @@ class AdapterPeers:
         poke: Has a pod's models listed soon.
         look: Called when there is something to be done.
         clock: Monotonic seconds.
-
-    Attributes:
-        say: Says a word to all other routers; None where there are none.
+        discuss: Has others' words heard, and routers forgotten that are gone; returns what says a
+            word to all of them, None where there are none.
     """
 
     def __init__(
@@ -36,8 +38,8 @@ class AdapterPeers:
         poke: Callable[[str], None],
         look: Callable[[], None],
         clock: Callable[[], float],
+        discuss: Discuss = lambda _hear, _forget: None,
     ) -> None:
-        self.say: Callable[[Word], None] | None = None
         self._peers = Peers(router_id)
         self._catalog = catalog
         self._poke, self._look, self._clock = poke, look, clock
@@ -45,10 +47,11 @@ class AdapterPeers:
         self._changed: dict[str, None] = {}
         self._said: Word | None = None
         self._said_at_s = -inf
+        self._say = discuss(self.hear, self.forget)
 
     def declare(self, declarations: Iterable[Declaration]) -> None:
         """Replace what is declared."""
-        if self.say is not None:
+        if self._say is not None:
             self._declared = digest(declarations)
 
     def hear(self, router_id: str, word: Word) -> None:
@@ -65,7 +68,7 @@ class AdapterPeers:
 
     async def wait(self, action: Action) -> None:
         """Give the others time to send no more requests for what is to be unloaded."""
-        if self.say is not None and action.kind is Kind.UNLOAD:
+        if self._say is not None and action.kind is Kind.UNLOAD:
             await asyncio.sleep(HEARD_S)
 
     def ended(self, address: str) -> None:
@@ -95,7 +98,7 @@ class AdapterPeers:
             held: What this router's requests wait for, the next first.
             rates: Of demand. What nobody has of that is wanted as well: not all requests may wait.
         """
-        if self.say is None:
+        if self._say is None:
             return
         planner = self._catalog.planner
         wanted = dict.fromkeys([*held, *(name for name in rates if not planner.holders(name))])
@@ -105,7 +108,7 @@ class AdapterPeers:
         word = Word(loads, self._declared, tuple(wanted), failed, changed, leaving)
         if word != self._said or now - self._said_at_s >= SAY_S:
             self._said, self._said_at_s = word, now
-            self.say(word)
+            self._say(word)
 
     def _failed(self, now: float) -> tuple[Trouble, ...]:
         """Return what the others want and cannot have."""

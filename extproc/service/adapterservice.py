@@ -136,6 +136,16 @@ class AdapterService:
         self._report = report
         self._lost: Mapping[str, Loss] = {}
         self._reported: tuple[Any, Any] | None = None
+        self._declaring = Declaring(config, self._on_merged)
+        self._keeping = Keeping(
+            config.adapters,
+            holder=router_id,
+            on_stored=self._on_stored,
+            status=self._status,
+            wait_until_ready=self._wait_until_ready,
+            why_not=self._declaring.why_not,
+            clock=world.clock,
+        )
         self._adapters = Adapters(
             config,
             pool=routing.pool,
@@ -144,27 +154,19 @@ class AdapterService:
             router_id=router_id,
             poke=poke,
             world=world,
+            is_leading=self._keeping.leads,
+            on_ticked=self._on_ticked,
+            discuss=peering.discuss,
         )
-        self._declaring = Declaring(config, self._on_merged)
-        self._keeping = Keeping(
-            config.adapters,
-            holder=router_id,
-            on_stored=self._on_stored,
-            status=self._status,
-            wait_until_ready=self._adapters.wait_until_ready,
-            why_not=self._declaring.why_not,
-            clock=world.clock,
-        )
-        peers = self._adapters.peers
-        peers.say = peering.discuss(peers.hear, peers.forget)
         self._of_cluster, self._clock, self._began_s = sources, world.clock, world.clock()
         self._ready_wait_s = config.adapters.ready_wait_s
         self._is_known = self._knows_terms = False
         self._catalog = routing.router.catalog
         self._catalog.is_known = self._knows_all
         self._catalog.knows_terms = self._knows_all_terms
-        self._adapters.is_leading = lambda: self._keeping.is_leading
-        self._adapters.on_ticked = self._on_ticked
+
+    async def _wait_until_ready(self, name: str, timeout_s: float) -> bool:
+        return await self._adapters.wait_until_ready(name, timeout_s)
 
     @property
     def add_registration(self) -> Callable[[web.Application], None] | None:

@@ -87,10 +87,10 @@ class Keeping:
         name = "adapters.store"
         return [SourceStatus(name, True, store.is_known, store.is_complete, age_s, problem)]
 
-    @property
-    def is_leading(self) -> bool:
-        """Whether this router may load, as all do where there is no store. One that slept for
-        longer than its lease may not: another may have taken it.
+    def leads(self) -> bool:
+        """Return whether this router may load, as all do where there is no store.
+
+        One that slept for longer than its lease may not: another may have taken it.
         """
         return self._store is None or (self._has_lease and self._clock() < self._until_s)
 

@@ -17,7 +17,7 @@ from extproc.adapters.states import Action, State
 from extproc.config import Config
 from extproc.fleet.pool import Pool
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.adapterpeers import AdapterPeers
+from extproc.peers.adapterpeers import AdapterPeers, Discuss
 from extproc.routing.precedence import Offer
 from extproc.routing.rewrites import Rewrites
 from extproc.routing.router import Router
@@ -53,13 +53,14 @@ class Adapters:
         rewrites: Learns which adapters are declared.
         router_id: Among the other routers.
         poke: Has a pod's models listed soon.
+        is_leading: Whether this router may make all calls; else what its own requests need.
+        on_ticked: Told of deleted adapters that no pod has any more, after each look.
+        discuss: As `AdapterPeers` has it.
 
     Attributes:
         planner: Knows what is to be done.
         peers: The other routers.
-        is_leading: Whether this router may make all calls; else what its own requests need.
         loads: Whether it makes them all, as no other router does.
-        on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:
         ConfigError: A file for the requests to pods cannot be used.
@@ -75,12 +76,14 @@ class Adapters:
         router_id: str,
         poke: Callable[[str], None],
         world: World,
+        is_leading: Callable[[], bool] = lambda: True,
+        on_ticked: OnTicked = _nothing,
+        discuss: Discuss = lambda _hear, _forget: None,
     ) -> None:
         self._pool, self._router, self._catalog = pool, router, router.catalog
         self.planner = router.catalog.planner
-        self.is_leading: Callable[[], bool] = lambda: True
+        self._is_leading, self._on_ticked = is_leading, on_ticked
         self.loads = False
-        self.on_ticked: OnTicked = _nothing
         self._deleted: Sequence[Declaration] = ()
         self._waiting: set[asyncio.Event] = set()
         self._rewrites = rewrites
@@ -88,7 +91,12 @@ class Adapters:
         self._clock = world.clock
         self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files, clock=world.clock)
         self.peers = AdapterPeers(
-            router_id, router.catalog, poke=poke, look=self.look, clock=world.clock
+            router_id,
+            router.catalog,
+            poke=poke,
+            look=self.look,
+            clock=world.clock,
+            discuss=discuss,
         )
         self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
@@ -207,7 +215,7 @@ class Adapters:
                 try:
                     if self._catalog.num_declared or self.planner.deleting():
                         forgotten = self._tick(tasks, is_new=is_new)
-                        await self.on_ticked(forgotten)
+                        await self._on_ticked(forgotten)
                 except Exception:  # ours: requests go on with what pods have
                     log.exception("adapters: a look at what is to be done broke")
                 await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
@@ -239,7 +247,7 @@ class Adapters:
         """Return the calls to make now, and tell the other routers how things are."""
         pods = self._pool.pod_states(now=now)
         rates = self._catalog.demand.rates(now)
-        is_leading = self.is_leading()
+        is_leading = self._is_leading()
         is_led = self.peers.is_led(may_load=is_leading, now=now)
         # Who reaches no pod leaves it to those who do.
         reaches = any(pod.is_up for pod in pods)

@@ -34,9 +34,8 @@ class Scene:
             poke=self.poked.append,
             look=self._look,
             clock=lambda: self.now,
+            discuss=lambda _hear, _forget: self.said.append if has_peers else None,
         )
-        if has_peers:
-            self.peers.say = self.said.append
         self.peers.declare([SQL, COLD])
         self.catalog.planner.declare([SQL, COLD], now=0.0)
         models = {BASE: base_card(), "sql": ModelCard("sql", BASE, SQL.source)}
@@ -132,8 +131,7 @@ def test_an_unload_is_told_and_others_have_time_to_hear_it() -> None:
 
     @in_virtual_time
     async def wait(has_peers: bool, action: Action) -> None:
-        scene.peers.say = scene.said.append if has_peers else None
-        await scene.peers.wait(action)
+        await Scene(has_peers=has_peers).peers.wait(action)
         waited_s.append(asyncio.get_running_loop().time())
 
     for has_peers, action in ((True, unload), (True, scene.begun[0]), (False, unload)):

@@ -45,7 +45,7 @@ async def test_a_router_loads_what_it_knows_while_the_store_can_name_no_leader(
 ) -> None:
     """Otherwise no pod that restarts meanwhile gets its adapters back."""
     async with running(keeping(tmp_path / "missing" / "adapters.db")) as one:
-        await eventually(lambda: one.is_leading)
+        await eventually(lambda: one.leads())
 
 
 async def test_a_router_that_slept_longer_than_its_lease_loads_nothing_before_it_has_it_again(
@@ -54,16 +54,16 @@ async def test_a_router_that_slept_longer_than_its_lease_loads_nothing_before_it
     """It was stopped, or its machine was: by now another one may load."""
     now = 1000.0
     async with running(keeping(tmp_path / "adapters.db", clock=lambda: now)) as one:
-        await eventually(lambda: one.is_leading)
+        await eventually(lambda: one.leads())
         now += 1.5
-        was_leading = one.is_leading
-        await eventually(lambda: one.is_leading)
+        was_leading = one.leads()
+        await eventually(lambda: one.leads())
 
     assert not was_leading
 
 
 def test_without_a_store_any_router_may_load() -> None:
-    assert keeping(None).is_leading
+    assert keeping(None).leads()
 
 
 async def _never_ready(_name: str, _timeout_s: float) -> bool:

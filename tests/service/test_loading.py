@@ -15,7 +15,7 @@ from extproc.config.file import parse_config
 from extproc.routing.policies import Founding
 from extproc.routing.precedence import Offer
 from extproc.service.clocks import World
-from extproc.service.loading import Adapters
+from extproc.service.loading import Adapters, OnTicked
 from extproc.service.routing import Routing
 from extproc.types import ModelCard
 from tests.builders import BASE, address, base_card, endpoint, report
@@ -40,7 +40,13 @@ class Scene:
             router_id="r",
             poke=lambda _address: None,
             world=world,
+            on_ticked=self._ticked,
         )
+        self.on_ticked: OnTicked | None = None
+
+    async def _ticked(self, forgotten: Sequence[str]) -> None:
+        if self.on_ticked is not None:
+            await self.on_ticked(forgotten)
 
     def declare(self, *declared: Declaration) -> None:
         self.adapters.declare({each.name: Offer(each) for each in declared})
@@ -52,7 +58,7 @@ class Scene:
         async def on_ticked(_forgotten: Sequence[str]) -> None:
             ticked.set()
 
-        self.adapters.on_ticked = on_ticked
+        self.on_ticked = on_ticked
         task = asyncio.create_task(self.adapters.run())
         await ticked.wait()
         task.cancel()
@@ -91,7 +97,7 @@ async def test_a_look_that_breaks_is_logged_and_the_next_one_comes(
         scene.adapters.look()
         raise ValueError("broke")
 
-    scene.adapters.on_ticked = on_ticked
+    scene.on_ticked = on_ticked
     task = asyncio.create_task(scene.adapters.run())
     for _ in range(2):
         await looks.acquire()
@@ -111,7 +117,7 @@ async def test_looks_that_take_long_leave_time_for_requests() -> None:
         num_looks += 1
         scene.adapters.look()
 
-    scene.adapters.on_ticked = on_ticked
+    scene.on_ticked = on_ticked
     task = asyncio.create_task(scene.adapters.run())
     for _ in range(100):
         await asyncio.sleep(0)

@@ -27,10 +27,13 @@ class Loader(Peered):
         super().__init__("m", peers)
         self.catalog = Catalog()
         self.adapters = AdapterPeers(
-            "m", self.catalog, poke=lambda _: None, look=lambda: None, clock=lambda: 0.0
+            "m",
+            self.catalog,
+            poke=lambda _: None,
+            look=lambda: None,
+            clock=lambda: 0.0,
+            discuss=self.peering.discuss,
         )
-        hear, forget = self.adapters.hear, self.adapters.forget
-        self.adapters.say = self.peering.discuss(hear, forget)
         self.adapters.declare([SQL])
 
 
