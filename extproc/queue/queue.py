@@ -75,6 +75,7 @@ class HoldQueue:
         self._waiting = NOBODY
         self._pace = Pace()
         self._freed_s = inf  # when room that was freed may be offered
+        self._elsewhere_s = -inf  # until then other routers give away what their requests left
         self._rests_until_s = -inf
         self._arranged_s = inf
         self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
@@ -121,6 +122,8 @@ class HoldQueue:
         if ticket.reason == FOR_SLOT:
             self._sweep.begin_hold(ticket, reach, now)
             self._note(now)
+        if now < self._elsewhere_s:
+            self._freed_s = min(self._freed_s, self._elsewhere_s)
         self._arrange()
         return None
 
@@ -194,9 +197,9 @@ class HoldQueue:
 
     def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
         """Record that another router's request has ended: that router gives the room away first."""
+        self._elsewhere_s = now + TOLD_WAIT_S
         if adapter is not None:
-            until_s = now + TOLD_WAIT_S
-            self._sweep.reservations.freed_elsewhere(address, adapter, until_s=until_s)
+            self._sweep.reservations.freed_elsewhere(address, adapter, until_s=self._elsewhere_s)
         self.freed(now, after_s=TOLD_WAIT_S)
 
     def promised_s(self, now: float) -> float | None:

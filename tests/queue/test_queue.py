@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket
-from extproc.queue.queue import LOOK_S, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO
+from extproc.queue.queue import LOOK_S, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
 from extproc.queue.sweep import LATE_LOOK_S, MAX_LOOKS, MAX_SENT
 from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import endpoint_view, pick
@@ -379,6 +379,19 @@ def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in
     assert len(scene.looked) == 1
 
     assert sorted(scene.free(3, after_s=2 * LATE_LOOK_S)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("adapter", ["sql", None])
+def test_room_that_another_router_s_request_left_is_offered_a_moment_later(
+    adapter: str | None,
+) -> None:
+    scene = Scene()
+    scene.hold("a")
+    scene.free(0)
+    scene.queue.freed_elsewhere("p", adapter, now=scene.now)
+
+    assert scene.calls[-1] == pytest.approx(scene.now + TOLD_WAIT_S)
+    assert scene.queue.promised_s(scene.now) == pytest.approx(scene.now + TOLD_WAIT_S)
 
 
 def test_newcomers_stand_in_line_while_what_is_freed_is_still_to_be_offered() -> None:

@@ -211,6 +211,43 @@ def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_roo
     assert isinstance(newcomer.resume(LATER_S + TOLD_WAIT_S), Ticket)
 
 
+class OneSlot:
+    """A policy of endpoints that have one slot each."""
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        for view in snapshot.endpoints:
+            if not view.pending_by_adapter or request.adapter in view.pending_by_adapter:
+                return Choice((view,), "slot")
+        return Wait(inf, "slot")
+
+
+def test_a_slot_that_another_router_s_request_left_looks_taken_for_a_moment() -> None:
+    made = router_of(1)
+    made.picker.configure(OneSlot(), "one_slot")
+    made.pool.record_models(address(1), cards("a", "b"), now=0.0)
+    made.pool.told.begin("bb", now=0.0)
+    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    made.pool.told.finish("bb-1", now=LATER_S)
+    held = ask(made, LATER_S, adapter="b", model="b")
+    reason = held.ticket.reason
+    made.offer(now=LATER_S + TOLD_WAIT_S)
+
+    assert reason == "slot"
+    assert isinstance(held.resume(LATER_S + TOLD_WAIT_S), Pick)
+
+
+def test_where_one_endpoint_keeps_its_slot_another_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = router_of(1, 2)
+    monkeypatch.setattr(made.queue, "kept_from", lambda *_, **__: {address(1): 99.0})
+
+    for _ in range(3):
+        assert routed(made.route(request("a"), now=0.0)).address == address(2)
+
+
 def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
     made, _ = full()
     made.pool.told.begin("bb", now=0.0)
