@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil, inf
+from math import ceil
 
 from extproc.phrases import FOR_SLOT
 from extproc.queue.elsewhere import NOBODY, Waiting
@@ -34,22 +34,14 @@ from extproc.queue.orders import Scene, running_in_clusters
 from extproc.queue.pace import Pace
 from extproc.queue.plan import Plan
 from extproc.queue.precedence import NOWHERE, Reach
+from extproc.queue.schedule import Schedule
 from extproc.queue.settings import QueueSettings
 from extproc.queue.sweep import Look, Sweep
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Share
 from extproc.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
-LOOK_S = 100e-6
-ORDER_S = 2e-6
-"""What a look, and a place in the order, take of a slow core."""
-REST_RATIO = 10
-"""The rest after an offer, over what it took but for those that got an endpoint."""
 MAX_RETRY_AFTER_S = 60
-TOLD_WAIT_S = 0.01
-"""After another router's word of a request's end, until the room is offered here: the other one
-offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
-(`peers.telling`), and each has a way."""
 
 
 class HoldQueue:
@@ -57,7 +49,7 @@ class HoldQueue:
 
     Attributes:
         settings: In force.
-        at: Has `offer` called at a time, instead of the time that it was called with before.
+        schedule: When `offer` is to be called.
         on_change: Called when `waiting` returns something else than before; None where nobody asks
             for that.
         occupancy: How much is held.
@@ -67,17 +59,13 @@ class HoldQueue:
     def __init__(self, settings: QueueSettings | None = None) -> None:
         self.settings = settings or QueueSettings()
         self._plan = Plan(self.settings)
-        self.at: Callable[[float], None] = _never
+        self.schedule = Schedule()
         self.on_change: Callable[[], None] | None = None
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
         self._sweep = Sweep(self.settings, self._plan.served)
         self._waiting = NOBODY
         self._pace = Pace()
-        self._freed_s = inf  # when room that was freed may be offered
-        self._elsewhere_s = -inf  # until then other routers give away what their requests left
-        self._rests_until_s = -inf
-        self._arranged_s = inf
         self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
 
     def __len__(self) -> int:
@@ -122,8 +110,7 @@ class HoldQueue:
         if ticket.reason == FOR_SLOT:
             self._sweep.begin_hold(ticket, reach, now)
             self._note(now)
-        if now < self._elsewhere_s:
-            self._freed_s = min(self._freed_s, self._elsewhere_s)
+        self.schedule.held(now)
         self._arrange()
         return None
 
@@ -152,10 +139,10 @@ class HoldQueue:
             self._refuse(ticket, End.EXPIRED, now)
             self._let_others_go(ticket, now)
 
-    def freed(self, now: float, *, after_s: float = 0.0) -> None:
-        """Record that there may be room where there was none, to be offered after so long."""
+    def freed(self, now: float) -> None:
+        """Record that there may be room where there was none, to be offered from then on."""
         if self._tickets:
-            self._freed_s = min(self._freed_s, now + after_s)
+            self.schedule.freed(now)
             self._arrange()
 
     # --- other routers -----------------------------------------------------------------------
@@ -193,35 +180,28 @@ class HoldQueue:
 
     def is_due(self, now: float) -> bool:
         """Return whether those that wait are to be asked for now."""
-        return bool(self._tickets) and now >= self._due_s()
+        return bool(self._tickets) and now >= self.schedule.due_s(self._sweep.next_s)
 
     def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
         """Record that another router's request has ended: that router gives the room away first."""
-        self._elsewhere_s = now + TOLD_WAIT_S
+        until_s = self.schedule.freed_elsewhere(now)
         if adapter is not None:
-            self._sweep.reservations.freed_elsewhere(address, adapter, until_s=self._elsewhere_s)
-        self.freed(now, after_s=TOLD_WAIT_S)
+            self._sweep.reservations.freed_elsewhere(address, adapter, until_s=until_s)
+        self.freed(until_s)
 
     def promised_s(self, now: float) -> float | None:
-        """Return when a newcomer is looked at that stands in line, None where it need not.
-
-        It does where those that wait are to be asked for once the queue has had its rest, or once
-        another router may have taken what was freed.
-        """
+        """Return when a newcomer is looked at that stands in line, None where it need not."""
         if not self._tickets:
             return None
-        if now < self._freed_s < inf:
-            return self._freed_s
-        is_wanted = now >= min(self._freed_s, self._sweep.next_s)
-        return now if is_wanted and now < self._rests_until_s else None
+        return self.schedule.promised_s(self._sweep.next_s, now=now)
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
         return self._sweep.behind_until_s(request, now=now)
 
     def still_taken(
-        self, request: RequestInfo, endpoints: Sequence[EndpointView], *, now: float
-    ) -> Sequence[EndpointView]:
+        self, request: RequestInfo, endpoints: tuple[EndpointView, ...], *, now: float
+    ) -> tuple[EndpointView, ...]:
         """Return the endpoints with the slots still taken that other routers give away first."""
         return self._sweep.reservations.still_taken(request, endpoints, now=now)
 
@@ -237,18 +217,17 @@ class HoldQueue:
         return self._sweep.reservations.kept_from(request, endpoints, now=now)
 
     def offer(self, look: Look, *, now: float, reach: Reach = NOWHERE) -> None:
-        """Offer what room there is, in order; call it as `at` says, or whenever it is due.
+        """Offer what room there is, in order; call it as `schedule` says, or whenever it is due.
 
         Args:
             look: Asks the policy for one request at a time, and counts the pick.
             reach: Of requests, as things are now.
         """
-        self._arranged_s = inf
+        self.schedule.forget()
         if self.is_due(now):
             num_held = len(self._tickets)
-            tickets, is_freed = self._planned(self._scene(now, reach)), now >= self._freed_s
-            if is_freed:
-                self._freed_s = inf
+            tickets = self._planned(self._scene(now, reach))
+            is_freed = self.schedule.begin(now)
             num_vain = self._sweep.go(
                 tickets,
                 look,
@@ -258,8 +237,7 @@ class HoldQueue:
                 reach=reach,
             )
             self._sweep.forget_gone(self._tickets)
-            took_s = ORDER_S * num_held + LOOK_S * num_vain
-            self._rests_until_s = now + REST_RATIO * took_s
+            self.schedule.rest(num_held, num_vain, now=now)
             self._note(now)
         self._arrange()
 
@@ -378,18 +356,7 @@ class HoldQueue:
         is_below = len(self._tickets) < settings.max_requests + num
         return is_below and self.occupancy.num_bytes + ticket.num_bytes <= most_bytes
 
-    # --- time --------------------------------------------------------------------------------
-
-    def _due_s(self) -> float:
-        return max(min(self._freed_s, self._sweep.next_s), self._rests_until_s)
-
     def _arrange(self) -> None:
         """Have an offer made when it is due."""
-        due_s = self._due_s() if self._tickets else inf
-        if due_s < self._arranged_s:
-            self._arranged_s = due_s
-            self.at(due_s)
-
-
-def _never(_at_s: float) -> None:
-    """Without anybody who calls back, requests wait until somebody else makes an offer."""
+        if self._tickets:
+            self.schedule.arrange(self.schedule.due_s(self._sweep.next_s))

@@ -204,8 +204,8 @@ class Reservations:
         return kept
 
     def still_taken(
-        self, request: RequestInfo, views: Sequence[EndpointView], *, now: float
-    ) -> Sequence[EndpointView]:
+        self, request: RequestInfo, views: tuple[EndpointView, ...], *, now: float
+    ) -> tuple[EndpointView, ...]:
         """Return the endpoints with the slots still taken that other routers give away first.
 
         Args:

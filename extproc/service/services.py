@@ -153,7 +153,7 @@ class Services:
             Lists(config.request.max_list_bytes_per_s),
             joins_names=PROFILES[config.pods.engine].joins_names,
         )
-        routing.router.queue.at = self._offer_at
+        routing.router.queue.schedule.at = self._offer_at
         self._offer_handle: asyncio.TimerHandle | None = None
         self._tracing = tracing
         stream_settings = configured.stream_settings(config)

@@ -34,7 +34,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.queue = HoldQueue(self.settings)
-        self.queue.at = self.calls.append
+        self.queue.schedule.at = self.calls.append
         self.queue.on_change = lambda: None
         self.tickets: dict[str, Ticket] = {}
 

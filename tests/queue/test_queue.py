@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket
-from extproc.queue.queue import LOOK_S, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
+from extproc.queue.queue import MAX_RETRY_AFTER_S
+from extproc.queue.schedule import LOOK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
 from extproc.queue.sweep import LATE_LOOK_S, MAX_LOOKS, MAX_SENT
 from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import endpoint_view, pick

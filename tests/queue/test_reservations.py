@@ -264,7 +264,7 @@ def test_what_is_reserved_is_free_once_the_other_has_gone() -> None:
 
 def running(made: Reservations, adapter: str | None, *, after_s: float = 0.0) -> list[str]:
     """What runs on a pod that a has left, as a request for an adapter sees it."""
-    [view] = made.still_taken(request(adapter), [FREED], now=NOW + after_s)
+    [view] = made.still_taken(request(adapter), (FREED,), now=NOW + after_s)
     return sorted(view.pending_by_adapter)
 
 

@@ -98,7 +98,7 @@ def test_after_its_patience_a_request_is_sent_to_who_was_gone_or_gets_503() -> N
     made = router(1)
     lose(made, 1)
     first, second = (held(made, claim=Claim(max_wait_s=wait_s)) for wait_s in (2.0, 3.0))
-    made.queue._rests_until_s = 99.0
+    made.queue.schedule._rests_until_s = 99.0
 
     assert first.give_up_s == 3.0
     assert made.resume(first, now=2.9) is first

@@ -18,7 +18,7 @@ from extproc.fleet.accounting import Accounting
 from extproc.fleet.peerpicks import ToldPick
 from extproc.fleet.pool import Pool
 from extproc.queue import QueueSettings, Ticket
-from extproc.queue.queue import TOLD_WAIT_S
+from extproc.queue.schedule import TOLD_WAIT_S
 from extproc.routing.router import OBJECTIVE_RATIO, Router
 from extproc.tenancy import Claim, Share
 from extproc.types import (
@@ -163,7 +163,7 @@ def test_whatever_may_free_room_has_it_offered_and_the_router_that_tells_of_it_c
     made.pool.told.begin("bb", now=0.0)
     made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
     times: list[float] = []
-    made.queue.at = times.append
+    made.queue.schedule.at = times.append
     ask(made)
     made.offer(now=1.0)  # in vain, if it is due
     times.clear()
@@ -278,7 +278,7 @@ def test_a_long_response_counts_for_its_tenant_once_it_has_ended() -> None:
 def test_nobody_asks_for_a_request_again_while_nothing_is_freed() -> None:
     made, _first = full()
     times: list[float] = []
-    made.queue.at = times.append
+    made.queue.schedule.at = times.append
 
     ask(made)
 
@@ -289,7 +289,7 @@ def test_nobody_asks_for_a_request_again_while_nothing_is_freed() -> None:
 def test_a_policy_is_asked_again_when_it_said_without_a_word_from_outside() -> None:
     made, _first = full(until_s=5.0)
     times: list[float] = []
-    made.queue.at = times.append
+    made.queue.schedule.at = times.append
     held = ask(made)
     made.picker.configure(Slots(2), "slots")
     made.offer(now=4.9)

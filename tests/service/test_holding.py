@@ -95,7 +95,7 @@ def test_held_requests_learn_of_a_change_at_once(
 ) -> None:
     routing, ticket = shut()
     times: list[float] = []
-    routing.router.queue.at = times.append
+    routing.router.queue.schedule.at = times.append
 
     change(routing)
     routing.router.offer(now=1.0)

@@ -99,7 +99,7 @@ class Fleet:
         ]
         self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
         for router in self.routers:
-            router.router.queue.at = partial(self._offer_at, router)
+            router.router.queue.schedule.at = partial(self._offer_at, router)
         self._knowledge.start(seed)
         if settings.loading is not None:
             Declaring(

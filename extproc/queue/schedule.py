@@ -1,0 +1,85 @@
+"""When the queue makes its next offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+LOOK_S = 100e-6
+ORDER_S = 2e-6
+"""What a look, and a place in the order, take of a slow core."""
+REST_RATIO = 10
+"""The rest after an offer, over what it took but for those that got an endpoint."""
+TOLD_WAIT_S = 0.01
+"""After another router's word of a request's end, until the room is offered here: the other one
+offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
+(`peers.telling`), and each has a way."""
+
+
+class Schedule:
+    """Times of offers. Those that are asked for at a time of their own are the caller's: `next_s`.
+
+    Attributes:
+        at: Has an offer made at a time, instead of the time that it was called with before.
+    """
+
+    def __init__(self) -> None:
+        self.at: Callable[[float], None] = _never
+        self._freed_s = inf  # when room that was freed may be offered
+        self._elsewhere_s = -inf  # until then other routers give away what their requests left
+        self._rests_until_s = -inf
+        self._arranged_s = inf
+
+    def freed(self, at_s: float) -> None:
+        """Have room that was freed be offered then, or before."""
+        self._freed_s = min(self._freed_s, at_s)
+
+    def freed_elsewhere(self, now: float) -> float:
+        """Leave what was freed to another router; return until when."""
+        self._elsewhere_s = now + TOLD_WAIT_S
+        return self._elsewhere_s
+
+    def held(self, now: float) -> None:
+        """Have one that is held from now on be asked for once other routers have chosen."""
+        if now < self._elsewhere_s:
+            self.freed(self._elsewhere_s)
+
+    def due_s(self, next_s: float) -> float:
+        """Return when the next offer is due."""
+        return max(min(self._freed_s, next_s), self._rests_until_s)
+
+    def promised_s(self, next_s: float, *, now: float) -> float | None:
+        """Return when a newcomer is looked at that stands in line, None where it need not.
+
+        It does where those that wait are to be asked for once the queue has had its rest, or once
+        another router may have taken what was freed.
+        """
+        if now < self._freed_s < inf:
+            return self._freed_s
+        is_wanted = now >= min(self._freed_s, next_s)
+        return now if is_wanted and now < self._rests_until_s else None
+
+    def begin(self, now: float) -> bool:
+        """Begin an offer; return whether it is of room that was freed."""
+        is_freed = now >= self._freed_s
+        if is_freed:
+            self._freed_s = inf
+        return is_freed
+
+    def rest(self, num_held: int, num_vain: int, *, now: float) -> None:
+        """Rest after an offer to so many, of whom so many were asked for in vain."""
+        self._rests_until_s = now + REST_RATIO * (ORDER_S * num_held + LOOK_S * num_vain)
+
+    def forget(self) -> None:
+        """Count on no offer that was arranged: it is made now."""
+        self._arranged_s = inf
+
+    def arrange(self, due_s: float) -> None:
+        """Have an offer made then, unless one is arranged before."""
+        if due_s < self._arranged_s:
+            self._arranged_s = due_s
+            self.at(due_s)
+
+
+def _never(_at_s: float) -> None:
+    """Without anybody who calls back, requests wait until somebody else makes an offer."""
