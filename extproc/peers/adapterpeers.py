@@ -19,7 +19,7 @@ Discuss = Callable[[Callable[[str, Word], None], Callable[[str], None]], Say | N
 
 
 class AdapterPeers:
-    """This router's part of the conversation; none without `say`.
+    """This router's part of the conversation; none where there are no others.
 
     Args:
         catalog: Learns what cannot be loaded; its planner knows how adapters are.

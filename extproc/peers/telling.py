@@ -112,7 +112,7 @@ class Telling:
             _told(pick, address, now - at_s, share_of(pick.request))
             for pick, address, at_s in started
         ]
-        waiting = self._router.waiting(now=now)
+        waiting = self._router.queue.waiting(now)
         if self._peers.is_owing:
             self._waiting = None
         word = None if waiting == self._waiting else waiting.shifted(-now)

@@ -151,10 +151,6 @@ class Router:
         endpoints, catalog = self.pool.snapshot(now=now).endpoints, self.catalog
         return Reach(endpoints, catalog.holders, catalog.served, self.pool.slots)
 
-    def waiting(self, *, now: float) -> Waiting:
-        """Return who waits here, for other routers."""
-        return self.queue.waiting(now)
-
     def hear(self, router_id: str, waiting: Waiting, *, now: float) -> None:
         """Have those that wait at another router go first here, too."""
         self.queue.hear(router_id, waiting, now=now, reach=self.reach(now=now))
@@ -236,7 +232,7 @@ class Router:
         now, until_s = snapshot.now, self._waits_until_s(request)
         views = self.queue.still_taken(request, snapshot.endpoints, now=now)
         if views is not snapshot.endpoints:
-            snapshot = Snapshot(tuple(views), now, snapshot.num_routers)
+            snapshot = Snapshot(views, now, snapshot.num_routers)
         kept = self.queue.kept_from(request, views, now=now)
         if not kept:
             return self.picker.pick(snapshot, request, waits_until_s=until_s)

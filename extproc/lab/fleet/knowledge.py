@@ -65,7 +65,7 @@ class FleetTelling:
 
     def _tell_waiting(self, *, now: float) -> None:
         self._is_due = False
-        waiting = self._router.router.waiting(now=now)
+        waiting = self._router.router.queue.waiting(now)
         if waiting != self._waiting:
             self._waiting, name = waiting, self._router.id
             for each in self._routers:
