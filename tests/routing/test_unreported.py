@@ -367,7 +367,12 @@ def test_nobody_is_refused_as_saturated_while_a_pod_that_could_serve_is_below_it
         num_sent[result.address] += 1
 
     if isinstance(result, Ticket):
-        return  # held: a pod's engine says that requests wait there
+        # Whoever could serve is at its limit, or its engine says that requests wait there.
+        for number, fate in enumerate(fleet, start=1):
+            is_at_cap = most_known(fate, num_sent[address(number)]) >= cap
+            says_wait = any(each.num_waiting for _, each in fate.reports[-1:])
+            assert is_at_cap or says_wait or not fate.could_serve
+        return
     if not isinstance(result, Rejection) or result.reason is not Reason.SATURATED:
         assert not any(fate.could_serve for fate in fleet)
         return
