@@ -87,7 +87,7 @@ IMPURE = {
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "service", "telling"),),
-    "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch"),
+    "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
         *("counters", "decisions", "livepage", "logs", "observers", "poolmetrics", "telemetry"),
         *("tracing", "watchclient"),

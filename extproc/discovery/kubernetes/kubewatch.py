@@ -13,10 +13,8 @@
 5. Only a response of the server changes the state: while it is unreachable, the last state stands.
    No failure ends the loop.
 6. A cluster need not have a definition of an optional kind, and several API groups may define it:
-   which are served is looked up before each list, and the first alone counts. Of a kind that none
-   serves there are no objects, which is looked up again `relist_s` later.
-7. Unknown is not absent. What may not be listed is unknown, unless the API server says that it has
-   no such kind: it does not ask who may know that.
+   which are served is looked up before each list (`served`), and the first alone counts. Of a kind
+   that none serves there are no objects, which is looked up again `relist_s` later.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from random import Random
 from typing import Generic, Protocol, TypeVar
 
-import msgspec
-from msgspec import Struct
-
 from extproc.discovery.kubernetes.objects import KubeObject, Query
+from extproc.discovery.kubernetes.served import FORBIDDEN, Reading, find_served
 from extproc.discovery.kubernetes.store import ApiError, Store
 from extproc.fleet.loops import choose_backoff_s
 
@@ -55,28 +51,13 @@ MAX_RESUMES = 3
 """Failures in a row after which a new list replaces the watch."""
 MIN_WARNED = 2
 """Failures in a row that are logged as a warning."""
-NOT_SERVED, FORBIDDEN = "status_404", "status_403"
 
 
-class _Resource(Struct):
-    name: str = ""
-
-
-class _Resources(Struct):
-    resources: tuple[_Resource, ...] = ()
-
-
-_resources = msgspec.json.Decoder(_Resources)
-
-
-class Client(Protocol):
+class Client(Reading, Protocol):
     """The API client; see `KubernetesClient`."""
 
     async def namespace(self) -> str:
         """Return our own namespace."""
-
-    async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """Return a body."""
 
     def watch(
         self, path: str, parameters: Mapping[str, str], *, within_s: float
@@ -217,39 +198,12 @@ class ListWatch(Generic[T]):
         Raises:
             ApiError: It cannot be told.
         """
-        served, refused = [], None
-        for api in self.query.apis:
-            try:
-                await self.client.get(self.query.path(api, namespace), {"limit": "1"})
-                served.append(api)
-            except ApiError as error:
-                if error.reason == FORBIDDEN:
-                    refused = error if await self._is_defined(api) else refused
-                elif error.reason != NOT_SERVED:
-                    raise
+        served = await find_served(self.client, self.query, namespace)
         if len(served) > 1 and tuple(served) != self._warned_of_apis:
             self._warned_of_apis = tuple(served)
             what = "of those in two API groups, those under"
             log.warning("%s: %s %s alone count", self.query.title, what, served[0])
-        if refused is not None and not served:
-            raise refused
         return served[0] if served else ""
-
-    async def _is_defined(self, api: str) -> bool:
-        """Return whether the server has the kind, which may not be listed.
-
-        Raises:
-            ApiError: It cannot be told.
-        """
-        try:
-            found = _resources.decode(await self.client.get(api, {}))
-        except msgspec.DecodeError:
-            return True
-        except ApiError as error:
-            if error.reason in (FORBIDDEN, NOT_SERVED):
-                return error.reason == FORBIDDEN
-            raise
-        return any(each.name == self.query.resource for each in found.resources)
 
     async def _list(self, path: str) -> None:
         parameters = {**self.query.selector, "limit": str(self._page_size)}
