@@ -64,7 +64,7 @@ class Others(Generic[At]):
     Attributes:
         flights: The picks told that have not ended, in the order of their arrival.
         num_foreign: Further requests by the last report: of routers that do not tell us.
-        adapters: Those that the last report names and of which we have no request.
+        adapters: Those that the last report names and that may be of routers that do not tell us.
         num_reported: Requests that the last report leaves beside ours.
         num_before: Of `flights`, those that were picked before the last report.
         counts_first: The requests that the next report shows count for the choice at once: routers
@@ -132,7 +132,8 @@ class Others(Generic[At]):
         How many there are is a scrape old, and the same for every router that reads it: routers
         that chose by it would all go to the same endpoint, then all to the next. So only the part
         that has been there for seconds counts for the choice, the rest for admission alone, and
-        each adapter as one request.
+        each adapter as one request. Where there are more of them than adapters without a request
+        of ours, any of the others may be theirs, too, and runs on when our last one ends.
         """
         self._reported_at_s = now
         total = report.num_running + report.num_waiting
@@ -146,3 +147,5 @@ class Others(Generic[At]):
         # An idle engine's page may still name those that were active last.
         active = report.active_adapters if total else ()
         self.adapters = {each: 1 for each in active if each not in our_adapters}
+        if self.num_foreign > len(self.adapters):
+            self.adapters = dict.fromkeys(active, 1)

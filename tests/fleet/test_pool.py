@@ -649,6 +649,28 @@ def test_an_adapter_that_others_use_is_active_whatever_we_send() -> None:
     assert (view(made, now=1.0).num_pending, view(made, now=1.0).pending("a")) == (0, 1)
 
 
+def test_an_adapter_of_ours_that_others_may_use_too_runs_on_when_our_last_request_ends() -> None:
+    """Until the next report: five requests are others', and one adapter is theirs alone."""
+    made = pool()
+    start(made)
+    made.record_report(address(1), busy("a", "b", num_running=6), taken_at_s=1.0)
+    made.flights.finish("pick-1", now=1.1)
+    assert view(made, now=1.1).pending_by_adapter == {"a": 1, "b": 1}
+
+    made.record_report(address(1), busy("b", num_running=5), taken_at_s=2.0)
+    assert view(made, now=2.0).pending_by_adapter == {"b": 1}
+
+
+def test_an_adapter_of_ours_alone_ends_with_our_last_request() -> None:
+    """As many requests are others' as there are adapters that only they have."""
+    made = pool()
+    start(made)
+    made.record_report(address(1), busy("a", "b", num_running=2), taken_at_s=1.0)
+    made.flights.finish("pick-1", now=1.1)
+
+    assert view(made, now=1.1).pending_by_adapter == {"b": 1}
+
+
 def test_how_many_others_there_are_does_not_count_for_the_choice() -> None:
     """Routers that all chose by the same old number would all choose the same endpoint."""
     made = pool(1, 2)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from extproc.costs import Costs, Decode
 from extproc.phrases import FOR_ROOM
 from extproc.routing.policies.least_harm import (
+    LAST_SLOT_RATIO,
     LATE_RATIO,
     LOAD_STALL_RATIO,
     PROMPT_STALL_RATIO,
@@ -59,7 +60,10 @@ def price(
         load_s = costs.cached_load_s if adapter in view.cpu_adapters else costs.cold_load_s
         load_s = 0.0 if adapter in view.gpu_adapters else load_s
         first_s += load_s
-        total += load_s * (1 + LOAD_STALL_RATIO * busy) + slot_price(views, adapter)
+        total += load_s * (1 + LOAD_STALL_RATIO * busy)
+        num_free = (view.max_loras or 0) - view.num_active_adapters
+        last = LAST_SLOT_RATIO / num_free if num_free > 0 else 0.0
+        total += slot_price(views, adapter) * (1 + last)
         total += 0.02 * homes(adapter, tuple(each.address for each in views))[views.index(view)]
         if view.max_loras and view.num_active_adapters >= view.max_loras:
             total += 1.0
@@ -211,6 +215,14 @@ def test_an_adapter_goes_where_a_slot_is_free_before_it_waits_for_one() -> None:
     free = endpoint_view(2, pending_by_adapter={"b": 9, "c": 9}, max_loras=3)
 
     assert chosen(no_slot, free) == (address(2), "open")
+
+
+def test_an_endpoint_with_two_free_slots_is_before_one_with_its_last() -> None:
+    """Another router may be giving the last one away."""
+    last = endpoint_view(1, pending_by_adapter={"b": 1, "c": 1}, num_pending=2, max_loras=3)
+    two = endpoint_view(2, pending_by_adapter={"b": 3}, num_pending=3, max_loras=3)
+
+    assert chosen(last, two) == (address(2), "open")
 
 
 def test_an_endpoint_whose_slots_are_unknown_is_never_full() -> None:
