@@ -38,6 +38,8 @@ from extproc.types import EndpointView, RequestInfo
 MAX_RESERVED = 64
 """Slots that are reserved at a time: each newcomer is compared with all of them."""
 ALONE_TURN_S = 0.25
+_LEFT = ""
+"""No adapter's name: whoever has a slot that a request's own adapter left."""
 RESERVED_RATIO = 0.5
 """Part of an endpoint's slots that may be reserved at a time, but for one."""
 
@@ -208,6 +210,9 @@ class Reservations:
     ) -> tuple[EndpointView, ...]:
         """Return the endpoints with the slots still taken that other routers give away first.
 
+        The adapter that left a slot does not run there any more: one more request for it needs the
+        slot, too.
+
         Args:
             request: With its adapter's name as endpoints know it; what is reserved for it is free.
         """
@@ -219,7 +224,8 @@ class Reservations:
         taken = dict[str, dict[str, int]]()
         for each in self._others:
             if own is None or (own.address, own.leaving) != each[:2]:
-                taken.setdefault(each.address, {})[each.leaving] = 1
+                name = _LEFT if each.leaving == request.adapter else each.leaving
+                taken.setdefault(each.address, {})[name] = 1
         return tuple(
             [
                 replace(view, pending_by_adapter=taken[view.address] | {**view.pending_by_adapter})
