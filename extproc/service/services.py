@@ -58,7 +58,6 @@ class Services:
             Lists(config.request.max_list_bytes_per_s),
             joins_names=PROFILES[config.pods.engine].joins_names,
         )
-        self._tracing = tracing
         self.processor = ExternalProcessor(
             new_stream_of(dispatcher, configured.stream_settings(config), tracing),
             _codec(config),
