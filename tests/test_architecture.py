@@ -88,7 +88,9 @@ IMPURE = {
     "adapters": ("adapterfiles", "engineapi", "registration", "stores", "tokens"),
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
-    "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "service", "telling"),),
+    "peers": (
+        *("adapterpeers", "dialler", "encoding", "keys", "link", "links", "service", "telling"),
+    ),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
         *("counters", "decisions", "livepage", "logs", "observers", "poolmetrics", "telemetry"),
@@ -110,7 +112,7 @@ STATE = {
     "fleet.tracked": {"Tracked": "all that is known of an endpoint"},
     "lab.engine.ahead": {"StepsAhead": "steps of the engine that are planned"},
     "lab.engine.records": {"EngineCounters": "what an engine has done"},
-    "lab.engine.scheduler": {"Batch": "a step", "Scheduler": "whose groups have changed"},
+    "lab.engine.scheduler": {"Scheduler": "whose groups have changed"},
     "lab.engine.blocks": {"Prefix": "blocks that are shared"},
     "lab.engine.sequences": {"Sequence": "a request in the engine"},
     "lab.workload.flights": {"Flight": "a request of the laboratory"},

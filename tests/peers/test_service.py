@@ -444,15 +444,6 @@ def test_a_link_begins_with_what_is_in_flight() -> None:
     assert far.heard == [("a", FIRST), ("a", Tidings([told(1), told(2)], []))]
 
 
-def test_who_does_not_tell_sends_no_message_of_it() -> None:
-    near, far = Router("a"), Router("b")
-    Wire(near, far).pump()
-    near.tell([told()], [])
-
-    assert (near.heard, far.heard) == ([], [])
-    assert not near.links.is_telling
-
-
 def test_two_links_to_a_router_are_told_once_and_the_second_takes_over() -> None:
     near, far = Router("a"), Router("b")
     near.begin_with(told())

@@ -30,15 +30,24 @@ from tests.builders import BASE, address, base_card, endpoint, report, request, 
 SQL = Declaration("sql", "/adapters/sql")
 
 
+READ = SourceStatus("store", True, True, True, 0.0)
+UNREAD = SourceStatus("store", True, False, False, 0.0)
+NAMES_UNREAD = SourceStatus("rewrites", False, False, False, 0.0)
+
+
 class Scene:
     """A router over pods that list what they are told to, and its planner."""
 
     def __init__(
-        self, *declared: Declaration | Offer, num_pods: int = 2, **settings: object
+        self,
+        *declared: Declaration | Offer,
+        num_pods: int = 2,
+        source: SourceStatus = READ,
+        **settings: object,
     ) -> None:
         self.now = 0.0
         self.num_cold = 0
-        self.source = SourceStatus("store", True, True, True, 0.0)
+        self.source = source
         sources = Sources()
         sources.add(lambda: [self.source])
         ids = itertools.count(1)
@@ -59,10 +68,6 @@ class Scene:
 
     def _on_cold(self) -> None:
         self.num_cold += 1
-
-    def reads(self, *, is_complete: bool, has_terms: bool = True) -> None:
-        """Have the one source be so from now on."""
-        self.source = SourceStatus("store", has_terms, is_complete, is_complete, 0.0)
 
     def declare(self, *declared: Declaration | Offer) -> None:
         offers = [each if isinstance(each, Offer) else Offer(each) for each in declared]
@@ -625,12 +630,11 @@ def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> No
 
 
 def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() -> None:
-    scene = Scene(SQL)
-    scene.reads(is_complete=False)
+    scene = Scene(SQL, source=UNREAD)
     assert refusal(scene.ask("later")) == (503, Reason.ADAPTERS_UNKNOWN)
     assert refusal(scene.router.models.find("later", None, now=scene.now))[0] == 503
 
-    scene.reads(is_complete=True)
+    scene.source = READ
     assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
 
 
@@ -652,10 +656,9 @@ def test_what_nobody_declares_is_admitted_by_default_until_some_adapter_is_someb
 
 
 def test_before_all_terms_are_read_what_nobody_declares_may_be_somebodys_own() -> None:
-    scene = Scene(SQL, undeclared=Undeclared.ADMIT)
+    scene = Scene(SQL, source=UNREAD, undeclared=Undeclared.ADMIT)
     scene.lists(1, ("own", "/own"), ("sql", "/adapters/sql"))
     scene.tick()
-    scene.reads(is_complete=False)
 
     result = scene.ask("own")
     assert refusal(result) == (503, Reason.ADAPTERS_UNKNOWN)
@@ -665,16 +668,15 @@ def test_before_all_terms_are_read_what_nobody_declares_may_be_somebodys_own() -
     assert isinstance(scene.ask(BASE), Pick)
     assert isinstance(scene.ask("sql"), Pick)
 
-    scene.reads(is_complete=True)
+    scene.source = READ
     assert isinstance(scene.ask("own"), Pick)
     assert scene.listed() == [BASE, "own", "sql"]
 
 
 def test_names_alone_that_are_not_read_restrict_nobody() -> None:
     """As of InferenceModelRewrites: they say what a name stands for, not for whom."""
-    scene = Scene()
+    scene = Scene(source=NAMES_UNREAD)
     scene.lists(1, ("own", "/own"))
-    scene.reads(is_complete=False, has_terms=False)
 
     assert isinstance(scene.ask("own"), Pick)
     assert refusal(scene.ask("alias")) == (503, Reason.ADAPTERS_UNKNOWN)
