@@ -86,7 +86,7 @@ async def test_while_who_may_use_what_cannot_be_read_a_router_is_not_ready_and_s
     """As long as it takes, or as the operator says; it refuses what it does not know either way."""
     scene = Scene(tmp_path / "missing", ready_wait_s=wait_s)
     async with scene.running():
-        await eventually(lambda: bool(scene.service.sources()[0].problem))
+        await eventually(lambda: bool(scene.routing.sources.statuses()[0].problem))
         scene.now = 59.0
         (reason,) = scene.service.why_not_ready()
         assert reason.startswith("adapters.store: not read yet: ")

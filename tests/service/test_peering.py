@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
-from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers
 from extproc.peers.links import Links
 from extproc.peers.relay import Relay
@@ -29,6 +29,7 @@ from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import routing
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
+from tests.service.scene import Scene
 
 PATIENCE_S = 60.0
 KEY_FILE = Path(__file__).with_name("peers_key.txt")
@@ -58,8 +59,9 @@ class Replica:
     ) -> None:
         self.taken: list[bytes] = []
         self.counts: list[int] = []
-        self.observers, clock = Observers(), time.monotonic
-        self.relay = Relay()
+        scene, clock = Scene(), time.monotonic
+        self.observers, self.relay = scene.observers, Relay()
+        self._endings = replace(scene.endings, relay=self.relay, clock=clock)
         telling = Telling(
             Links(clock), call_later=lambda _s, _do: None, clock=clock, observers=self.observers
         )
@@ -85,8 +87,8 @@ class Replica:
         )
 
     def pass_on(self, pick_id: str, entry: bytes) -> None:
-        self.relay.pass_on(pick_id, entry, now=time.monotonic())
-        self.relay.flush(now=time.monotonic())
+        self._endings.pass_on(pick_id, entry)
+        self._endings.flush()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
