@@ -200,7 +200,6 @@ def test_both_ends_learn_who_is_there_and_entries_go_either_way() -> None:
 def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none() -> None:
     near, far = Router("a"), Router("b")
     far.begin_with()
-    heard: list[tuple[str, Word]] = []
     wire = Wire(near, far)
     wire.pump()
     many = tuple(f"{number}" for number in range(MAX_TOLD + 1))
@@ -213,7 +212,7 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
 
     cut = (Trouble("x", "files", "m" * MAX_REASON_CHARS),)
     said = Word(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
-    assert heard == [("b", said)]
+    assert near.words == [("b", said)]
 
 
 def test_a_router_that_dials_itself_recognises_itself() -> None:
