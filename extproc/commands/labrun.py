@@ -74,7 +74,7 @@ class TrialCache:
     def _key(self, trial: Trial) -> str:
         # The lists of a suite and its baseline do not affect the result of a single trial.
         knobs: dict[str, Any] = {"baseline": "", **{name: [] for name in _LISTS}}
-        suite = msgspec.replace(trial.suite, **knobs)
+        suite = msgspec.structs.replace(trial.suite, **knobs)
         content = msgspec.json.encode((self._code, suite, msgspec.structs.asdict(trial.scenario)))
         own = (trial.policy, trial.label, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
         kept = msgspec.json.encode((*own, trial.keeps_placement))

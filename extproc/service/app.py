@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +173,7 @@ class App:
             routing,
             poke=self._pods.poke,
             report=self._report if config.discovery.kubernetes is not None else None,
-            say=None if alone else partial(observers.call, "telling", telling.links.say),
+            say=None if alone else lambda word: observers.call("telling", telling.links.say, word),
             router_id=router_id,
             world=world,
         )

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 from extproc.gen import peers_pb2
@@ -55,7 +54,7 @@ class Peered:
             poke=lambda _: None,
             look=lambda: None,
             clock=lambda: 0.0,
-            say=partial(self.observers.call, "telling", self.telling.links.say),
+            say=lambda word: self.observers.call("telling", self.telling.links.say, word),
         )
         self.peering = Peering(
             configured(peers),
