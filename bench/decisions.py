@@ -26,6 +26,7 @@ from bench.figures import percentile
 from extproc.adapters.declared import Declaration
 from extproc.fleet.pickids import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
+from extproc.queue import HoldQueue
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
@@ -59,7 +60,8 @@ class Fleet:
         self._weights = list(accumulate(1 / (1 + rank) for rank in range(num_adapters)))
         self.addresses = [f"10.0.{n // 250}.{n % 250}:8000" for n in range(num_pods)]
         self._cards = [ModelCard("base"), *(ModelCard(a, parent="base") for a in self.adapters)]
-        self.pool = Pool(PoolSettings(max_loras=_SLOTS, max_cpu_loras=_CACHED))
+        self.queue = HoldQueue()
+        self.pool = Pool(PoolSettings(max_loras=_SLOTS, max_cpu_loras=_CACHED), queue=self.queue)
         self.pool.set_endpoints(Endpoint(address) for address in self.addresses)
         for address in self.addresses:
             self.pool.record_models(address, self._cards, now=0.0)
@@ -95,7 +97,7 @@ def _times_s(
     """Return the seconds of decisions with each catalog, in turns, and of each report recorded."""
     pool, rng = fleet.pool, random.Random(1)
     picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=pick_ids(policy))
-    router = Router(pool, picker)
+    routers = [Router(pool, picker, fleet.queue, catalog) for catalog in catalogs]
     in_flight = deque(_fill(fleet, start_s))
     decisions_s: list[list[float]] = [[] for _ in catalogs]
     reports_s: list[float] = []
@@ -104,7 +106,7 @@ def _times_s(
         now = start_s + number / _DECISIONS_PER_S
         request = fleet.request(f"r{number}", now)
         turn = number % len(catalogs)
-        router.catalog = catalogs[turn]
+        router = routers[turn]
         began_s = process_time()
         pick = router.route(request, now=now)
         decisions_s[turn].append(process_time() - began_s)

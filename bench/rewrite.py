@@ -52,7 +52,7 @@ class _Fixed:
         return self._rewrites.concerns(model)
 
     def is_declared(self, model: str) -> bool:
-        return model in self._rewrites.declared
+        return self._rewrites.is_declared(model)
 
     def target_of(self, model: str, hinted: str) -> str:
         return self._rewrites.target(model, hinted)

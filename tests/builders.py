@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
+from extproc.fleet.listeners import PickObserver
 from extproc.fleet.pickids import pick_ids
-from extproc.fleet.pool import Pool
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.queue import HoldQueue, Waiting
 from extproc.request.messages import BodyMode, RequestHeaders
+from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies.founding import Founding
 from extproc.routing.router import Router
@@ -43,9 +47,21 @@ def endpoint_view(number: int = 1, **fields: Any) -> EndpointView:
     return EndpointView(address(number), **{**defaults, **fields})
 
 
-def routing(pool: Pool) -> Router:
-    """A router of the founding rule over a pool."""
-    return Router(pool, Picker(Founding(), "founding", rng=random.Random(0), next_id=pick_ids("r")))
+def routing(
+    picker: Picker | None = None,
+    settings: PoolSettings | None = None,
+    *,
+    at: Callable[[float], None] = lambda _at_s: None,
+    on_change: Callable[[Waiting], None] | None = None,
+    observer: PickObserver | None = None,
+    catalog: Catalog | None = None,
+    **fields: Any,
+) -> Router:
+    """A router with a pool of its own; of the founding rule, without another picker."""
+    picker = picker or Picker(Founding(), "founding", rng=random.Random(0), next_id=pick_ids("r"))
+    queue, catalog = HoldQueue(at=at, on_change=on_change), catalog or Catalog()
+    pool = Pool(settings, queue=queue, catalog=catalog, observer=observer)
+    return Router(pool, picker, queue, catalog, **fields)
 
 
 def snapshot(*views: EndpointView, now: float = 0.0) -> Snapshot:

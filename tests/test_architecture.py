@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.assignments import assigned, attributes
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "extproc"
 
@@ -86,7 +88,9 @@ IMPURE = {
     "adapters": ("adapterfiles", "engineapi", "registration", "stores", "tokens"),
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
-    "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "service", "telling"),),
+    "peers": (
+        *("adapterpeers", "dialler", "encoding", "keys", "link", "links", "service", "telling"),
+    ),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
         *("counters", "decisions", "livepage", "logs", "observers", "poolmetrics", "telemetry"),
@@ -95,6 +99,47 @@ IMPURE = {
 }
 """The files of these rooms that touch the outside: event loop, sockets, files, clocks, logs,
 protobuf, Prometheus. All others are functions and objects of their arguments."""
+
+STATE = {
+    "adapters.book": {"Book": "the planner's memory"},
+    "adapters.ledger": {"Fleet": "pods as the planner knows them"},
+    "adapters.podhistory": {"Pod": "one of them"},
+    "adapters.versions": {"Kept": "what is judged of an adapter"},
+    "fleet.comparison": {"Own": "an endpoint's record among others'"},
+    "fleet.foreign": {"Others": "an endpoint's requests of other routers"},
+    "fleet.prefixes": {"KvCache": "what an endpoint has computed"},
+    "fleet.prompts": {"Prompts": "what an endpoint has to compute"},
+    "fleet.tracked": {"Tracked": "all that is known of an endpoint"},
+    "lab.engine.ahead": {"StepsAhead": "steps of the engine that are planned"},
+    "lab.engine.records": {"EngineCounters": "what an engine has done"},
+    "lab.engine.scheduler": {"Scheduler": "whose groups have changed"},
+    "lab.engine.blocks": {"Prefix": "blocks that are shared"},
+    "lab.engine.sequences": {"Sequence": "a request in the engine"},
+    "lab.workload.flights": {"Flight": "a request of the laboratory"},
+    "peers.relay": {"Link": "a connection to a router"},
+    "queue.tickets": {"Ticket": "a request that is held, and its end"},
+    "wire.lifetime": {"Lifetime": "of a connection"},
+    "wire.limits": {"Counters": "of all connections"},
+    "wire.outbox": {"Outbox": "of a connection, on the hot path"},
+    "wire.stream": {"WireStream": "of a call, on the hot path"},
+    "wire.streams": {"Streams": "of a connection, on the hot path"},
+}
+"""Classes whose objects are state that several files of a room work on, and what they hold. None of
+their attributes is a callable that is set from outside."""
+
+FOREIGN = {
+    "envoy.eds": "protobuf messages",
+    "lab.loadtest.locust.rows": "locust's environment",
+    "lab.loadtest.locust.users": "locust's environment and options",
+    "observe.logs": "records of logging",
+    "peers.dialler": "a TLS context",
+    "peers.encoding": "protobuf messages",
+    "request.encoding": "protobuf messages",
+    "wire.certificates": "a TLS context",
+    "wire.headers": "hpack's decoder",
+    "wire.tls": "a TLS context",
+}
+"""Files that set attributes of what libraries have made, which have no other way."""
 
 
 def name_of(path: Path) -> str:
@@ -224,6 +269,79 @@ def test_no_file_is_called_impure_that_is_pure() -> None:
     named = ours(*(f"{room}.{name}" for room, names in IMPURE.items() for name in names))
 
     assert [name for name in named if name not in trees()] == []
+
+
+def shared(room: str) -> set[str]:
+    """Return the attributes that all files of a room may set."""
+    return {
+        attribute
+        for module, classes in STATE.items()
+        if is_in(module, room)
+        for name in classes
+        for attribute in attributes(trees()[f"extproc.{module}"], name)
+    }
+
+
+def test_no_attribute_is_set_outside_of_its_class() -> None:
+    """Least of all a callable: a part gets all that it calls when it is made."""
+    foreign = ours(*FOREIGN)
+    found = [
+        f"{module}: {each}"
+        for module, tree in trees().items()
+        if not is_in(module, *foreign)
+        for each in assigned(tree, shared(module.partition(".")[2].partition(".")[0] or "-"))
+    ]
+
+    assert found == []
+
+
+def test_no_exception_is_without_need() -> None:
+    for module in FOREIGN:
+        assert list(assigned(trees()[f"extproc.{module}"])), module
+    for module, classes in STATE.items():
+        room = ours(module.partition(".")[0])
+        for name in classes:
+            there = attributes(trees()[f"extproc.{module}"], name)
+            others = [tree for each, tree in trees().items() if is_in(each, *room)]
+            assert there, name
+            assert any(
+                each.partition(" ")[0].rpartition(".")[2] in there
+                for tree in others
+                for each in assigned(tree)
+            ), name
+
+
+PLANTED = """
+class Part:
+    on_end: object = None
+
+    def __init__(self, pool):
+        self.a, self.pool.on_room, pool.b = 1, 2, 3
+        setattr(pool, "c", 4)
+        made = Pool()
+        made.d = 5
+        made, given = Pool(), Pool
+        pool.on_end = 6
+
+    def later(self, made):
+        made.e = 7
+        del made.f
+        for made.g in []:
+            made.h += 8
+
+    def again(self, one):
+        one.i = 9
+        one = Pool()
+"""
+
+
+def test_what_is_set_outside_of_its_class_is_found() -> None:
+    found = [each.partition(" ")[0] for each in assigned(ast.parse(PLANTED), {"f"})]
+
+    assert found == [
+        *("self.pool.on_room", "pool.b", "pool.c", "made.d", "made.e", "made.g", "made.h"),
+        "one.i",
+    ]
 
 
 def test_policies_see_snapshots_and_never_the_pool() -> None:

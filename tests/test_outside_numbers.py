@@ -23,7 +23,6 @@ from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.models import ModelsError, decode_models
 from extproc.fleet.orca import parse_orca
-from extproc.fleet.pool import Pool
 from extproc.gen import decisions_pb2
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService, describe, encode
@@ -35,13 +34,12 @@ from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.rewrites import Rewrites
-from extproc.routing.router import Router
 from extproc.service.admin import describe_snapshot
 from extproc.service.dispatch import Dispatcher
 from extproc.service.livefeed import LiveFeed
 from extproc.service.recorder import Recorder
 from extproc.types import Hints, Outcome, Pick, Rejection
-from tests.builders import BASE, address, endpoint, request
+from tests.builders import BASE, address, endpoint, request, routing
 from tests.wire.fake_call import begin
 
 PAGE = (Path(__file__).parent / "golden" / "vllm-0.32-metrics.txt").read_text(encoding="utf-8")
@@ -104,8 +102,7 @@ class Service:
     """A router with all its observers, over two pods."""
 
     def __init__(self, policy: str) -> None:
-        self.pool, self.now = Pool(), 10.0
-        self.pool.set_endpoints([endpoint(1), endpoint(2)])
+        self.now = 10.0
         ids = itertools.count()
         picker = Picker(
             BUILT_IN[policy](),
@@ -115,6 +112,10 @@ class Service:
             admission=AdmissionSettings(max_pending=None),
         )
         routes = ModelRoutes([ModelRoute("all", ("*",))], {"low": -1})
+        # every request is decided
+        router = routing(picker, routes=routes, max_hold_s=0)
+        self.pool = router.pool
+        self.pool.set_endpoints([endpoint(1), endpoint(2)])
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.observers = Observers()
@@ -125,7 +126,7 @@ class Service:
             self.observers, routes.claim_of, lambda: self.now, lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.dispatcher = Dispatcher(
-            Router(self.pool, picker, routes=routes, max_hold_s=0),  # every request is decided
+            router,
             accounting,
             recorder,
             lambda: self.now,

@@ -5,6 +5,7 @@ The laboratory itself has no files, processes, real clock or policies by name; t
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import signal
@@ -235,9 +236,8 @@ def _run_one(trial: Trial) -> list[TrialResult]:
         results = run_trial(trial, make_policy, perf_counter)
     finally:
         gc.set_threshold(*thresholds)
-    for result in results:
-        result.cpu_s = (process_time() - started_s) / len(results)
-    return results
+    cpu_s = (process_time() - started_s) / len(results)
+    return [dataclasses.replace(result, cpu_s=cpu_s) for result in results]
 
 
 def run_all(

@@ -211,7 +211,7 @@ class Accounting:
         is_doubtful = is_not_found and flight.pick.request.model
         num_tokens = self._output_tokens(completion, flight, now - completion.lag_s)
         if num_tokens is not None:
-            pool.on_output(flight.pick.request, num_tokens)
+            pool.queue.settle(flight.pick.request, num_tokens)
         return Ending(flight, True, address if is_doubtful else "")
 
     def _output_tokens(

@@ -8,8 +8,9 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from extproc.fleet.evidence import Verdict, likeness, tried_in_order, verdicts
+from extproc.fleet.listeners import PickObserver, WaitingLine
 from extproc.fleet.outliers import Outliers
-from extproc.fleet.peerpicks import PickObserver, Told
+from extproc.fleet.peerpicks import Told
 from extproc.fleet.prefixes import Beginnings, with_cached
 from extproc.fleet.speeds import probe_of
 from extproc.fleet.tracked import InFlight, Tracked
@@ -22,11 +23,11 @@ class Flights:
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
         told: Those of other routers.
-        on_end: Called with the time of an end.
+        queue: Told of room.
+        observer: Follows what is counted here.
 
     Attributes:
         num_routers: That use these endpoints, this one included.
-        observer: Follows what is counted here.
     """
 
     def __init__(
@@ -36,7 +37,8 @@ class Flights:
         told: Told,
         beginnings: Beginnings,
         outliers: Outliers,
-        on_end: Callable[[float], None] = lambda _now: None,
+        queue: WaitingLine,
+        observer: PickObserver | None,
     ) -> None:
         self._find = find
         self._told = told
@@ -46,14 +48,17 @@ class Flights:
         self._by_request_id: dict[str, str] = {}
         self._refused: dict[str, tuple[str, ...]] = {}
         self.num_routers = 1
-        self.observer: PickObserver | None = None
-        self._on_end = on_end
+        self._queue, self._observer = queue, observer
 
     def __len__(self) -> int:
         return len(self._flights)
 
     def __iter__(self) -> Iterator[InFlight]:
         return iter(self._flights.values())
+
+    def set_num_routers(self, num_routers: int) -> None:
+        """Record how many routers use these endpoints, this one included."""
+        self.num_routers = num_routers
 
     def start(self, pick: Pick, *, now: float) -> None:
         """Count a request that is sent to `pick.address` now.
@@ -154,10 +159,10 @@ class Flights:
             if has_run:
                 served.kv_cache.computed_bytes += request.rest_bytes(address)
                 self._beginnings.add(request, served.kv_cache)
-        if self.observer is not None:
-            self.observer.ended(pick_id, now=now, has_run=has_run_here)
+        if self._observer is not None:
+            self._observer.ended(pick_id, now=now, has_run=has_run_here)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
-        self._on_end(now if reported_at_s is None else reported_at_s)
+        self._queue.freed(now if reported_at_s is None else reported_at_s)
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:
@@ -213,8 +218,8 @@ class Flights:
         flight = replace(flight, trial=trial, num_beside=tracked.num_unfinished)
         self._flights[pick.id] = flight
         tracked.begin(flight)
-        if self.observer is not None:
-            self.observer.started(pick, address, at_s=flight.started_at_s)
+        if self._observer is not None:
+            self._observer.started(pick, address, at_s=flight.started_at_s)
 
     def _judge(
         self,

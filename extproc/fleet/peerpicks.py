@@ -22,30 +22,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from extproc.bounds import between
 from extproc.fleet.foreign import ToldFlight
+from extproc.fleet.listeners import NOBODY, WaitingLine, WorkObserver
 from extproc.fleet.pickids import router_of
 from extproc.fleet.prompts import MAX_AGE_S, MAX_QUEUE_S
 from extproc.fleet.tracked import Tracked
 from extproc.tenancy import Share
-from extproc.types import Pick
 
 FULL = "full"
 UNKNOWN_POD = "unknown_pod"
-
-
-class PickObserver(Protocol):
-    """Follows what a pool counts; must not raise."""
-
-    def started(self, pick: Pick, address: str, *, at_s: float) -> None:
-        """A pick, made at `at_s`, is counted at `address`: at first, and when it has moved."""
-
-    def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
-        """A pick has ended; `has_run` is False if the engine cannot have worked on it."""
 
 
 class ToldPick(NamedTuple):
@@ -93,15 +83,13 @@ class Told:
 
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
-        on_end: Called with a pick whose end is told, and the time.
+        queue: Told of room, and of each pick that is counted, once.
+        catalog: Told of what new picks ask for.
 
     Attributes:
         num_in_flight: Picks that have not ended.
         num_received: Picks told, ignored ones included.
         num_ignored: Picks that were not counted, by reason.
-        on_share: Called with the share of each pick that is counted, once.
-        on_work: Called with the adapter of each that is new, the seconds of work of its prompt, and
-            when it was picked.
     """
 
     def __init__(
@@ -109,7 +97,8 @@ class Told:
         find: Callable[[str], Tracked | None],
         bounds: ToldBounds | None = None,
         *,
-        on_end: Callable[[ToldFlight[Tracked], float], None] = lambda _flight, _now: None,
+        queue: WaitingLine = NOBODY,
+        catalog: WorkObserver = NOBODY,
     ) -> None:
         self._find = find
         self._bounds = bounds or ToldBounds()
@@ -117,9 +106,7 @@ class Told:
         self.num_in_flight = 0
         self.num_received = 0
         self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
-        self._on_end = on_end
-        self.on_share: Callable[[Share], None] = lambda _share: None
-        self.on_work: Callable[[str, float, float], None] = lambda _adapter, _work_s, _at_s: None
+        self._queue, self._catalog = queue, catalog
 
     @property
     def num_routers(self) -> int:
@@ -194,7 +181,8 @@ class Told:
             self._end(flight, now=now, has_run=has_run and is_served_here)
             reported_at_s = now if reported_at_s is None else reported_at_s
             flight.tracked.prompts.bound(reported_at_s)
-            self._on_end(flight, reported_at_s)
+            counted_at = flight.tracked.endpoint.address
+            self._queue.freed_elsewhere(counted_at, flight.adapter, now=reported_at_s)
             served = None if is_served_here else self._find(address)
             if served is not None:
                 served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)
@@ -247,10 +235,11 @@ class Told:
     def _count_once(self, pick: ToldPick, tracked: Tracked, now: float) -> None:
         """Count what a pick asks for, wherever it moves."""
         if pick.share is not None:
-            self.on_share(pick.share)
+            self._queue.charge_told(pick.share)
         if pick.adapter is not None and pick.age_s <= MAX_AGE_S:
             work_s = pick.body_bytes * tracked.prompts.costs.prompt_s_per_byte
-            self.on_work(pick.adapter, min(work_s, MAX_QUEUE_S), now - max(0.0, pick.age_s))
+            picked_at_s = now - max(0.0, pick.age_s)
+            self._catalog.told(pick.adapter, min(work_s, MAX_QUEUE_S), picked_at_s)
 
     def _end_all(
         self, flights: Iterable[ToldFlight[Tracked]], *, now: float, has_run: bool = True

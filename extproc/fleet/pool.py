@@ -15,14 +15,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.flights import Flights
-from extproc.fleet.foreign import ToldFlight
+from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
 from extproc.fleet.modelindex import ModelIndex, card_to_keep
 from extproc.fleet.outliers import Outliers, OutlierSettings
 from extproc.fleet.peerpicks import Told
@@ -32,19 +31,9 @@ from extproc.fleet.serverflags import PoolSettings, Traits
 from extproc.fleet.slotuses import SlotUse
 from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
-from extproc.types import Endpoint, LoadReport, ModelCard, RequestInfo, Snapshot
+from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
-
-
-class OnToldRoom(Protocol):
-    """Takes room that another router has told of."""
-
-    def __call__(self, address: str, adapter: str | None, *, now: float) -> None: ...
-
-
-def _nothing(address: str, adapter: str | None, *, now: float) -> None:
-    """Where nobody waits, nobody is told of room."""
 
 
 class Pool:
@@ -54,16 +43,15 @@ class Pool:
         counts_first: What others have on the first endpoints when they are first looked at counts
             for the choice at once: it is no herd's, and without it a router that has just started
             would choose by chance.
+        queue: Told of room, and of what requests get.
+        catalog: Told of what requests of other routers ask for.
+        observer: Told of our picks, if anybody is.
 
     Attributes:
         caches: The sizes of their CPU caches.
         speeds: Learns their costs.
         beginnings: Of prompts, in their KV caches.
         flights: Our picks there; `told` has other routers'.
-        on_room: Called with the time when there may be more room than before.
-        on_told_room: Called with an endpoint, the adapter, if any, and the time when another
-            router has told of a request's end there, whose room it may take itself.
-        on_output: Called with a request of ours that has ended and its output, in tokens.
     """
 
     def __init__(
@@ -72,8 +60,12 @@ class Pool:
         outliers: OutlierSettings | None = None,
         *,
         counts_first: bool = False,
+        queue: WaitingLine = NOBODY,
+        catalog: WorkObserver = NOBODY,
+        observer: PickObserver | None = None,
     ) -> None:
         self._counts_first = counts_first
+        self.queue = queue
         self._settings = settings or PoolSettings()
         self.caches = CpuCaches(self._settings)
         self.speeds = Speeds()
@@ -82,17 +74,15 @@ class Pool:
         self._tracked: dict[str, Tracked] = {}
         self._models = ModelIndex()
         self._declared: Mapping[str, ModelCard] = {}
-        self.told = Told(self._find, on_end=self._freed_told)
+        self.told = Told(self._find, queue=queue, catalog=catalog)
         self.flights = Flights(
             self._find,
             told=self.told,
             beginnings=self.beginnings,
             outliers=self.outliers,
-            on_end=self._freed,
+            queue=queue,
+            observer=observer,
         )
-        self.on_room: Callable[[float], None] = lambda _now: None
-        self.on_told_room: OnToldRoom = _nothing
-        self.on_output: Callable[[RequestInfo, float], None] = lambda _request, _tokens: None
 
     # --- reports ----------------------------------------------------------------------------
 
@@ -107,7 +97,7 @@ class Pool:
 
     def set_num_routers(self, num_routers: int) -> None:
         """Record how many routers use these endpoints, this one included."""
-        self.flights.num_routers = num_routers
+        self.flights.set_num_routers(num_routers)
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the set of endpoints; those that stay keep their state."""
@@ -138,7 +128,7 @@ class Pool:
         self._declared = cards
         for tracked in self._tracked.values():
             tracked.set_declared(cards)
-        self.on_room(now)
+        self.queue.freed(now)
 
     def record_report(
         self,
@@ -169,7 +159,7 @@ class Pool:
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
         tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
-        self.on_room(taken_at_s)
+        self.queue.freed(taken_at_s)
         return restarted
 
     def record_models(
@@ -200,7 +190,7 @@ class Pool:
             self._models.replace(before, models, self._lists())
         self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
         tracked.num_silences, tracked.view, tracked.listed_at_s = 0, None, asked_at_s
-        self.on_room(now)
+        self.queue.freed(now)
 
     def record_silence(self, address: str) -> None:
         """Record that an endpoint failed to list its models."""
@@ -230,7 +220,7 @@ class Pool:
             return False
         was_dead = tracked.died_at_s is not None
         tracked.died_at_s, tracked.view = asked_at_s if is_dead else None, None
-        self.on_room(asked_at_s)
+        self.queue.freed(asked_at_s)
         return is_dead is not was_dead
 
     def record_version(self, address: str, version: str, *, asked_at_s: float) -> None:
@@ -238,7 +228,7 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is not None and asked_at_s >= tracked.restarted_at_s:
             tracked.version, tracked.view = version, None
-            self.on_room(asked_at_s)
+            self.queue.freed(asked_at_s)
 
     def lacks_version(self, address: str) -> bool:
         """Return whether an endpoint's process has not been asked for its version yet."""
@@ -329,12 +319,6 @@ class Pool:
         return Snapshot(tuple(views), now, self.flights.num_routers)
 
     # --- inside -----------------------------------------------------------------------------
-
-    def _freed(self, now: float) -> None:
-        self.on_room(now)
-
-    def _freed_told(self, flight: ToldFlight[Tracked], now: float) -> None:
-        self.on_told_room(flight.tracked.endpoint.address, flight.adapter, now=now)
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)

@@ -43,6 +43,10 @@ class Attainment:
         self._paths: set[str] = set()
         self._buckets: deque[tuple[float, dict[str, Share]]] = deque()  # by their beginning
 
+    def configure(self, ttft_s: float) -> None:
+        """Judge by another time from now on."""
+        self.ttft_s = ttft_s
+
     def completed(
         self,
         path: str,

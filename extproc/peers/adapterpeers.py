@@ -14,9 +14,6 @@ from extproc.routing.catalog import Catalog
 HEARD_S = 0.1
 """By then others have heard a word, and their last requests before it have reached their pods."""
 
-Say = Callable[[Word], None]
-Discuss = Callable[[Callable[[str, Word], None], Callable[[str], None]], Say | None]
-
 
 class AdapterPeers:
     """This router's part of the conversation; none where there are no others.
@@ -26,8 +23,8 @@ class AdapterPeers:
         poke: Has a pod's models listed soon.
         look: Called when there is something to be done.
         clock: Monotonic seconds.
-        discuss: Has others' words heard, and routers forgotten that are gone; returns what says a
-            word to all of them, None where there are none.
+        say: Says a word to all other routers; None where there are none. What they say comes by
+            `hear`, and `forget` says that one is gone.
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class AdapterPeers:
         poke: Callable[[str], None],
         look: Callable[[], None],
         clock: Callable[[], float],
-        discuss: Discuss = lambda _hear, _forget: None,
+        say: Callable[[Word], None] | None,
     ) -> None:
         self._peers = Peers(router_id)
         self._catalog = catalog
@@ -47,7 +44,7 @@ class AdapterPeers:
         self._changed: dict[str, None] = {}
         self._said: Word | None = None
         self._said_at_s = -inf
-        self._say = discuss(self.hear, self.forget)
+        self._say = say
 
     def declare(self, declarations: Iterable[Declaration]) -> None:
         """Replace what is declared."""
@@ -82,7 +79,7 @@ class AdapterPeers:
         leader = self._peers.leader(self._declared, may_load=may_load, now=now)
         failed = () if leader is None else leader.failed
         self._catalog.planner.set_leaving(self._peers.leaving(now))
-        self._catalog.failed = {each.name: (each.reason, each.message) for each in failed}
+        self._catalog.set_failed({each.name: (each.reason, each.message) for each in failed})
         return leader is not None
 
     def wanted(self, now: float) -> list[str]:

@@ -29,14 +29,29 @@ _ACKNOWLEDGEMENT = peers_pb2.PeerMessage(
 ).SerializeToString()
 
 
-class Links(Protocol):
-    """All links of this process, as one of them sees them; `peers` says what each is."""
+class PeerListener(Protocol):
+    """Takes what other routers say; must not raise."""
+
+    def begin(self) -> None:
+        """Links are to begin."""
+
+    def hear(self, router_id: str, tidings: Tidings, /) -> None:
+        """Take what a router tells."""
+
+    def hear_word(self, router_id: str, word: Word, /) -> None:
+        """Take what a router says of adapters."""
+
+    def forget(self, router_id: str, /) -> None:
+        """The last link to a router has closed."""
+
+
+class Service(Protocol):
+    """What has the links of this process, as one of them sees it."""
 
     relay: Relay
     router_id: str
     believes_callers: bool
-    num_told: int
-    num_untold: int
+    listener: PeerListener
 
     def keys(self) -> Sequence[bytes] | None:
         """Return the keys, ours first; None where nobody needs one."""
@@ -46,15 +61,6 @@ class Links(Protocol):
 
     def on_garbage(self) -> None:
         """Count a malformed message."""
-
-    def on_tidings(self, router_id: str, tidings: Tidings, /) -> None:
-        """Take what a router tells."""
-
-    def on_word(self, router_id: str, word: Word, /) -> None:
-        """Take what a router says of adapters."""
-
-    def on_owing(self) -> None:
-        """Take note that a link is to begin."""
 
     def record(self, entries: Sequence[bytes]) -> None:
         """Take entries that a peer relayed."""
@@ -81,7 +87,9 @@ class PeerLink:
         has_begun: To tell: the picks that were in flight then.
     """
 
-    def __init__(self, service: Links, call: Call, on_hello: OnHello, *, is_inbound: bool) -> None:
+    def __init__(
+        self, service: Service, call: Call, on_hello: OnHello, *, is_inbound: bool
+    ) -> None:
         self.link: Link | None = None
         self.begun_at_s = service.clock()
         self.is_inbound = is_inbound
@@ -145,14 +153,13 @@ class PeerLink:
         self._drop_link()
         self._call.end(code, details)
 
-    def tell(self, tidings: Tidings, message: bytes) -> None:
-        """Tell the other side, unless it is slow to read."""
-        if self.link is None:
-            return
-        if self.post(message):
-            self._service.num_told += len(tidings.picks)
-        else:
-            self._service.num_untold += len(tidings.picks) + len(tidings.ends)
+    def begin(self) -> None:
+        """Take note that what is in flight is told now."""
+        self.has_begun = True
+
+    def begin_again(self) -> None:
+        """Have what is in flight told anew: something was not told."""
+        self.has_begun = False
 
     def post(self, message: bytes) -> bool:
         """Send a message that nobody acknowledges; return False if it is dropped."""
@@ -229,9 +236,9 @@ class PeerLink:
         elif not self.is_believed:
             pass  # whoever dials us may say anything
         elif content.HasField("picks"):
-            self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
+            self._service.listener.hear(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):
-            self._service.on_word(link.router_id, decode_word(content.adapters))
+            self._service.listener.hear_word(link.router_id, decode_word(content.adapters))
 
     def _handle_acknowledgement(self, link: Link) -> None:
         if not link.is_waiting:
@@ -240,7 +247,7 @@ class PeerLink:
         self._service.relay.acknowledged(link, now=self._service.clock())
         if self._is_behind:  # picks whose ends were dropped are still counted there
             self._is_behind = self.has_begun = False
-            self._service.on_owing()
+            self._service.listener.begin()
 
     def _send(self, batch: Sequence[bytes]) -> None:
         entries = peers_pb2.Entries(log_entries=batch)

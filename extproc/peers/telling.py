@@ -1,16 +1,19 @@
-"""Our picks and their ends, told to the other routers."""
+"""Our picks and their ends, told to the other routers; and theirs, counted here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 
+from extproc.adapters.peers import Word
 from extproc.fleet.peerpicks import ToldEnd, ToldPick
 from extproc.fleet.pool import InFlight
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
+from extproc.peers.adapterpeers import AdapterPeers
 from extproc.peers.encoding import Tidings
-from extproc.peers.service import PeersService
+from extproc.peers.links import Links
 from extproc.queue import Waiting
 from extproc.queue.elsewhere import NOBODY
 from extproc.queue.plan import share_of
@@ -27,11 +30,10 @@ links then begin again."""
 
 
 class Telling:
-    """Collects what the pool starts and ends, and tells it within milliseconds.
+    """Collects what a pool starts and ends and who waits, and tells it within milliseconds.
 
     Args:
-        router: Its pool has the picks, its queue those that wait; what others tell counts there.
-        peers: The links; nothing is collected while there is none.
+        links: Nothing is collected while nobody listens.
         call_later: As an event loop's.
         clock: Monotonic seconds.
         observers: Calls the links: no request depends on them.
@@ -42,48 +44,45 @@ class Telling:
 
     def __init__(
         self,
-        router: Router,
-        peers: PeersService,
+        links: Links,
         *,
         call_later: Callable[[float, Callable[[], None]], object],
         clock: Callable[[], float],
         observers: Observers,
     ) -> None:
-        self._router, self._pool = router, router.pool
-        self._peers = peers
+        self.links = links
         self._call_later = call_later
         self._clock = clock
         self._observers = observers
         self._started: list[tuple[Pick, str, float]] = []
         self._ended: list[ToldEnd] = []
-        self._waiting: Waiting | None = None  # as it was told; None for a link that knows nothing
+        self._flights: Iterable[InFlight] = ()
+        self._waiting = NOBODY
+        self._told: Waiting | None = None  # who waits; None for a link that knows nothing
         self._is_due = self._has_dropped = False
         self._told_at_s = -inf
         self.num_dropped = 0
 
-    def begin(self) -> None:
-        """Observe the router, and tell over all links from now on."""
-        self._router.queue.on_change = self._changed
-        self._pool.flights.observer, self._peers.in_flight = self, self._in_flight
-        self._peers.on_tidings, self._peers.on_gone = self._hear, self._forget
-        self._peers.on_owing = self._schedule
-
-    # --- ours -------------------------------------------------------------------------------
-
     def started(self, pick: Pick, address: str, *, at_s: float) -> None:
         """Tell of a pick, or that it has moved."""
-        if self._peers.is_telling and self._has_room():
+        if self.links.is_telling and self._has_room():
             self._started.append((pick, address, at_s))
 
     def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
         """Tell of a pick's end."""
-        if self._peers.is_telling and self._has_room():
+        if self.links.is_telling and self._has_room():
             self._ended.append(ToldEnd(pick_id, has_run))
 
-    def _changed(self) -> None:
+    def waits(self, waiting: Waiting) -> None:
         """Tell who waits, if it is not as it was told."""
-        if self._peers.is_telling:
+        self._waiting = waiting
+        if self.links.is_telling:
             self._schedule()
+
+    def begin(self, flights: Iterable[InFlight]) -> None:
+        """Begin the links that have not begun, with what is in flight then."""
+        self._flights = flights
+        self._schedule()
 
     def _has_room(self) -> bool:
         """Return whether one more may wait, and see to it that it is told."""
@@ -104,30 +103,77 @@ class Telling:
         started, self._started = self._started, []
         ended, self._ended = self._ended, []
         self._is_due, self._told_at_s = False, self._clock()
+        links = self.links
         if self._has_dropped:
             self._has_dropped = False
-            self._peers.begin_again()
+            links.begin_again()
         now = self._told_at_s
         picks = [
             _told(pick, address, now - at_s, share_of(pick.request))
             for pick, address, at_s in started
         ]
-        waiting = self._router.queue.waiting(now)
-        if self._peers.is_owing:
-            self._waiting = None
-        word = None if waiting == self._waiting else waiting.shifted(-now)
-        self._waiting = waiting
-        self._observers.call("telling", self._peers.tell, picks, ended, word)
-        if self._peers.is_owing:
+        waiting = self._waiting.lasting(now)
+        if links.is_owing:
+            self._told = None
+        word = None if waiting == self._told else waiting.shifted(-now)
+        self._told = waiting
+        tell = partial(links.tell, in_flight=self._in_flight)
+        self._observers.call("telling", tell, picks, ended, word)
+        if links.is_owing:
             self._schedule()
 
     def _in_flight(self) -> list[ToldPick]:
         now = self._clock()
-        return [_flying(flight, now) for flight in self._pool.flights]
+        return [_flying(flight, now) for flight in self._flights]
+
+
+class Hearing:
+    """Counts what other routers tell and say; and has them told.
+
+    Attributes:
+        links: To them.
+
+    Args:
+        router: Its pool has the picks, and those that wait elsewhere go before its own.
+        adapters: Takes what is said of adapters.
+        telling: Has our side told.
+        clock: Monotonic seconds.
+        observers: Calls all of it: no request depends on it.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        adapters: AdapterPeers,
+        telling: Telling,
+        *,
+        clock: Callable[[], float],
+        observers: Observers,
+    ) -> None:
+        self._router, self._adapters, self._telling = router, adapters, telling
+        self.links = telling.links
+        self._clock, self._call = clock, observers.call
+
+    def begin(self) -> None:
+        """Tell those who listen from now on."""
+        self._telling.begin(self._router.pool.flights)
+
+    def hear(self, router_id: str, tidings: Tidings) -> None:
+        """Count what a router tells."""
+        self._call("telling", self._count, router_id, tidings)
+
+    def hear_word(self, router_id: str, word: Word) -> None:
+        """Take what a router says of adapters."""
+        self._call("telling", self._adapters.hear, router_id, word)
+
+    def forget(self, router_id: str) -> None:
+        """Forget a router that is gone."""
+        self._call("telling", self._part, router_id)
+        self._call("telling", self._adapters.forget, router_id)
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register the metrics of what routers tell each other."""
-        told, peers = self._pool.told, self._peers
+        told, telling, links = self._router.pool.told, self._telling, self.links
         telemetry.add_gauge(
             "told_in_flight", "Other routers' picks that have not ended", lambda: told.num_in_flight
         )
@@ -135,26 +181,21 @@ class Telling:
             "told_picks",
             "Picks that routers told each other",
             "direction",
-            lambda: {"in": told.num_received, "out": peers.num_told},
+            lambda: {"in": told.num_received, "out": links.num_told},
         )
         telemetry.add_counters(
             "told_dropped",
             "Picks and ends that were not told, and picks told to us that were not counted",
             "reason",
             lambda: {
-                "busy": self.num_dropped,
-                "slow_link": peers.num_untold,
+                "busy": telling.num_dropped,
+                "slow_link": links.num_untold,
                 **told.num_ignored,
             },
         )
 
-    # --- others' ----------------------------------------------------------------------------
-
-    def _hear(self, router_id: str, tidings: Tidings) -> None:
-        self._observers.call("telling", self._count, router_id, tidings)
-
     def _count(self, router_id: str, tidings: Tidings) -> None:
-        told, now = self._pool.told, self._clock()
+        told, now = self._router.pool.told, self._clock()
         if tidings.is_first:
             told.begin(router_id, now=now)
         waiting = tidings.waiting or (NOBODY if tidings.is_first else None)
@@ -165,12 +206,9 @@ class Telling:
         for end in tidings.ends:
             told.finish(end.id, now=now, has_run=end.has_run)
 
-    def _forget(self, router_id: str) -> None:
-        self._observers.call("telling", self._part, router_id)
-
     def _part(self, router_id: str) -> None:
         now = self._clock()
-        self._pool.told.forget(router_id, now=now)
+        self._router.pool.told.forget(router_id, now=now)
         self._router.hear(router_id, NOBODY, now=now)
 
 

@@ -47,20 +47,33 @@ MAX_RETRY_AFTER_S = 60
 class HoldQueue:
     """The held requests of one router.
 
+    Args:
+        settings: To begin with.
+        at: Has `offer` called at a time, instead of the time that it was called with before.
+            Without it, requests wait until somebody else makes an offer.
+        on_change: Called with who waits, for other routers, when that has changed; None where
+            nobody asks for that. It is as after the last offer: when one of them has gone, nobody
+            holds up others until the next one, which is made at once and asks for the first in
+            order. At another router those would be overtaken meanwhile.
+
     Attributes:
         settings: In force.
         schedule: When `offer` is to be called.
-        on_change: Called when `waiting` returns something else than before; None where nobody asks
-            for that.
         occupancy: How much is held.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
 
-    def __init__(self, settings: QueueSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: QueueSettings | None = None,
+        *,
+        at: Callable[[float], None] = lambda _at_s: None,
+        on_change: Callable[[Waiting], None] | None = None,
+    ) -> None:
         self.settings = settings or QueueSettings()
         self._plan = Plan(self.settings)
-        self.schedule = Schedule()
-        self.on_change: Callable[[], None] | None = None
+        self.schedule = Schedule(at)
+        self._on_change = on_change
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
         self._sweep = Sweep(self.settings, self._plan.served)
@@ -152,14 +165,6 @@ class HoldQueue:
         """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
         return bool(self._tickets) or bool(self._sweep.elsewhere)
 
-    def waiting(self, now: float) -> Waiting:
-        """Return who waited here after the last offer, for other routers.
-
-        When one of them has gone, nobody holds up others until the next offer, which is made at
-        once and asks for the first in order. At another router those would be overtaken meanwhile.
-        """
-        return self._waiting.lasting(now)
-
     def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""
         is_less = self._sweep.hear(router_id, waiting, reach, now=now)
@@ -169,12 +174,12 @@ class HoldQueue:
 
     def _note(self, now: float) -> None:
         """Note who waits now, if anybody wants to know."""
-        if self.on_change is None:
+        if self._on_change is None:
             return
         waiting = self._sweep.waiting(now) if self._tickets else NOBODY
         if waiting != self._waiting:
             self._waiting = waiting
-            self.on_change()
+            self._on_change(waiting)
 
     # --- offers ------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Reservations:
     """
 
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
-        self.settings = settings
+        self._settings = settings
         self.elsewhere: Sequence[Reservation] = ()
         self._served = served
         self._all: dict[str, Reservation] = {}
@@ -87,6 +87,10 @@ class Reservations:
         self._fresh: set[str] = set()
         self._waiting: set[str] = set()  # adapters, since the last begin
         self._num_waiting = 0  # adapters, at the last end
+
+    def configure(self, settings: QueueSettings) -> None:
+        """Apply other settings."""
+        self._settings = settings
 
     def __iter__(self) -> Iterator[Reservation]:
         return iter(self._all.values())
@@ -139,7 +143,7 @@ class Reservations:
             slots: Those endpoints, each with the adapters that run there.
         """
         self._waiting.add(adapter)
-        until_s = ticket.vain_s + self.settings.slot_hold_s
+        until_s = ticket.vain_s + self._settings.slot_hold_s
         if now >= until_s or adapter in self._fresh:
             return
         claim, known = ticket.request.claim, self._all.pop(adapter, None)
@@ -237,7 +241,7 @@ class Reservations:
 
     def _lets_go(self, use: SlotUse, ticket: Ticket, now: float) -> bool:
         """Return whether an adapter lets its slot go for a request."""
-        settings, claim = self.settings, ticket.request.claim
+        settings, claim = self._settings, ticket.request.claim
         if use.priority != claim.priority:
             return use.priority < claim.priority
         turn = self._turn(claim.priority, claim.flow, use.flow)
@@ -272,7 +276,7 @@ class Reservations:
 
     def _turn(self, priority: int, flow: str, other: str) -> float:
         """Return by how much one flow was served less than another; 0 where they have no turns."""
-        if flow == other or not self.settings.fair:
+        if flow == other or not self._settings.fair:
             return 0
         return self._served(priority, other) - self._served(priority, flow)
 

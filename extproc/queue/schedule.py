@@ -19,12 +19,12 @@ offers it at once, and what it picks is known here by then. Two messages of a ro
 class Schedule:
     """Times of offers. Those that are asked for at a time of their own are the caller's: `next_s`.
 
-    Attributes:
+    Args:
         at: Has an offer made at a time, instead of the time that it was called with before.
     """
 
-    def __init__(self) -> None:
-        self.at: Callable[[float], None] = _never
+    def __init__(self, at: Callable[[float], None]) -> None:
+        self._at = at
         self._freed_s = inf  # when room that was freed may be offered
         self._elsewhere_s = -inf  # until then other routers give away what their requests left
         self._rests_until_s = -inf
@@ -78,8 +78,4 @@ class Schedule:
         """Have an offer made then, unless one is arranged before."""
         if due_s < self._arranged_s:
             self._arranged_s = due_s
-            self.at(due_s)
-
-
-def _never(_at_s: float) -> None:
-    """Without anybody who calls back, requests wait until somebody else makes an offer."""
+            self._at(due_s)

@@ -59,7 +59,8 @@ class Sweep:
 
     def configure(self, settings: QueueSettings) -> None:
         """Apply other settings; nobody lets others go first until the next offer."""
-        self._settings = self.reservations.settings = settings
+        self._settings = settings
+        self.reservations.configure(settings)
         self.let_all_go()
 
     def note(self, ticket: Ticket) -> None:

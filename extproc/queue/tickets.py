@@ -43,6 +43,10 @@ class Ticket(Struct, eq=False):
     result: Pick | Rejection | None = None
     error: Exception | None = None
 
+    def fail(self, error: Exception) -> None:
+        """Have `resume` raise what its policy raised."""
+        self.error = error
+
     @property
     def late_s(self) -> float:
         """From when on it cannot have its first token in time."""

@@ -226,8 +226,7 @@ class BodyReader:
         reader = self._reader
         if not isinstance(reader, JsonReader):
             return ()
-        prompt, reader.prompt = reader.prompt, ()
-        return prompt
+        return reader.take_prompt()
 
     def forget(self) -> None:
         """Free the reader of a body that is over and whose model is known."""

@@ -139,6 +139,11 @@ class JsonReader(SliceReader):
         member = b'"model":' + value + (b"" if is_empty else b",")
         return data[:at] + member + data[at:]
 
+    def take_prompt(self) -> tuple[msgspec.Raw, ...]:
+        """Return `prompt`, and keep it no longer."""
+        prompt, self.prompt = self.prompt, ()
+        return prompt
+
     def _read_small(self, data: bytes) -> bool:
         """Read a whole body at once; False where it is to be read in slices."""
         members = read_members(data)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from extproc.adapters.placement import Demand
 from extproc.adapters.planner import Planner
+from extproc.adapters.sources import Sources
 from extproc.adapters.states import Failure, State
 from extproc.adapters.versions import owner_of
 from extproc.address import is_in_subset
@@ -48,24 +49,30 @@ class CatalogSettings(Struct, frozen=True):
 class Catalog:
     """What clients may ask for.
 
-    Attributes:
-        planner: Has the pods load what is declared.
-        demand: Work that is asked of each declared adapter, by its name.
+    Args:
+        settings: To begin with.
+        sources: Where adapters are declared. Until all has been read that may say who may use one,
+            what nobody declares may be somebody's own.
         on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
             knows of others that do.
-        is_known: Returns whether all that is declared has been read, wherever that is.
-        knows_terms: Returns whether all has been read that may say who may use an adapter. Until
-            then what nobody declares may be somebody's own.
-        names: Of all that are declared, as one list of names, if any.
+
+    Attributes:
         failed: Reason and message of those that another router cannot load for this one, by name.
+        planner: Has the pods load what is declared.
+        demand: Work that is asked of each declared adapter, by its name.
+        names: Of all that are declared, as one list of names, if any.
     """
 
-    def __init__(self, settings: CatalogSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: CatalogSettings | None = None,
+        *,
+        sources: Sources | None = None,
+        on_cold: Callable[[], None] = lambda: None,
+    ) -> None:
         self.planner = Planner()
         self.demand = Demand()
-        self.on_cold: Callable[[], None] = lambda: None
-        self.is_known: Callable[[], bool] = lambda: True
-        self.knows_terms: Callable[[], bool] = lambda: True
+        self._sources, self._on_cold = sources or Sources(), on_cold
         self.failed: Mapping[str, tuple[str, str]] = {}
         self._settings = settings or CatalogSettings()
         self._offers: Mapping[str, Offer] = {}
@@ -106,9 +113,13 @@ class Catalog:
         self._withheld = names
         self._listed = ({}, {})
 
+    def set_failed(self, failed: Mapping[str, tuple[str, str]]) -> None:
+        """Replace reason and message of those that another router cannot load for this one."""
+        self.failed = failed
+
     def knows(self, name: str) -> bool:
         """Return whether all that is declared of a name has been read."""
-        return self.is_known() and owner_of(name, self._withheld) is None
+        return self._sources.are_known and owner_of(name, self._withheld) is None
 
     @property
     def num_declared(self) -> int:
@@ -190,7 +201,7 @@ class Catalog:
         is_admitted = wanted is Undeclared.ADMIT or (
             wanted is Undeclared.AUTO and not self._had_tenants
         )
-        return is_admitted and self.knows_terms()
+        return is_admitted and self._sources.terms_are_known
 
     def find(
         self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float
@@ -240,7 +251,7 @@ class Catalog:
         if now >= until_s:
             return None
         if not self.planner.is_awaited(request.model):
-            self.on_cold()
+            self._on_cold()
         return Wait(until_s, FOR_ADAPTER)
 
     def _served(self, request: RequestInfo, name: str) -> RequestInfo | Rejection | None:

@@ -45,14 +45,11 @@ class Rewrites:
 
     Args:
         rng: Chooses among a rule's targets.
-
-    Attributes:
-        declared: Adapters that pods may have under another name, which is known once one is picked.
     """
 
     def __init__(self, rules: Sequence[Rule] = (), *, rng: Random) -> None:
         self._rng = rng
-        self.declared: Collection[str] = ()
+        self._declared: Collection[str] = ()
         self.configure(rules)
 
     def configure(self, rules: Sequence[Rule]) -> None:
@@ -72,10 +69,18 @@ class Rewrites:
             if not rule.models and self._generic is None:
                 self._generic = draw
 
+    def declare(self, names: Collection[str]) -> None:
+        """Replace the adapters that pods may have under another name, known once one is picked."""
+        self._declared = names
+
+    def is_declared(self, model: str) -> bool:
+        """Return whether pods may have a model under another name."""
+        return model in self._declared
+
     @property
     def is_active(self) -> bool:
         """Whether a request without a header of its own may be rewritten."""
-        return bool(self._exact) or self._generic is not None or bool(self.declared)
+        return bool(self._exact) or self._generic is not None or bool(self._declared)
 
     @property
     def aliases(self) -> Mapping[str, Sequence[str]]:
@@ -84,7 +89,7 @@ class Rewrites:
 
     def concerns(self, model: str) -> bool:
         """Return whether a pod may read another name, for a request without a header."""
-        return model in self._exact or self._generic is not None or model in self.declared
+        return model in self._exact or self._generic is not None or model in self._declared
 
     def target(self, model: str, hinted: str = "") -> str:
         """Return the name for the pod; to be asked once for each request, as it may be drawn.

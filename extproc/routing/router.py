@@ -37,23 +37,24 @@ _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
 @dataclass(slots=True)
 class Router:
-    """Routes requests and lists models, from a pool, a picker and a queue."""
+    """Routes requests and lists models, from a pool, a picker and a queue.
+
+    Attributes:
+        queue: The one that the pool tells of room.
+        catalog: The one that the pool tells of others' work.
+        max_hold_s: Longest that a request may wait for an endpoint, from its headers on.
+    """
 
     pool: Pool
     picker: Picker
-    max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
-    queue: HoldQueue = field(default_factory=HoldQueue)
+    queue: HoldQueue
+    catalog: Catalog
+    max_hold_s: float = 60.0
     routes: ModelRoutes = field(default_factory=ModelRoutes)
-    catalog: Catalog = field(default_factory=Catalog)
     models: Models = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
-        self.pool.on_room = self.queue.freed
-        self.pool.on_told_room = self.queue.freed_elsewhere
-        self.pool.told.on_share = self.queue.charge_told
-        self.pool.told.on_work = self.catalog.told
-        self.pool.on_output = self.queue.settle
 
     def route(
         self,
@@ -253,7 +254,7 @@ class Router:
         try:
             known, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
-            ticket.error = error
+            ticket.fail(error)
             return no_endpoints(ticket.request.client_model)
         if not isinstance(result, Pick):
             return result

@@ -11,6 +11,7 @@ from aiohttp import web
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration, DeclarationError, Names
+from extproc.adapters.peers import Word
 from extproc.adapters.sources import SourceStatus
 from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
@@ -21,7 +22,6 @@ from extproc.routing.precedence import Loss, Merged, Offer, RuleSet, merge
 from extproc.service.adapterstore import Keeping
 from extproc.service.clocks import World
 from extproc.service.loading import Adapters
-from extproc.service.peering import Peering
 from extproc.service.routing import Routing
 from extproc.types import Endpoint
 
@@ -107,14 +107,16 @@ Report = Callable[[Mapping[str, Loss], Mapping[str, AdapterReport] | None], None
 class AdapterService:
     """All about declared adapters, while `run` runs.
 
+    Attributes:
+        peers: What other routers say of adapters.
+
     Args:
         config: Checked configuration.
         routing: Learns of routes, rules and adapters.
         poke: Has a pod's models listed soon.
         report: Told who lost what, and how each adapter is; None where nobody asks.
-        peering: The other routers.
+        say: Says a word on adapters to the other routers; None where there are none.
         router_id: Holder of the lease.
-        sources: How the kinds are by which a cluster declares something.
 
     Raises:
         ConfigError: A file or an extra that is needed is not there.
@@ -127,9 +129,8 @@ class AdapterService:
         *,
         poke: Callable[[str], None],
         report: Report | None,
-        peering: Peering,
+        say: Callable[[Word], None] | None,
         router_id: str,
-        sources: Callable[[], list[SourceStatus]],
         world: World,
     ) -> None:
         self._routing = routing
@@ -146,24 +147,21 @@ class AdapterService:
             why_not=self._declaring.why_not,
             clock=world.clock,
         )
+        routing.sources.add(self._keeping.sources)
         self._adapters = Adapters(
             config,
-            pool=routing.pool,
-            router=routing.router,
-            rewrites=routing.rewrites,
+            routing,
             router_id=router_id,
             poke=poke,
             world=world,
             is_leading=self._keeping.leads,
             on_ticked=self._on_ticked,
-            discuss=peering.discuss,
+            say=say,
         )
-        self._of_cluster, self._clock, self._began_s = sources, world.clock, world.clock()
+        self.peers = self._adapters.peers
+        self._clock, self._began_s = world.clock, world.clock()
         self._ready_wait_s = config.adapters.ready_wait_s
-        self._is_known = self._knows_terms = False
-        self._catalog = routing.router.catalog
-        self._catalog.is_known = self._knows_all
-        self._catalog.knows_terms = self._knows_all_terms
+        self._sources, self._catalog = routing.sources.statuses, routing.router.catalog
 
     async def _wait_until_ready(self, name: str, timeout_s: float) -> bool:
         return await self._adapters.wait_until_ready(name, timeout_s)
@@ -190,21 +188,6 @@ class AdapterService:
         """Replace the LLMRoutes of a cluster."""
         self._declaring.set_offers(readings)
 
-    def sources(self) -> list[SourceStatus]:
-        """Return how each source of declarations is, but for the configuration."""
-        return [*self._keeping.sources(), *self._of_cluster()]
-
-    def _knows_all(self) -> bool:
-        # Kept: what has been read as a whole once stays known.
-        self._is_known = self._is_known or all(each.is_complete for each in self.sources())
-        return self._is_known
-
-    def _knows_all_terms(self) -> bool:
-        self._knows_terms = self._knows_terms or all(
-            each.is_complete for each in self.sources() if each.has_terms
-        )
-        return self._knows_terms
-
     def why_not_ready(self) -> list[str]:
         """Return why this router cannot serve all that is declared, for people.
 
@@ -214,7 +197,7 @@ class AdapterService:
         waited_s = self._clock() - self._began_s
         return [
             each.said
-            for each in self.sources()
+            for each in self._sources()
             if not each.is_read and waited_s < self._limit_s(each)
         ]
 
@@ -225,7 +208,7 @@ class AdapterService:
 
     def warnings(self) -> list[str]:
         """Return what is wrong with where declarations are, for people."""
-        return [each.said for each in self.sources() if each.said]
+        return [each.said for each in self._sources() if each.said]
 
     def look(self) -> None:
         """Have a look at what is to be done soon: something is new."""
@@ -242,13 +225,13 @@ class AdapterService:
             "declarations_known",
             "Whether all that a source says of adapters has been read once",
             "source",
-            lambda: {each.name: float(each.is_complete) for each in self.sources()},
+            lambda: {each.name: float(each.is_complete) for each in self._sources()},
         )
         telemetry.add_gauges(
             "declarations_age_seconds",
             "Seconds since a source of declarations last answered",
             "source",
-            lambda: {each.name: each.age_s for each in self.sources()},
+            lambda: {each.name: each.age_s for each in self._sources()},
         )
 
     async def run(self) -> None:

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,21 +30,31 @@ from extproc.bounds import MAX_ENDPOINTS
 from extproc.config import Config
 from extproc.config.file import ConfigParser, parse_config
 from extproc.discovery.kubernetes.status import AdapterReport
+from extproc.fleet.accounting import Accounting
 from extproc.fleet.readiness import Readiness
+from extproc.observe.decisions import DecisionsService
 from extproc.observe.livepage import LivePage
+from extproc.observe.observers import Observers
 from extproc.observe.poolmetrics import PoolMetrics
 from extproc.observe.telemetry import Telemetry
 from extproc.observe.tracing import Tracing
+from extproc.peers.links import Links
+from extproc.peers.relay import Relay
+from extproc.peers.telling import Hearing, Telling
 from extproc.routing.policies import Policy
 from extproc.routing.precedence import Loss
 from extproc.service import configured, transports
 from extproc.service.adapterservice import AdapterService
 from extproc.service.admin import AdminServer
+from extproc.service.cachewatch import CacheWatch
 from extproc.service.clocks import World
 from extproc.service.discovery import Discovery
+from extproc.service.dispatch import Endings
 from extproc.service.gauges import add_gauges
 from extproc.service.liveconfig import LiveConfig
 from extproc.service.livefeed import LiveFeed
+from extproc.service.peering import Peering
+from extproc.service.recorder import Recorder
 from extproc.service.routing import Routing
 from extproc.service.scraping import Pods
 from extproc.service.services import Services
@@ -101,53 +111,98 @@ class App:
         self._wire = Counters()
         self._http_dropped: Counter[HttpLimit] = Counter()
         self._budget = configured.budget(config)
-        self._router_id = secrets.token_hex(4)
+        self._router_id = router_id = secrets.token_hex(4)
         self.address = ""
         self.admin_address = ""
         self._admin_at = Address.parse(config.admin.address)
         world = World(time.monotonic, time.time, random.Random(secrets.randbits(64)))
-        self._routing = Routing(config, policy, router_id=self._router_id, world=world)
+        alone, self._observers = config.peers is None, Observers()
+        observers, relay = self._observers, Relay(configured.relay_settings(config))
+        telling = Telling(
+            Links(world.clock),
+            call_later=asyncio.get_running_loop().call_later,
+            clock=world.clock,
+            observers=observers,
+        )
+        self._routing = routing = Routing(
+            config,
+            policy,
+            router_id=router_id,
+            world=world,
+            telling=None if alone else telling,
+        )
+        self._cache_watch = CacheWatch(routing.pool.caches)
         self._registry = CollectorRegistry()
         self._telemetry = self._make_telemetry()
-        self._services = Services(
-            config,
-            self._routing,
-            self._telemetry,
-            tracing=tracing,
-            router_id=self._router_id,
-            world=world,
-            is_open=lambda: not readiness.problems(now=time.monotonic()),
-            on_doubt=lambda address: self._pods.look(address),
-            on_failed=lambda address: self._pods.doubt(address),
+        self._accounting = Accounting(
+            routing.pool, router_id, configured.accounting_settings(config), relay
         )
-        self._adapters = AdapterService(
-            config,
-            self._routing,
-            poke=lambda address: self._pods.poke(address),
-            report=self._report if config.discovery.kubernetes is not None else None,
-            peering=self._services.peering,
-            router_id=self._router_id,
-            sources=lambda: self._discovery.sources(),
-            world=world,
+        self._recorder = recorder = Recorder(
+            telemetry=self._telemetry,
+            decisions=DecisionsService(
+                config.admin.max_decisions, later=self._publish_later, clock=world.clock
+            ),
+            attainment=routing.attainment,
+            knows_times=self._accounting.knows_times,
+            observers=observers,
+            claim_of=routing.routes.claim_of,
+            clock=world.clock,
+            wall_clock=world.wall_clock,
         )
         self._pods = Pods(
             config,
-            pool=self._routing.pool,
+            pool=routing.pool,
             readiness=readiness,
-            endings=self._services.endings,
-            telemetry=self._telemetry,
-            observers=self._services.observers,
+            accounting=self._accounting,
+            recorder=recorder,
             on_asked=self._on_asked,
+            world=world,
+        )
+        self._services = Services(
+            config,
+            routing,
+            Endings(
+                self._accounting, routing.pool.outliers, recorder, relay, self._pods, world.clock
+            ),
+            tracing=tracing,
+            world=world,
+            is_open=lambda: not readiness.problems(now=time.monotonic()),
+        )
+        self._adapters = AdapterService(
+            config,
+            routing,
+            poke=self._pods.poke,
+            report=self._report if config.discovery.kubernetes is not None else None,
+            say=None if alone else lambda word: observers.call("telling", telling.links.say, word),
+            router_id=router_id,
+            world=world,
+        )
+        self._peering = Peering(
+            config,
+            relay,
+            Hearing(
+                routing.router,
+                self._adapters.peers,
+                telling,
+                clock=world.clock,
+                observers=observers,
+            ),
+            router_id=router_id,
+            on_entries=self._services.completions.record_relayed,
+            on_num_routers=routing.pool.set_num_routers,
+            on_garbage=self._telemetry.access_log_garbage,
+            observers=observers,
             world=world,
         )
         self._discovery = Discovery(
             config,
             on_endpoints=self._on_endpoints,
-            on_priorities=self._routing.routes.set_objectives,
+            on_priorities=routing.routes.set_objectives,
             on_rules=self._adapters.set_rules,
             on_offers=self._adapters.set_offers,
             world=world,
         )
+        routing.sources.add(self._discovery.sources)
         self._live_config: LiveConfig | None = None
         if path is not None:
             configure = self._configure
@@ -186,10 +241,10 @@ class App:
             queue=self._routing.queue,
             adapters=self._adapters.statuses,
             add_registration=self._adapters.add_registration,
-            decisions=self._services.decisions.recent,
+            decisions=self._recorder.decisions.recent,
             health=self._why_not_ready,
             warnings=lambda: [*self._pods.losses.warnings(), *self._adapters.warnings()],
-            sources=self._adapters.sources,
+            sources=self._routing.sources.statuses,
             add_page=LivePage(self._make_feed().compose, time.monotonic).add_to,
             dropped=self._http_dropped,
         )
@@ -205,10 +260,10 @@ class App:
             snapshot=routing.snapshot,
             queue=routing.queue,
             registry=lambda: routing.pool.registry,
-            decisions=self._services.decisions,
+            decisions=self._recorder.decisions,
             telemetry=self._telemetry,
             attainment=routing.attainment,
-            knows_times=self._services.accounting.knows_times,
+            knows_times=self._accounting.knows_times,
             health=self._why_not_ready,
             policy=lambda: routing.policy_name,
             clock=time.monotonic,
@@ -220,9 +275,10 @@ class App:
         add_gauges(
             self._telemetry,
             services=self._services,
-            pool=self._routing.pool,
-            routes=self._routing.routes,
-            queue=self._routing.router.queue,
+            routing=self._routing,
+            recorder=self._recorder,
+            tpots=self._accounting.tpots,
+            cache_watch=self._cache_watch,
             wire=self._wire,
             http_dropped=self._http_dropped,
             budget=self._budget,
@@ -231,10 +287,8 @@ class App:
             num_left_out=lambda: self._num_left_out,
             is_ready=lambda: not self._why_not_ready(),
             losses=self._pods.losses,
-            policy_failures=self._routing.num_policy_failures,
-            max_hold_s=lambda: self._config.request.max_hold_s,
         )
-        self._services.peering.add_metrics(self._telemetry)
+        self._peering.add_metrics(self._telemetry)
         self._discovery.add_metrics(self._telemetry)
         self._adapters.add_metrics(self._telemetry)
 
@@ -276,6 +330,11 @@ class App:
     def _update_health(self) -> None:
         self._services.health.set_ready(not self._why_not_ready())
 
+    def _publish_later(self, seconds: float, publish: Callable[[], None]) -> None:
+        """Send decisions to watchers after the requests that are pending now."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._observers.call, "decisions", publish)
+
     # --- life --------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -293,7 +352,8 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        methods = self._services.methods()
+        services = (self._services, self._recorder.decisions, self._peering)
+        methods = [method for service in services for method in service.methods()]
         transport: transports.Transport | None = None
         try:
             transport = await transports.listen(self._config, methods, self._wire, self._budget)
@@ -309,6 +369,7 @@ class App:
                 for task in background:
                     task.cancel()
         finally:
+            await self._peering.aclose()
             await self._services.aclose()
             await self._pods.aclose()
             await self._admin.stop()
@@ -318,7 +379,7 @@ class App:
 
     def _background(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield self._upkeep()
-        yield self._services.peering.run()
+        yield self._peering.run()
         yield self._discovery.run()
         yield self._adapters.run()
         if self._live_config is not None:
@@ -328,6 +389,7 @@ class App:
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             self._services.tick()
+            self._cache_watch.look()
             self._pods.tick()
             self._update_health()
 
@@ -337,4 +399,4 @@ class App:
         self._update_health()
         await asyncio.sleep(config.drain_delay_s)
         await transport.drain(config.drain_timeout_s)
-        await self._services.peering.drain()
+        await self._peering.drain()

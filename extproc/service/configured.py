@@ -28,6 +28,7 @@ from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
 from extproc.fleet.serverflags import PoolSettings, Traits
 from extproc.paths import RouteTable
+from extproc.peers.relay import RelaySettings
 from extproc.queue import QueueSettings
 from extproc.request.controlheaders import names_of
 from extproc.request.interfaces import StreamSettings
@@ -158,6 +159,14 @@ def catalog_settings(config: Config) -> CatalogSettings:
 def queue_settings(config: Config) -> QueueSettings:
     """Return the settings of the queue."""
     return _settings(QueueSettings, config.queue)
+
+
+def relay_settings(config: Config) -> RelaySettings:
+    """Return the limits of what waits for other routers."""
+    peers = config.peers
+    if peers is None:
+        return RelaySettings()
+    return RelaySettings(peers.max_queued_bytes, peers.hold_s)
 
 
 def accounting_settings(config: Config) -> AccountingSettings:

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.evidence import NAMES_ENDPOINT, Verdict
 from extproc.fleet.outliers import Outliers, Readmission
 from extproc.fleet.spelling import Spelling
 from extproc.observe.tracing import Tracing
+from extproc.peers.relay import Relay
 from extproc.queue import Ticket
 from extproc.request.interfaces import StreamSettings
 from extproc.request.listbudget import Lists
@@ -73,7 +74,7 @@ class Dispatcher:
 
     def is_declared(self, model: str) -> bool:
         """Return whether pods may have a model under another name."""
-        return model in self.rewrites.declared
+        return self.rewrites.is_declared(model)
 
     def target_of(self, model: str, hinted: str) -> str:
         """Return the model that the pod shall read."""
@@ -157,22 +158,32 @@ def new_stream_of(
     return new_stream
 
 
+class Doubts(Protocol):
+    """Asks pods what they have, and how they are."""
+
+    def look(self, address: str) -> None:
+        """The endpoint may have lost a model."""
+
+    def doubt(self, address: str) -> None:
+        """The endpoint has failed a request."""
+
+
 @dataclass(slots=True)
 class Endings:
-    """Ends picks by access logs, load reports and age, and handles the consequences.
+    """Ends picks by access logs and age, and handles the consequences.
 
     Attributes:
+        relay: Takes entries about other routers' picks.
+        pods: Asked where an end raises doubt.
         clock: Monotonic seconds.
-        on_doubt: Called with the address of an endpoint that may have lost a model.
-        on_failed: Called with the address of an endpoint that failed a request.
     """
 
     accounting: Accounting
     outliers: Outliers
     recorder: Recorder
+    relay: Relay
+    pods: Doubts
     clock: Callable[[], float]
-    on_doubt: Callable[[str], None]
-    on_failed: Callable[[str], None]
 
     def complete(self, completion: Completion) -> bool:
         """Record an access log entry; return False if it is about another router's pick."""
@@ -183,9 +194,9 @@ class Endings:
             return is_ours
         self.recorder.completed(completion, flight.pick.request)
         if doubtful:
-            self.on_doubt(doubtful)
+            self.pods.look(doubtful)
         if completion.verdict in (Verdict.FAILED, *NAMES_ENDPOINT):
-            self.on_failed(completion.address or flight.pick.address)
+            self.pods.doubt(completion.address or flight.pick.address)
         self._log_changes()
         return True
 
@@ -196,9 +207,13 @@ class Endings:
             self.recorder.refused()
         return is_ours
 
-    def reported(self, address: str, *, now: float) -> None:
-        """End the picks that the endpoint's newest report no longer counts."""
-        self.recorder.given_up(len(self.accounting.reconcile(address, now=now)))
+    def pass_on(self, pick_id: str, entry: bytes) -> None:
+        """Queue the access log entry of another router's pick."""
+        self.recorder.observers.call("relay", self.relay.pass_on, pick_id, entry, now=self.clock())
+
+    def flush(self) -> None:
+        """Send what is queued for other routers."""
+        self.recorder.observers.call("relay", self.relay.flush, now=self.clock())
 
     def tick(self, *, now: float) -> None:
         """End the picks whose end was not reported in time."""

@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 from extproc.fleet.losses import Losses
-from extproc.fleet.pool import Pool
 from extproc.fleet.tpot import Tpots
 from extproc.observe.counters import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue
-from extproc.routing.modelroutes import ModelRoutes
+from extproc.service.cachewatch import CacheWatch
+from extproc.service.recorder import Recorder
+from extproc.service.routing import Routing
 from extproc.service.services import Services
 from extproc.wire.budget import Budget
 from extproc.wire.httpserver import HttpLimit
@@ -25,9 +26,10 @@ def add_gauges(
     telemetry: Telemetry,
     *,
     services: Services,
-    pool: Pool,
-    routes: ModelRoutes,
-    queue: HoldQueue,
+    routing: Routing,
+    recorder: Recorder,
+    tpots: Tpots,
+    cache_watch: CacheWatch,
     wire: Counters,
     http_dropped: Counter[HttpLimit],
     budget: Budget,
@@ -36,13 +38,12 @@ def add_gauges(
     num_left_out: Callable[[], int],
     is_ready: Callable[[], bool],
     losses: Losses,
-    policy_failures: Mapping[str, int],
-    max_hold_s: Callable[[], float],
 ) -> None:
     """Register the parts' own counts, read at each scrape of the metrics."""
     add = telemetry.add_gauge
-    processor, decisions = services.processor, services.decisions
-    completions, eds, observers = services.completions, services.eds, services.observers
+    processor, completions, eds = services.processor, services.completions, services.eds
+    decisions, observers = recorder.decisions, recorder.observers
+    pool, routes, router = routing.pool, routing.routes, routing.router
     add("ready", "Accepts requests: synced, and not draining", is_ready)
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: len(pool.flights))
@@ -74,19 +75,19 @@ def add_gauges(
         "policy_failures",
         "Choices for which a policy raised an error, or chose what it may not",
         "policy",
-        lambda: policy_failures,
+        lambda: routing.num_policy_failures,
     )
-    add_queue_gauges(telemetry, queue, clock)
-    add("held_seconds_limit", "Longest that a request may be held", max_hold_s)
+    add_queue_gauges(telemetry, router.queue, clock)
+    add("held_seconds_limit", "Longest that a request may be held", lambda: router.max_hold_s)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
     telemetry.add_gauges(
         "cpu_cache_adapters",
         "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",
         ("group", "source"),
-        services.cache_watch.sizes,
+        cache_watch.sizes,
     )
-    _add_tpot(telemetry, services.accounting.tpots)
+    _add_tpot(telemetry, tpots)
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(

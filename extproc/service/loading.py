@@ -13,17 +13,16 @@ from typing import Any
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration
+from extproc.adapters.peers import Word
 from extproc.adapters.states import Action, State
 from extproc.config import Config
-from extproc.fleet.pool import Pool
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.adapterpeers import AdapterPeers, Discuss
+from extproc.peers.adapterpeers import AdapterPeers
 from extproc.routing.precedence import Offer
-from extproc.routing.rewrites import Rewrites
-from extproc.routing.router import Router
 from extproc.service import configured
 from extproc.service.adaptercalls import AdapterCalls
 from extproc.service.clocks import World
+from extproc.service.routing import Routing
 from extproc.types import Endpoint, ModelCard
 
 log = logging.getLogger(__name__)
@@ -48,14 +47,12 @@ class Adapters:
 
     Args:
         config: Checked configuration.
-        pool: What pods have.
-        router: Its catalog has the planner.
-        rewrites: Learns which adapters are declared.
+        routing: Has what pods have; its catalog has the planner, and shows what is declared.
         router_id: Among the other routers.
         poke: Has a pod's models listed soon.
         is_leading: Whether this router may make all calls; else what its own requests need.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
-        discuss: As `AdapterPeers` has it.
+        say: As `AdapterPeers` has it.
 
     Attributes:
         planner: Knows what is to be done.
@@ -69,40 +66,40 @@ class Adapters:
     def __init__(
         self,
         config: Config,
+        routing: Routing,
         *,
-        pool: Pool,
-        router: Router,
-        rewrites: Rewrites,
         router_id: str,
         poke: Callable[[str], None],
         world: World,
         is_leading: Callable[[], bool] = lambda: True,
         on_ticked: OnTicked = _nothing,
-        discuss: Discuss = lambda _hear, _forget: None,
+        say: Callable[[Word], None] | None = None,
     ) -> None:
-        self._pool, self._router, self._catalog = pool, router, router.catalog
+        router = routing.router
+        self._pool, self._router, self._catalog = router.pool, router, router.catalog
         self.planner = router.catalog.planner
         self._is_leading, self._on_ticked = is_leading, on_ticked
         self.loads = False
         self._deleted: Sequence[Declaration] = ()
         self._waiting: set[asyncio.Event] = set()
-        self._rewrites = rewrites
+        self._rewrites = routing.rewrites
         self._poke = poke
         self._clock = world.clock
-        self._calls = AdapterCalls(config, pool=pool, on_change=self._on_files, clock=world.clock)
+        self._wake = routing.is_wanting
+        self._calls = AdapterCalls(
+            config, pool=router.pool, on_change=self._on_files, clock=world.clock
+        )
         self.peers = AdapterPeers(
             router_id,
             router.catalog,
             poke=poke,
             look=self.look,
             clock=world.clock,
-            discuss=discuss,
+            say=say,
         )
         self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
         self._shown: tuple[Mapping[str, Offer], Mapping[frozenset[str], str]] = ({}, {})
-        self._wake = asyncio.Event()
-        router.catalog.on_cold = self.look
         self._apply(config)
 
     # --- what is told -----------------------------------------------------------------------
@@ -289,7 +286,7 @@ class Adapters:
             return
         self._shown = (offers, bases)
         self._catalog.declare(offers, bases)
-        self._rewrites.declared = offers.keys()
+        self._rewrites.declare(offers.keys())
         served = {each.served_name: each for each in declared}
         cards = {name: ModelCard(name, e.base or bases[e.pools]) for name, e in served.items()}
         self._pool.declare(cards, now=self._clock())

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from extproc.adapters.peers import Word
 from extproc.config import Config
 from extproc.config.peers import PeersConfig
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.relay import Relay, RelaySettings, count_routers
-from extproc.peers.service import METHOD, PeersService
-from extproc.peers.telling import Telling
-from extproc.routing.router import Router
+from extproc.peers.relay import Relay, count_routers
+from extproc.peers.service import METHOD, OnEntries, PeersService
+from extproc.peers.telling import Hearing
 from extproc.service.apiserver import Kubernetes
+from extproc.service.clocks import World
 from extproc.service.peeraccess import checks_clients, keys_of, link_tls, peer_port
 from extproc.types import Endpoint
 from extproc.wire.rpc import Method
@@ -36,108 +34,57 @@ FLUSH_INTERVAL_S = 0.01
 
 
 class Peering:
-    """The links to peers; without peers, an empty relay.
+    """The links to peers, while `run` runs; none without peers.
 
     Args:
         config: The whole configuration.
+        relay: Takes what is for other routers.
+        hearing: Takes what they say.
         router_id: First part of our picks' ids.
         on_entries: Called with access log entries that a peer passed on.
         on_num_routers: Called with the number of routers, including this one, when it changes.
         on_garbage: Called for each message of a peer that cannot be parsed.
-        clock: Monotonic seconds.
-        rng: For the pauses between connection attempts.
         observers: Calls the relay: no request and no access log depends on peers.
+        world: Clocks, and randomness for the pauses between connection attempts.
     """
 
     def __init__(
         self,
         config: Config,
+        relay: Relay,
+        hearing: Hearing,
         *,
         router_id: str,
-        on_entries: Callable[[Sequence[bytes]], None],
+        on_entries: OnEntries,
         on_num_routers: Callable[[int], None],
         on_garbage: Callable[[], None],
-        clock: Callable[[], float],
-        rng: random.Random,
         observers: Observers,
+        world: World,
     ) -> None:
         self._config = config
         self._observers = observers
         self._peers = config.peers
         self._router_id = router_id
         self._on_num_routers = on_num_routers
-        self._clock = clock
-        self._rng = rng
-        self.relay = Relay(
-            RelaySettings()
-            if config.peers is None
-            else RelaySettings(config.peers.max_queued_bytes, config.peers.hold_s)
-        )
+        self._clock, self._rng = world.clock, world.rng
+        self._relay, self._hearing = relay, hearing
         self._service = PeersService(
-            self.relay,
+            relay,
             router_id,
+            links=hearing.links,
+            listener=hearing,
             on_entries=on_entries,
-            clock=clock,
+            clock=world.clock,
             on_garbage=on_garbage,
             keys=keys_of(config),
             believes_callers=checks_clients(config),
         )
-        self._telling: Telling | None = None
         self._dialler: PeerDialler | None = None
         self.num_routers = 1
 
     def methods(self) -> tuple[Method, ...]:
         """Return the methods that peers call."""
         return () if self._peers is None else self._service.methods()
-
-    def pass_on(self, pick_id: str, entry: bytes) -> None:
-        """Queue the access log entry of another router's pick."""
-        if self._peers is not None:
-            pass_on, now = self.relay.pass_on, self._clock()
-            self._observers.call("relay", pass_on, pick_id, entry, now=now)
-
-    def tell(
-        self, router: Router, call_later: Callable[[float, Callable[[], None]], object]
-    ) -> None:
-        """Tell the peers what a router picks and who waits there, and count theirs there; nothing
-        without peers."""
-        self._telling = Telling(
-            router,
-            self._service,
-            call_later=call_later,
-            clock=self._clock,
-            observers=self._observers,
-        )
-        if self._peers is not None:
-            self._telling.begin()
-
-    def discuss(
-        self, hear: Callable[[str, Word], None], forget: Callable[[str], None]
-    ) -> Callable[[Word], None] | None:
-        """Have others' words on adapters heard, after `tell`.
-
-        Args:
-            hear: Called with a router's id and its word.
-            forget: Called with the id of a router that is gone.
-
-        Returns:
-            Says a word to the others; None without peers.
-        """
-        if self._peers is None:
-            return None
-        service, call, on_gone = self._service, self._observers.call, self._service.on_gone
-
-        def gone(router_id: str) -> None:
-            on_gone(router_id)
-            call("telling", forget, router_id)
-
-        service.on_gone = gone
-        service.on_word = lambda router_id, word: call("telling", hear, router_id, word)
-        return lambda word: call("telling", service.say, word)
-
-    def flush(self) -> None:
-        """Send the queued entries."""
-        self._observers.call("relay", self.relay.flush, now=self._clock())
 
     async def run(self) -> None:
         """Follow the peers until cancelled."""
@@ -166,7 +113,7 @@ class Peering:
     async def drain(self) -> None:
         """Wait, for `FLUSH_S` at most, until peers have accepted the queued entries."""
         for _ in range(round(FLUSH_S / FLUSH_INTERVAL_S)):
-            if not self.relay.has_work:
+            if not self._relay.has_work:
                 return
             await asyncio.sleep(FLUSH_INTERVAL_S)
         log.warning("peers have not accepted all access log entries")
@@ -178,7 +125,7 @@ class Peering:
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register the metrics of peers."""
-        relay, service = self.relay, self._service
+        relay, service = self._relay, self._service
         telemetry.add_gauge("routers", "Routers, this one included", lambda: self.num_routers)
         telemetry.add_gauge(
             "peers_connected",
@@ -197,8 +144,7 @@ class Peering:
             "reason",
             lambda: dict(relay.num_dropped),
         )
-        if self._telling is not None:
-            self._telling.add_metrics(telemetry)
+        self._hearing.add_metrics(telemetry)
 
     async def _tick(self) -> None:
         while True:

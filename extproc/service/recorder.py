@@ -5,6 +5,7 @@ Each is called through `Observers`: no response depends on them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from extproc.paths import normalize_path, path_label
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Rejection, RequestInfo, Wait
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -72,6 +75,19 @@ class Recorder:
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""
         self.observers.call("telemetry", self.telemetry.completion_unmatched)
+
+    def scraped(self, duration_s: float) -> None:
+        """Record a page of metrics, and how long it took."""
+        self.observers.call("telemetry", self.telemetry.scraped, duration_s)
+
+    def scrape_failed(self, address: str) -> None:
+        """Record that an endpoint sent no page."""
+        self.observers.call("telemetry", self.telemetry.scrape_failed, address)
+
+    def eds_refused(self, message: str) -> None:
+        """Record that Envoy refused the endpoints."""
+        log.error("Envoy refused the endpoints: %s", message)
+        self.telemetry.eds_refused()
 
     def given_up(self, count: int) -> None:
         """Record picks that ended with an unknown outcome."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from extproc.adapters.sources import Sources
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.fleet.pickids import pick_ids
 from extproc.fleet.pool import Pool
 from extproc.observe.attainment import Attainment
+from extproc.peers.telling import Telling
 from extproc.plugins import PolicyError, describe_error, load_policy
 from extproc.queue import HoldQueue
 from extproc.queue.status import describe_queue
+from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN, Policy
@@ -32,17 +36,42 @@ class Routing:
 
     Attributes:
         num_policy_failures: Choices that failed, by the policy's name.
+        sources: Where adapters are declared.
+        is_wanting: Set when a request waits for an adapter that nobody loads yet.
 
     Args:
         config: Checked configuration.
         policy: The configured policy; `configure` replaces it.
         router_id: First part of the picks' ids.
         world: Clocks and randomness.
+        telling: Tells other routers, if there are any.
     """
 
-    def __init__(self, config: Config, policy: Policy, *, router_id: str, world: World) -> None:
-        outliers = configured.outlier_settings(config)
-        self.pool = Pool(configured.pool_settings(config), outliers, counts_first=True)
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        *,
+        router_id: str,
+        world: World,
+        telling: Telling | None = None,
+    ) -> None:
+        self.sources, self.is_wanting = Sources(), asyncio.Event()
+        catalog = Catalog(sources=self.sources, on_cold=self.is_wanting.set)
+        queue = HoldQueue(
+            configured.queue_settings(config),
+            at=self._offer_at,
+            on_change=None if telling is None else telling.waits,
+        )
+        self._offer_handle: asyncio.TimerHandle | None = None
+        self.pool = Pool(
+            configured.pool_settings(config),
+            configured.outlier_settings(config),
+            counts_first=True,
+            queue=queue,
+            catalog=catalog,
+            observer=telling,
+        )
         self.attainment = Attainment(config.admin.slo_ttft_s)
         self._config = config
         self._declared_routes: Sequence[ModelRoute] = ()
@@ -67,8 +96,9 @@ class Routing:
         self.router = Router(
             self.pool,
             self._picker,
+            queue,
+            catalog,
             config.request.max_hold_s,
-            HoldQueue(configured.queue_settings(config)),
             self.routes,
         )
         self.router.models.aliases.configure(self.rewrites.aliases)
@@ -89,7 +119,7 @@ class Routing:
         )
         self.router.queue.configure(configured.queue_settings(config))
         self.pool.configure(configured.pool_settings(config), configured.outlier_settings(config))
-        self.attainment.ttft_s = config.admin.slo_ttft_s
+        self.attainment.configure(config.admin.slo_ttft_s)
         self._config = config
         self.declare(self._declared_routes, self._declared_rules)
         self._warn_of_unknown_groups()
@@ -124,6 +154,16 @@ class Routing:
     def queue(self) -> dict[str, Any]:
         """Return what is held, as plain values."""
         return describe_queue(self.router.queue, now=self._clock())
+
+    def _offer_at(self, at_s: float) -> None:
+        """Have the queue make an offer then, once the work at hand is done."""
+        if self._offer_handle is not None:
+            self._offer_handle.cancel()
+        wait_s = max(0.0, at_s - self._clock())
+        self._offer_handle = asyncio.get_running_loop().call_later(wait_s, self._offer)
+
+    def _offer(self) -> None:
+        self.router.offer(now=self._clock())
 
     def _on_policy_error(self, name: str, error: Exception) -> None:
         self.num_policy_failures[name] += 1

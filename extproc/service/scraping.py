@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from extproc.config import Config
+from extproc.fleet.accounting import Accounting
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.losses import Losses, Part
 from extproc.fleet.models import ModelsPoller
@@ -13,11 +14,9 @@ from extproc.fleet.podasks import PodAsks
 from extproc.fleet.pool import Pool
 from extproc.fleet.readiness import Readiness
 from extproc.fleet.scraper import Scraper
-from extproc.observe.observers import Observers
-from extproc.observe.telemetry import Telemetry
 from extproc.service import configured
 from extproc.service.clocks import World
-from extproc.service.dispatch import Endings
+from extproc.service.recorder import Recorder
 from extproc.types import Endpoint, LoadReport, ModelCard
 
 log = logging.getLogger(__name__)
@@ -30,6 +29,7 @@ class Pods:
         losses: Which pods do not answer.
 
     Args:
+        accounting: Ends the picks that reports no longer count.
         on_asked: Called after each poll of a pod's models, successful or not.
 
     Raises:
@@ -42,17 +42,14 @@ class Pods:
         *,
         pool: Pool,
         readiness: Readiness,
-        endings: Endings,
-        telemetry: Telemetry,
-        observers: Observers,
+        accounting: Accounting,
+        recorder: Recorder,
         on_asked: Callable[[], None],
         world: World,
     ) -> None:
         self._pool = pool
         self._readiness = readiness
-        self._endings = endings
-        self._telemetry = telemetry
-        self._observers = observers
+        self._accounting, self._recorder = accounting, recorder
         self._on_asked = on_asked
         self._clock = world.clock
         self.losses = Losses()
@@ -115,7 +112,7 @@ class Pods:
     def _on_report(
         self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
     ) -> None:
-        self._observers.call("telemetry", self._telemetry.scraped, duration_s)
+        self._recorder.scraped(duration_s)
         if report.unreadable and address not in self._damaged:
             self._damaged.add(address)
             log.warning("endpoint %s: metrics without a line: %s", address, report.unreadable)
@@ -123,12 +120,12 @@ class Pods:
         if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
-        self._endings.reported(address, now=taken_at_s)
+        self._recorder.given_up(len(self._accounting.reconcile(address, now=taken_at_s)))
         self.losses.answered(address, Part.REPORTS, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
-        self._observers.call("telemetry", self._telemetry.scrape_failed, address)
+        self._recorder.scrape_failed(address)
         self.losses.failed(address, Part.REPORTS, error, now=self._clock())
         self._failed(address, is_unreachable)
         self._models.look(address)  # whether it answers at all

@@ -11,14 +11,25 @@ from msgspec.structs import replace
 
 from extproc.costs import Costs
 from extproc.fleet.accounting import Accounting, AccountingSettings, Completion, Ending, Source
+from extproc.fleet.listeners import Nobody
 from extproc.fleet.peerpicks import ToldPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import Traits
 from extproc.peers.relay import Relay
-from extproc.types import EndpointView, Outcome
+from extproc.types import EndpointView, Outcome, RequestInfo
 from tests.builders import address, cards, endpoint, pick, report, request
 
 LOGS = (0, 1)
+
+
+class Settled(Nobody):
+    """The output of requests that have ended, in tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: list[float] = []
+
+    def settle(self, request: RequestInfo, output_tokens: float) -> None:
+        self.tokens.append(output_tokens)
 
 
 class Books:
@@ -403,8 +414,8 @@ def watched(
 
     The endpoint makes 4 requests' tokens in steps of 25 ms.
     """
-    pool, told = Pool(), list[float]()
-    pool.on_output = lambda _request, num_tokens: told.append(num_tokens)
+    settled = Settled()
+    pool, told = Pool(queue=settled), settled.tokens
     pool.set_endpoints([endpoint(1)])
     accounting = Accounting(pool, "r")
     for tick in range(400):

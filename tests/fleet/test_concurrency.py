@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.concurrency import FORGET_S, NUM_WAITING, SPARE, Room
+from extproc.fleet.listeners import NOBODY, Nobody, WaitingLine
 from extproc.fleet.peerpicks import ToldPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import Traits
@@ -277,8 +278,18 @@ def test_no_more_wait_than_the_spare_where_ends_are_heard_of_at_once(
 # --- of an endpoint --------------------------------------------------------------------------
 
 
-def pool(**fields: Any) -> Pool:
-    made = Pool(PoolSettings(**fields))
+class Freed(Nobody):
+    """When room was freed."""
+
+    def __init__(self) -> None:
+        self.at_s: list[float] = []
+
+    def freed(self, now: float) -> None:
+        self.at_s.append(now)
+
+
+def pool(queue: WaitingLine = NOBODY, **fields: Any) -> Pool:
+    made = Pool(PoolSettings(**fields), queue=queue)
     made.set_endpoints([endpoint(1), Endpoint(address(2), group="small")])
     return made
 
@@ -306,18 +317,18 @@ def test_picks_that_are_told_take_room_until_they_end() -> None:
 
 
 def test_a_report_that_frees_room_has_those_asked_for_that_are_held() -> None:
-    made = pool()
+    freed = Freed()
+    made = pool(freed)
     for num_running in (8, 9):
         made.record_report(
             address(1), report(num_running=num_running, num_waiting=9), taken_at_s=num_running
         )
     assert not made.snapshot(now=9.0).endpoints[0].has_room
 
-    freed: list[float] = []
-    made.on_room = freed.append
+    freed.at_s.clear()
     made.record_report(address(1), report(num_running=8), taken_at_s=10.0)
     assert made.snapshot(now=10.0).endpoints[0].has_room
-    assert freed == [10.0]
+    assert freed.at_s == [10.0]
 
 
 def test_a_process_that_restarts_has_room() -> None:

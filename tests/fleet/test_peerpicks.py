@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.costs import Costs
+from extproc.fleet.listeners import Nobody
 from extproc.fleet.peerpicks import FULL, UNKNOWN_POD, Told, ToldBounds, ToldEnd, ToldPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.prompts import MAX_QUEUE_S
@@ -22,9 +24,23 @@ from tests.builders import address, cards, endpoint, pick, report, request
 MAX_AGE_S = ToldBounds().max_age_s
 
 
-def pool(*numbers: int) -> Pool:
+class Listener(Nobody):
+    """Who waits, and who counts demand."""
+
+    def __init__(self) -> None:
+        self.shares: list[Share] = []
+        self.work: list[tuple[str, float, float]] = []
+
+    def charge_told(self, share: Share) -> None:
+        self.shares.append(share)
+
+    def told(self, served: str, work_s: float, at_s: float) -> None:
+        self.work.append((served, work_s, at_s))
+
+
+def pool(*numbers: int, **listeners: Any) -> Pool:
     """Endpoints with the adapters a and b, and the routers x and y that tell."""
-    made = Pool(PoolSettings(max_loras=2))
+    made = Pool(PoolSettings(max_loras=2), **listeners)
     made.set_endpoints(endpoint(number) for number in numbers or (1,))
     for number in numbers or (1,):
         made.record_models(address(number), cards("a", "b"), now=0.0)
@@ -58,8 +74,8 @@ def own(pool: Pool, id: str = "me-1", *, now: float = 0.0) -> None:
 
 
 def test_the_share_of_a_pick_counts_once_however_often_it_is_told() -> None:
-    made, shares = pool(1, 2), list[Share]()
-    made.told.on_share = shares.append
+    listener = Listener()
+    made = pool(1, 2, queue=listener)
     share = Share("r t", 0, 9.0)
     for number in (1, 1, 2):  # again, and moved
         made.told.start(told("x-1", number)._replace(share=share), now=0.0)
@@ -68,12 +84,12 @@ def test_the_share_of_a_pick_counts_once_however_often_it_is_told() -> None:
     made.told.start(told("x-2", 9)._replace(share=share), now=1.0)  # of no pod here
     made.told.start(told("x-3"), now=1.0)
 
-    assert shares == [share]
+    assert listener.shares == [share]
 
 
 def test_the_work_for_an_adapter_counts_once_and_not_when_it_is_told_late() -> None:
-    made, work = pool(1, 2), list[tuple[str, float, float]]()
-    made.told.on_work = lambda *told: work.append(told)
+    listener = Listener()
+    made, work = pool(1, 2, catalog=listener), listener.work
     for number in (1, 1, 2):  # again, and moved
         made.told.start(told("x-1", number, body_bytes=1000)._replace(age_s=0.5), now=9.0)
     made.told.start(told("x-2", body_bytes=2**60), now=9.0)
@@ -163,8 +179,8 @@ class Observer:
 
 
 def test_an_observer_sees_each_start_and_end_of_ours_once_and_none_of_others() -> None:
-    made = pool()
-    made.flights.observer = seen = Observer()
+    seen = Observer()
+    made = pool(observer=seen)
     own(made, "me-1", now=1.0)
     made.told.start(told(), now=1.0)
     for _ in range(2):
@@ -182,8 +198,8 @@ def test_an_observer_sees_each_start_and_end_of_ours_once_and_none_of_others() -
 
 
 def test_a_pick_that_another_endpoint_served_has_not_run_where_others_count_it() -> None:
-    made = pool(1, 2)
-    made.flights.observer = seen = Observer()
+    seen = Observer()
+    made = pool(1, 2, observer=seen)
     own(made, "me-1", now=1.0)
     made.flights.finish("me-1", now=2.0, address=address(2))
 
@@ -191,8 +207,8 @@ def test_a_pick_that_another_endpoint_served_has_not_run_where_others_count_it()
 
 
 def test_an_observer_sees_a_pick_move_with_the_time_of_the_pick() -> None:
-    made = pool(1, 2)
-    made.flights.observer = seen = Observer()
+    seen = Observer()
+    made = pool(1, 2, observer=seen)
     own(made, "me-1", now=1.0)
     made.flights.move("me-1", address(2), now=2.0)
     made.flights.finish("me-1", now=3.0)

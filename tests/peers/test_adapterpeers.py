@@ -34,7 +34,7 @@ class Scene:
             poke=self.poked.append,
             look=self._look,
             clock=lambda: self.now,
-            discuss=lambda _hear, _forget: self.said.append if has_peers else None,
+            say=self.said.append if has_peers else None,
         )
         self.peers.declare([SQL, COLD])
         self.catalog.planner.declare([SQL, COLD], now=0.0)

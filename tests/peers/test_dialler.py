@@ -14,7 +14,10 @@ from time import monotonic
 
 import pytest
 
+from extproc.adapters.peers import Word
 from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler, tls_context
+from extproc.peers.encoding import Tidings
+from extproc.peers.links import Links
 from extproc.peers.relay import Relay
 from extproc.peers.service import METHOD, PeersService
 from extproc.wire import server as wire
@@ -30,6 +33,22 @@ async def eventually(check: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not check():
             await asyncio.sleep(0.01)
+
+
+class Deaf:
+    """Takes nothing of what other routers say."""
+
+    def begin(self) -> None:
+        pass
+
+    def hear(self, router_id: str, tidings: Tidings) -> None:
+        pass
+
+    def hear_word(self, router_id: str, word: Word) -> None:
+        pass
+
+    def forget(self, router_id: str) -> None:
+        pass
 
 
 class Router:
@@ -48,6 +67,8 @@ class Router:
         self.service = PeersService(
             self.relay,
             router_id,
+            links=Links(monotonic),
+            listener=Deaf(),
             on_entries=self.taken.extend,
             clock=monotonic,
             keys=lambda: keys,

@@ -37,10 +37,7 @@ def unkeyed(router_id: str) -> Router:
 
 def listen(router: Router) -> list[tuple[str, Word]]:
     """What the router hears of adapters."""
-    words: list[tuple[str, Word]] = []
-    router.service.on_word = lambda *said: words.append(said)
-    router.begin_with()
-    return words
+    return router.words
 
 
 def with_nonce(router_id: str) -> bytes:
@@ -82,8 +79,8 @@ def test_who_listens_is_believed_and_who_dials_is_not() -> None:
         each.offer("b" if each is near else "a", b"entry")
     wire.pump()
     for each in (near, far):
-        each.service.tell((), ())
-        each.service.say(Word(False, 1))
+        each.tell((), ())
+        each.links.say(Word(False, 1))
     wire.pump()
 
     assert (near.taken, far.taken) == ([b"entry"], [])
@@ -118,7 +115,7 @@ def test_who_only_says_that_it_is_a_peer_keeps_nothing_from_that_peer() -> None:
     session.receive(hello("b"))
     wire = Wire(far, near)
     wire.pump()
-    near.service.say(Word(True, 1))
+    near.links.say(Word(True, 1))
     wire.pump()
     session.closed()
 
@@ -139,7 +136,7 @@ def test_with_a_key_each_proves_it_and_both_hear_each_other() -> None:
     crossed = wire.pump()
     near.offer("b", b"to b")
     far.offer("a", b"to a")
-    near.service.tell([told()], ())
+    near.tell([told()], ())
     wire.pump()
 
     assert wire.heard == ["b"]
@@ -165,8 +162,8 @@ def test_without_the_same_key_there_is_no_link(
     one.offer("b", b"entry")
     other.offer("a", b"entry")
     for each in (one, other):
-        each.service.tell([told()], ())
-        each.service.say(Word(True, 1))
+        each.tell([told()], ())
+        each.links.say(Word(True, 1))
     wire.pump()
 
     proven = [each for each, keys in ((one, near), (other, far)) if keys is not None]
@@ -192,8 +189,8 @@ def test_before_the_proof_nothing_counts_and_nothing_is_told(said: Sequence[byte
     call, session = router.accept()
     for each in (with_nonce("a"), *said):
         session.receive(each)
-    router.service.tell([told()], ())
-    router.service.say(Word(True, 1))
+    router.tell([told()], ())
+    router.links.say(Word(True, 1))
     session.closed()
 
     assert call.code is Code.UNAUTHENTICATED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, nan
 from typing import Any
 
@@ -24,13 +24,9 @@ from extproc.peers.encoding import (
     encode,
 )
 from extproc.peers.link import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
+from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, Links
 from extproc.peers.relay import Relay, RelaySettings
-from extproc.peers.service import (
-    BEGIN_INTERVAL_S,
-    MAX_FIRST_BYTES,
-    MAX_LINKS,
-    PeersService,
-)
+from extproc.peers.service import MAX_LINKS, PeersService
 from extproc.queue import Waiting
 from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation
@@ -61,7 +57,11 @@ class Router:
         self.clock = clock or Clock()
         self.relay = Relay(RelaySettings())
         self.taken: list[bytes] = []
+        self.words: list[tuple[str, Word]] = []
         self.num_garbage = self.num_owing = 0
+        self.picks: Sequence[ToldPick] = ()
+        self.num_looks = 0
+        self.links = Links(self.clock)
         self.heard: list[tuple[str, Tidings]] = []
         self.gone: list[str] = []
         self.service = PeersService(
@@ -70,8 +70,8 @@ class Router:
             on_entries=self.taken.extend,
             clock=self.clock,
             on_garbage=self._count,
-            on_tidings=lambda *told: self.heard.append(told),
-            on_gone=self.gone.append,
+            links=self.links,
+            listener=self,
             keys=lambda: keys,
             believes_callers=believes_callers,
         )
@@ -86,11 +86,31 @@ class Router:
 
     def begin_with(self, *picks: ToldPick) -> None:
         """Tell others, to begin with these."""
-        self.service.in_flight = lambda: picks
-        self.service.on_owing = self._count_owing
+        self.picks = picks
 
-    def _count_owing(self) -> None:
+    def tell(
+        self,
+        picks: Iterable[ToldPick] = (),
+        ends: Iterable[ToldEnd] = (),
+        waiting: Waiting | None = None,
+    ) -> None:
+        self.links.tell(picks, ends, waiting, in_flight=self._in_flight)
+
+    def _in_flight(self) -> Sequence[ToldPick]:
+        self.num_looks += 1
+        return self.picks
+
+    def begin(self) -> None:
         self.num_owing += 1
+
+    def hear(self, router_id: str, tidings: Tidings) -> None:
+        self.heard.append((router_id, tidings))
+
+    def hear_word(self, router_id: str, word: Word) -> None:
+        self.words.append((router_id, word))
+
+    def forget(self, router_id: str) -> None:
+        self.gone.append(router_id)
 
     def accept(self) -> tuple[FakeCall, Session]:
         return begin(self.service.methods(), "Link")
@@ -180,8 +200,6 @@ def test_both_ends_learn_who_is_there_and_entries_go_either_way() -> None:
 def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none() -> None:
     near, far = Router("a"), Router("b")
     far.begin_with()
-    heard: list[tuple[str, Word]] = []
-    near.service.on_word = lambda *said: heard.append(said)
     wire = Wire(near, far)
     wire.pump()
     many = tuple(f"{number}" for number in range(MAX_TOLD + 1))
@@ -189,12 +207,12 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
     names = ("x" * (MAX_ADAPTER_CHARS + 1), "\ud800", "sql")
 
     leaving = (("10.0.0.1:8000", "sql@1"), ("10.0.0.1:8000", names[0]))
-    far.service.say(Word(True, 2**64 - 1, names, failed, many, leaving))
+    far.links.say(Word(True, 2**64 - 1, names, failed, many, leaving))
     wire.pump()
 
     cut = (Trouble("x", "files", "m" * MAX_REASON_CHARS),)
     said = Word(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
-    assert heard == [("b", said)]
+    assert near.words == [("b", said)]
 
 
 def test_a_router_that_dials_itself_recognises_itself() -> None:
@@ -396,7 +414,7 @@ def telling() -> tuple[Router, Router, Wire]:
 def begin_to_tell(near: Router, *wires: Wire) -> None:
     for wire in wires:
         wire.pump()
-    near.service.tell((), ())
+    near.tell((), ())
     for wire in wires:
         wire.pump()
 
@@ -405,11 +423,11 @@ def test_picks_and_ends_arrive_as_they_were_told() -> None:
     near, far, wire = telling()
     base = told(2, adapter=None, body_bytes=2**40)
     ends = [ToldEnd("a-1", has_run=True), ToldEnd("a-2", has_run=False)]
-    near.service.tell([told(), base], ends)
+    near.tell([told(), base], ends)
     wire.pump()
 
     assert far.heard == [("a", FIRST), ("a", Tidings([told(), base], ends))]
-    assert near.service.num_told == 2
+    assert near.links.num_told == 2
 
 
 def test_a_link_begins_with_what_is_in_flight() -> None:
@@ -417,21 +435,12 @@ def test_a_link_begins_with_what_is_in_flight() -> None:
     near.begin_with(told(1), told(2))
     wire = Wire(near, far)
     wire.pump()
-    assert (far.heard, near.num_owing, near.service.is_owing) == ([], 1, True)
+    assert (far.heard, near.num_owing, near.links.is_owing) == ([], 1, True)
     begin_to_tell(near, wire)
     begin_to_tell(near, wire)
 
-    assert not near.service.is_owing
+    assert not near.links.is_owing
     assert far.heard == [("a", FIRST), ("a", Tidings([told(1), told(2)], []))]
-
-
-def test_who_does_not_tell_sends_no_message_of_it() -> None:
-    near, far = Router("a"), Router("b")
-    Wire(near, far).pump()
-    near.service.tell([told()], [])
-
-    assert (near.heard, far.heard) == ([], [])
-    assert not near.service.is_telling
 
 
 def test_two_links_to_a_router_are_told_once_and_the_second_takes_over() -> None:
@@ -441,14 +450,14 @@ def test_two_links_to_a_router_are_told_once_and_the_second_takes_over() -> None
     begin_to_tell(near, *wires)
     assert len(far.heard) == 2
     wires[0].cut()
-    assert near.service.is_telling
+    assert near.links.is_telling
     near.clock.now += BEGIN_INTERVAL_S
     begin_to_tell(near, wires[1])
     assert (far.gone, far.heard[2:]) == ([], far.heard[:2])
     wires[1].cut()
 
     assert far.gone == ["a"]
-    assert not near.service.is_telling
+    assert not near.links.is_telling
 
 
 def test_links_that_open_soon_after_each_other_begin_together_and_hear_nothing_before() -> None:
@@ -456,8 +465,8 @@ def test_links_that_open_soon_after_each_other_begin_together_and_hear_nothing_b
     late = [Router("c"), Router("d")]
     wires = [Wire(near, each) for each in late]
     begin_to_tell(near, *wires)
-    near.service.tell([told()], [])
-    assert near.service.is_owing
+    near.tell([told()], [])
+    assert near.links.is_owing
     near.clock.now += BEGIN_INTERVAL_S / 2
     begin_to_tell(near, *wires)
     assert [each.heard for each in late] == [[], []]
@@ -468,17 +477,17 @@ def test_links_that_open_soon_after_each_other_begin_together_and_hear_nothing_b
 
 
 def test_many_links_of_one_router_that_end_together_cost_one_look_at_the_picks() -> None:
-    router, looks = Router("a"), []
-    router.service.in_flight = lambda: looks.append(1) or [told()]  # type: ignore[func-returns-value]
+    router = Router("a")
+    router.begin_with(told())
     sessions = [router.accept()[1] for _ in range(9)]
     for session in sessions:
         session.receive(hello("b"))
     for session in sessions[:-1]:
         session.closed()
-    assert looks == []
-    router.service.tell((), ())
+    assert router.num_looks == 0
+    router.tell()
 
-    assert len(looks) == 1
+    assert router.num_looks == 1
 
 
 def test_of_more_picks_in_flight_than_fit_the_newest_are_told_the_oldest_of_them_first() -> None:
@@ -488,13 +497,13 @@ def test_of_more_picks_in_flight_than_fit_the_newest_are_told_the_oldest_of_them
     wire, other = Wire(near, far), Wire(near, Router("c"))
     for each in (wire, other):
         each.pump()
-    near.service.tell((), ())
+    near.tell((), ())
     assert MAX_FIRST_BYTES * 0.9 < sum(map(len, wire.waiting())) <= MAX_FIRST_BYTES + 100
     wire.pump()
 
     heard = [pick.id for _, tidings in far.heard for pick in tidings.picks]
     assert heard == [f"a-{number}" for number in range(num - len(heard), num)]
-    assert near.service.num_untold == 2 * (num - len(heard))
+    assert near.links.num_untold == 2 * (num - len(heard))
 
 
 class Broken(_Way):
@@ -520,7 +529,7 @@ def test_a_link_that_fails_is_tried_once_and_keeps_nothing_from_the_others() -> 
     way.is_broken = True
     picks = [told(number) for number in range(2 * MAX_TOLD)]
     with pytest.raises(ExceptionGroup) as failures:
-        near.service.tell(picks, [])
+        near.tell(picks, [])
     wire.pump()
 
     assert (way.num_tries, len(failures.value.exceptions)) == (1, 1)
@@ -534,9 +543,9 @@ def test_a_link_that_fails_to_begin_does_not_begin_again_and_again() -> None:
     near.service.dialled(way, lambda _: None).receive(hello("b"))
     way.is_broken = True
     with pytest.raises(ExceptionGroup):
-        near.service.tell((), ())
+        near.tell((), ())
 
-    assert not near.service.is_owing
+    assert not near.links.is_owing
 
 
 def test_a_link_that_is_no_longer_needed_ends_without_effect_on_what_is_told() -> None:
@@ -544,7 +553,7 @@ def test_a_link_that_is_no_longer_needed_ends_without_effect_on_what_is_told() -
     second = Wire(near, far)
     second.pump()
     second.cut()
-    near.service.tell([told()], [])
+    near.tell([told()], [])
     wire.pump()
 
     assert (far.gone, len(far.heard)) == ([], 2)
@@ -555,30 +564,30 @@ def test_a_link_that_does_not_read_gets_so_much_and_all_later_picks_are_dropped(
     batch = [told(number) for number in range(MAX_TOLD)]
     num_batches = 160
     for _ in range(num_batches):
-        near.service.tell(batch, [ToldEnd("a-1")])
+        near.tell(batch, [ToldEnd("a-1")])
     sent = sum(len(each) for each in wire.waiting())
     assert MAX_UNREAD_BYTES // 2 < sent <= MAX_UNREAD_BYTES + 100
-    assert near.service.num_untold > MAX_TOLD
+    assert near.links.num_untold > MAX_TOLD
     wire.pump()
 
     num_heard = sum(len(each.picks) + len(each.ends) for _, each in far.heard)
-    assert num_heard + near.service.num_untold == num_batches * (MAX_TOLD + 1)
+    assert num_heard + near.links.num_untold == num_batches * (MAX_TOLD + 1)
 
 
 def test_a_link_that_has_dropped_something_begins_again_once_it_has_read() -> None:
     near, far, wire = telling()
     near.clock.now += BEGIN_INTERVAL_S
     batch = [told(number) for number in range(MAX_TOLD)]
-    while not near.service.num_untold:
-        near.service.tell(batch, [])
-    near.service.tell([], [ToldEnd("a-1")])  # would fit, but what it ends may have been dropped
-    assert not near.service.is_owing
+    while not near.links.num_untold:
+        near.tell(batch, [])
+    near.tell([], [ToldEnd("a-1")])  # would fit, but what it ends may have been dropped
+    assert not near.links.is_owing
     num_owing = near.num_owing
     near.begin_with(told(7))
     wire.pump()
-    assert (near.num_owing, near.service.is_owing) == (num_owing + 1, True)
-    near.service.tell([told(8)], [])
-    near.service.tell([told(9)], [])
+    assert (near.num_owing, near.links.is_owing) == (num_owing + 1, True)
+    near.tell([told(8)], [])
+    near.tell([told(9)], [])
     wire.pump()
 
     last = [tidings for _, tidings in far.heard[-3:]]
@@ -587,13 +596,13 @@ def test_a_link_that_has_dropped_something_begins_again_once_it_has_read() -> No
 
 def test_an_acknowledgement_that_nobody_asked_for_is_no_sign_of_reading() -> None:
     near, _, wire = telling()
-    [session] = near.service._sessions
+    [session] = near.links
     assert session.link is not None
     batch = [told(number) for number in range(MAX_TOLD)]
     for _ in range(160):
         if not session.link.is_waiting:
             session.receive(message(acknowledgement=peers_pb2.Acknowledgement()))
-        near.service.tell(batch, [])
+        near.tell(batch, [])
 
     assert sum(map(len, wire.waiting())) <= MAX_UNREAD_BYTES + 100
 
@@ -601,17 +610,17 @@ def test_an_acknowledgement_that_nobody_asked_for_is_no_sign_of_reading() -> Non
 def test_while_it_reads_nothing_is_dropped() -> None:
     near, far, wire = telling()
     for number in range(100):
-        near.service.tell([told(number * MAX_TOLD + each) for each in range(MAX_TOLD)], [])
+        near.tell([told(number * MAX_TOLD + each) for each in range(MAX_TOLD)], [])
         wire.pump()
 
-    assert near.service.num_untold == 0
+    assert near.links.num_untold == 0
     assert len(far.heard) == 101
 
 
 def test_a_message_has_so_many_picks_and_ends_at_most() -> None:
     near, far, wire = telling()
     ends = [ToldEnd(f"a-{number}") for number in range(5)]
-    near.service.tell([told(number) for number in range(MAX_TOLD + 1)], ends)
+    near.tell([told(number) for number in range(MAX_TOLD + 1)], ends)
     wire.pump()
 
     assert [(len(t.picks), len(t.ends)) for _, t in far.heard[1:]] == [(MAX_TOLD, 0), (1, 5)]
@@ -630,7 +639,7 @@ def test_of_a_longer_message_the_rest_is_not_read() -> None:
 
 def test_a_long_name_is_not_told_and_an_age_beyond_the_bounds_is_cut() -> None:
     near, far, wire = telling()
-    near.service.tell([told(adapter="x" * (MAX_ADAPTER_CHARS + 1), age_s=1e9), told(age_s=-1)], [])
+    near.tell([told(adapter="x" * (MAX_ADAPTER_CHARS + 1), age_s=1e9), told(age_s=-1)], [])
     wire.pump()
 
     first, second = far.heard[-1][1].picks
@@ -647,7 +656,7 @@ def test_what_a_pick_counts_for_arrives_within_the_bounds() -> None:
         Share("a lone \ud800", 0, 1.0),
         Share("r t", 2**31, 1.0),
     ]
-    near.service.tell([told(number, share=share) for number, share in enumerate(shares)], [])
+    near.tell([told(number, share=share) for number, share in enumerate(shares)], [])
     wire.pump()
 
     cut = shares[1]._replace(tokens=float(MAX_TOKENS))
@@ -688,7 +697,7 @@ def waitings(draw: st.DrawFn) -> Waiting:
 @given(waitings())
 def test_who_waits_arrives_as_it_was_told(waiting: Waiting) -> None:
     near, far, wire = telling()
-    near.service.tell([], [], waiting)
+    near.tell([], [], waiting)
     wire.pump()
 
     heard = far.heard[-1][1].waiting
@@ -708,7 +717,7 @@ def test_who_waits_arrives_as_it_was_told(waiting: Waiting) -> None:
 def test_who_waits_anywhere_is_told_to_wait_everywhere() -> None:
     near, far, wire = telling()
     flow = ((0, 0, " t"), First(reach=-1))
-    near.service.tell([], [], Waiting(("p", "q", "r"), -1, (flow,)))
+    near.tell([], [], Waiting(("p", "q", "r"), -1, (flow,)))
     wire.pump()
 
     heard = far.heard[-1][1].waiting
@@ -723,7 +732,7 @@ def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
     firsts = (((0, 0, long), First()), ((0, 2**31, " t"), First()), ((2**31, 0, " t"), First()))
     slots = (Reservation("a", "p", "b", 0, long, 1.0), Reservation(name, "p", "b", 0, " t", 1.0))
     addresses = tuple(map(str, range(MAX_ENDPOINTS + 1)))
-    near.service.tell([], [], Waiting(addresses, 0, firsts, slots))
+    near.tell([], [], Waiting(addresses, 0, firsts, slots))
     wire.pump()
     told = peers_pb2.Waiting(
         addresses=addresses,

@@ -14,9 +14,11 @@ from extproc.fleet.pool import Pool
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
+from extproc.peers.adapterpeers import AdapterPeers
+from extproc.peers.links import BEGIN_INTERVAL_S, Links
 from extproc.peers.relay import Relay
-from extproc.peers.service import BEGIN_INTERVAL_S, PeersService
-from extproc.peers.telling import FLUSH_S, MAX_WAITING, Telling
+from extproc.peers.service import PeersService
+from extproc.peers.telling import FLUSH_S, MAX_WAITING, Hearing, Telling
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, Ticket
 from extproc.queue.plan import share_of
@@ -75,10 +77,12 @@ async def test_each_router_counts_the_others_picks_until_they_end() -> None:
         await eventually(lambda: far.counts() == [(0, 0, 0)] * 2)
 
 
-async def test_what_a_tenant_gets_of_one_router_the_other_hears() -> None:
+async def test_what_a_tenant_gets_of_one_router_the_other_hears(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with linked() as (near, far):
         shares: list[Share] = []
-        far.pool.told.on_share = shares.append
+        monkeypatch.setattr(far.router.queue, "charge_told", shares.append)
         info = request("a", claim=Claim(tenant="t", priority=-1, weight=0.5))
         made = pick("aa-1", info=info)
         near.pool.flights.start(made, now=time.monotonic())
@@ -195,7 +199,7 @@ async def test_what_is_told_is_in_the_metrics() -> None:
 async def test_a_router_without_peers_observes_nothing() -> None:
     alone = Teller("aa", is_alone=True)
 
-    assert alone.pool.flights.observer is None
+    assert alone.pool.flights._observer is None
 
 
 class Later:
@@ -225,14 +229,33 @@ class Clock:
 def teller(
     later: Later, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[Pool, Telling, PeersService, Observers]:
-    pool, observers = Pool(), Observers()
-    pool.set_endpoints([endpoint(1)])
-    service = PeersService(
-        Relay(), "aa", on_entries=lambda _: None, clock=clock, believes_callers=True
+    observers = Observers()
+    telling = Telling(Links(clock), call_later=later, clock=clock, observers=observers)
+    router = routing(observer=telling, on_change=telling.waits)
+    router.pool.set_endpoints([endpoint(1)])
+    return router.pool, telling, served(router, telling, "aa", observers, clock), observers
+
+
+def served(
+    router: Router,
+    telling: Telling,
+    router_id: str,
+    observers: Observers,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> PeersService:
+    """The links of a router, which believes who calls."""
+    adapters = AdapterPeers(
+        router_id, router.catalog, poke=lambda _: None, look=lambda: None, clock=clock, say=None
     )
-    telling = Telling(routing(pool), service, call_later=later, clock=clock, observers=observers)
-    telling.begin()
-    return pool, telling, service, observers
+    return PeersService(
+        Relay(),
+        router_id,
+        links=telling.links,
+        listener=Hearing(router, adapters, telling, clock=clock, observers=observers),
+        on_entries=lambda _: None,
+        clock=clock,
+        believes_callers=True,
+    )
 
 
 def link(service: PeersService, call: FakeCall, router_id: bytes = b"bb") -> None:
@@ -350,9 +373,9 @@ def test_picks_beyond_the_most_that_wait_are_dropped_and_counted() -> None:
 
 
 def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> None:
-    later, call, clock, far = Later(), FakeCall(), Clock(), Pool()
+    later, call, clock, far = Later(), FakeCall(), Clock(), routing()
     pool, _, service, _ = teller(later, clock)
-    far.set_endpoints([endpoint(1)])
+    far.pool.set_endpoints([endpoint(1)])
     link(service, call)
     later.run()
     for number in range(MAX_WAITING):
@@ -366,19 +389,17 @@ def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> N
     later.run()
     hear(call, far)
 
-    assert far.told.num_in_flight == len(pool.flights) == 3
+    assert far.pool.told.num_in_flight == len(pool.flights) == 3
     assert later.due == []
 
 
-def hear(call: FakeCall, pool: Pool) -> None:
+def hear(call: FakeCall, router: Router) -> None:
     """Count in another router's pool what was told over a link."""
-    service = PeersService(
-        Relay(), "bb", on_entries=lambda _: None, clock=lambda: 0.0, believes_callers=True
-    )
+    observers = Observers()
     telling = Telling(
-        routing(pool), service, call_later=Later(), clock=lambda: 0.0, observers=Observers()
+        Links(lambda: 0.0), call_later=Later(), clock=lambda: 0.0, observers=observers
     )
-    telling.begin()
+    service = served(router, telling, "bb", observers)
     session = service.dialled(FakeCall(), lambda _: None)
     for message in call.sent:
         session.receive(message)

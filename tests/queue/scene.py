@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket
+from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket, Waiting
+from extproc.queue.elsewhere import NOBODY
 from extproc.tenancy import Claim
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import pick
@@ -33,10 +34,17 @@ class Scene:
     calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.queue = HoldQueue(self.settings)
-        self.queue.schedule.at = self.calls.append
-        self.queue.on_change = lambda: None
+        self._waiting = NOBODY
+        self.queue = HoldQueue(self.settings, at=self.calls.append, on_change=self._change)
         self.tickets: dict[str, Ticket] = {}
+
+    def _change(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+
+    @property
+    def waiting(self) -> Waiting:
+        """Who waits, as other routers are told now."""
+        return self._waiting.lasting(self.now)
 
     def hold(self, name: str, model: str = "", **fields: Any) -> Rejection | None:
         """Hold a request that arrives now, as told by fields of its ticket and its claim."""

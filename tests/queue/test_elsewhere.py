@@ -50,7 +50,7 @@ def other(told: Scene, *, at: Sequence[EndpointView] | None = None) -> Scene:
 
 
 def tell(told: Scene, scene: Scene, name: str = "aa") -> None:
-    waiting = told.queue.waiting(told.now)
+    waiting = told.waiting
     scene.queue.hear(name, waiting, now=scene.now, reach=scene.reach)
 
 
@@ -138,14 +138,14 @@ def test_when_one_of_several_leaves_the_others_do_not_lose_their_place_elsewhere
     told = waits(GOLD, 10)
     told.hold("second", "m", tenant=GOLD, priority=10)
     told.free(0)
-    before = told.queue.waiting(told.now)
+    before = told.waiting
     told.queue.remove(told.tickets["first"], now=told.now)
-    between = told.queue.waiting(told.now)
+    between = told.waiting
     told.free(0)
 
     assert before.firsts
     assert between == before
-    assert told.queue.waiting(told.now).firsts
+    assert told.waiting.firsts
 
 
 def test_several_routers_are_heard_and_the_highest_of_them_first(
@@ -176,7 +176,7 @@ def test_nobody_waits_longer_than_by_our_own_settings() -> None:
 
 @given(st.floats(-1e6, 1e6))
 def test_what_is_told_between_clocks_is_the_same_there_and_back(by_s: float) -> None:
-    told = waits(GOLD, 10).queue.waiting(1.0)
+    told = waits(GOLD, 10).waiting
     back = told.shifted(by_s).shifted(-by_s)
 
     assert [flow for flow, _ in back.firsts] == [flow for flow, _ in told.firsts]
@@ -202,7 +202,7 @@ def test_what_one_gets_at_another_router_while_it_waits_does_not_put_it_behind_o
 
 
 def test_who_knows_nobody_that_waits_is_told_of_nobody() -> None:
-    assert Scene().queue.waiting(0.0) == NOBODY
+    assert Scene().waiting == NOBODY
 
 
 # --- slots -------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.sources import Sources, SourceStatus
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.costs import Costs
 from extproc.fleet.peerpicks import ToldPick
-from extproc.fleet.pool import Pool, PoolSettings
+from extproc.fleet.pool import PoolSettings
 from extproc.fleet.prefixes import prefix_hashes
 from extproc.queue import Ticket
 from extproc.rejections import NOT_REWRITABLE, RENAMED
@@ -23,22 +24,32 @@ from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.precedence import Offer, ResponseModel
-from extproc.routing.router import Router
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
-from tests.builders import BASE, address, base_card, endpoint, report, request
+from tests.builders import BASE, address, base_card, endpoint, report, request, routing
 
 SQL = Declaration("sql", "/adapters/sql")
+
+
+READ = SourceStatus("store", True, True, True, 0.0)
+UNREAD = SourceStatus("store", True, False, False, 0.0)
+NAMES_UNREAD = SourceStatus("rewrites", False, False, False, 0.0)
 
 
 class Scene:
     """A router over pods that list what they are told to, and its planner."""
 
     def __init__(
-        self, *declared: Declaration | Offer, num_pods: int = 2, **settings: object
+        self,
+        *declared: Declaration | Offer,
+        num_pods: int = 2,
+        source: SourceStatus = READ,
+        **settings: object,
     ) -> None:
         self.now = 0.0
-        pool = Pool()
-        pool.set_endpoints(endpoint(number) for number in range(1, num_pods + 1))
+        self.num_cold = 0
+        self.source = source
+        sources = Sources()
+        sources.add(lambda: [self.source])
         ids = itertools.count(1)
         picker = Picker(
             BUILT_IN["founding"](),
@@ -46,12 +57,17 @@ class Scene:
             rng=random.Random(0),
             next_id=lambda: f"id-{next(ids)}",
         )
-        self.router = Router(pool, picker)
-        self.catalog = self.router.catalog
+        self.catalog = Catalog(sources=sources, on_cold=self._on_cold)
+        self.router = routing(picker, catalog=self.catalog)
+        pool = self.router.pool
+        pool.set_endpoints(endpoint(number) for number in range(1, num_pods + 1))
         self.catalog.configure(CatalogSettings(**settings))  # type: ignore[arg-type]
         for number in range(1, num_pods + 1):
             self.lists(number)
         self.declare(*declared)
+
+    def _on_cold(self) -> None:
+        self.num_cold += 1
 
     def declare(self, *declared: Declaration | Offer) -> None:
         offers = [each if isinstance(each, Offer) else Offer(each) for each in declared]
@@ -118,31 +134,27 @@ def test_an_adapter_that_waits_for_an_idle_moment_is_refused_with_that_reason() 
 
 def test_a_request_for_an_adapter_that_no_pod_has_is_held_and_asks_for_it() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql", load=LoadMode.LAZY))
-    calls: list[None] = []
-    scene.catalog.on_cold = lambda: calls.append(None)
 
     held = scene.ask("sql")
 
     assert isinstance(held, Ticket)
     assert held.reason == "load"
-    assert calls
+    assert scene.num_cold
     assert scene.router.queue.adapters(scene.now) == ["sql"]
 
 
 def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
     """Otherwise each look at it would make another, for as long as it waits."""
     scene = Scene(SQL)
-    calls: list[None] = []
-    scene.catalog.on_cold = lambda: calls.append(None)
     assert isinstance(scene.ask("sql"), Ticket)
     scene.tick()
-    asked = len(calls)
+    asked = scene.num_cold
 
     scene.router.queue.freed(scene.now)
     scene.router.offer(now=scene.now)
 
     assert len(scene.router.queue) == 1
-    assert len(calls) == asked == 1
+    assert scene.num_cold == asked == 1
 
 
 @pytest.mark.parametrize(
@@ -186,12 +198,11 @@ def test_one_whose_pods_have_just_gone_waits_for_others() -> None:
     scene.lists(1)
 
     assert refusal(scene.ask_at(-5.0)) == (503, Reason.NO_ENDPOINTS)
-    looks: list[None] = []
-    scene.catalog.on_cold = lambda: looks.append(None)
+    asked = scene.num_cold
     held = scene.ask("sql")
     assert isinstance(held, Ticket)
     assert held.reason == "load"
-    assert looks
+    assert scene.num_cold > asked
 
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
@@ -383,7 +394,7 @@ def test_work_that_another_router_tells_of_is_counted_for_the_adapter() -> None:
 
 def test_what_another_router_cannot_load_for_this_one_is_refused_with_its_reason() -> None:
     scene = Scene(SQL, Offer(Declaration("b", "/adapters/b"), fallback=BASE))
-    scene.catalog.failed = {"sql": ("files", "nothing there"), "b": ("files", "")}
+    scene.catalog.set_failed({"sql": ("files", "nothing there"), "b": ("files", "")})
 
     result = scene.ask("sql")
 
@@ -619,13 +630,11 @@ def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> No
 
 
 def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() -> None:
-    scene = Scene(SQL)
-    is_known = False
-    scene.catalog.is_known = lambda: is_known
+    scene = Scene(SQL, source=UNREAD)
     assert refusal(scene.ask("later")) == (503, Reason.ADAPTERS_UNKNOWN)
     assert refusal(scene.router.models.find("later", None, now=scene.now))[0] == 503
 
-    is_known = True
+    scene.source = READ
     assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
 
 
@@ -647,11 +656,9 @@ def test_what_nobody_declares_is_admitted_by_default_until_some_adapter_is_someb
 
 
 def test_before_all_terms_are_read_what_nobody_declares_may_be_somebodys_own() -> None:
-    scene = Scene(SQL, undeclared=Undeclared.ADMIT)
+    scene = Scene(SQL, source=UNREAD, undeclared=Undeclared.ADMIT)
     scene.lists(1, ("own", "/own"), ("sql", "/adapters/sql"))
     scene.tick()
-    knows = False
-    scene.catalog.is_known = scene.catalog.knows_terms = lambda: knows
 
     result = scene.ask("own")
     assert refusal(result) == (503, Reason.ADAPTERS_UNKNOWN)
@@ -661,16 +668,15 @@ def test_before_all_terms_are_read_what_nobody_declares_may_be_somebodys_own() -
     assert isinstance(scene.ask(BASE), Pick)
     assert isinstance(scene.ask("sql"), Pick)
 
-    knows = True
+    scene.source = READ
     assert isinstance(scene.ask("own"), Pick)
     assert scene.listed() == [BASE, "own", "sql"]
 
 
 def test_names_alone_that_are_not_read_restrict_nobody() -> None:
     """As of InferenceModelRewrites: they say what a name stands for, not for whom."""
-    scene = Scene()
+    scene = Scene(source=NAMES_UNREAD)
     scene.lists(1, ("own", "/own"))
-    scene.catalog.is_known = lambda: False
 
     assert isinstance(scene.ask("own"), Pick)
     assert refusal(scene.ask("alias")) == (503, Reason.ADAPTERS_UNKNOWN)

@@ -96,14 +96,14 @@ def test_a_rule_whose_targets_all_have_weight_zero_is_none() -> None:
 
 def test_declared_adapters_alone_make_it_active() -> None:
     plain = rewrites()
-    plain.declared = {"a"}
+    plain.declare({"a"})
 
     assert plain.is_active
 
 
 def test_what_it_concerns_is_known_without_drawing() -> None:
     named, every, served = rewrites(alias("x", "a")), rewrites(alias("x")), rewrites()
-    served.declared = {"a"}
+    served.declare({"a"})
     models = ("a", "b", "")
 
     assert [named.concerns(model) for model in models] == [True, False, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration
 from extproc.fleet.evidence import Verdict
-from extproc.fleet.pool import Pool
 from extproc.fleet.tracked import MAX_SILENCES
 from extproc.phrases import FOR_POD
 from extproc.queue import Ticket
@@ -32,20 +32,19 @@ from extproc.types import (
     Rejection,
     Wait,
 )
-from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request
+from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request, routing
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
 
 
 def router(
-    *numbers: int, policy: str = "founding", seed: int = 0, max_pending: int | None = None
+    *numbers: int,
+    policy: str = "founding",
+    seed: int = 0,
+    max_pending: int | None = None,
+    **parts: Any,
 ) -> Router:
     """A router over endpoints that were scraped and list the base and the adapter a."""
-    pool = Pool()
-    pool.set_endpoints(endpoint(number) for number in numbers)
-    for number in sorted(numbers):
-        pool.record_report(address(number), report(), taken_at_s=0.0)
-        pool.record_models(address(number), cards("a"), now=0.0)
     ids = itertools.count(1)
     picker = Picker(
         BUILT_IN[policy](),
@@ -54,7 +53,12 @@ def router(
         next_id=lambda: f"id-{next(ids)}",
         admission=AdmissionSettings(max_pending),
     )
-    return Router(pool, picker)
+    made = routing(picker, **parts)
+    made.pool.set_endpoints(endpoint(number) for number in numbers)
+    for number in sorted(numbers):
+        made.pool.record_report(address(number), report(), taken_at_s=0.0)
+        made.pool.record_models(address(number), cards("a"), now=0.0)
+    return made
 
 
 def routed(result: Pick | Rejection | Wait | Ticket) -> Pick:

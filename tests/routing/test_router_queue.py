@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nan
@@ -82,9 +82,9 @@ class Held:
         return self.router.resume(self.ticket, now=now)
 
 
-def router(num: int = 1, **policy: Any) -> Router:
+def router(num: int = 1, parts: Mapping[str, Any] | None = None, **policy: Any) -> Router:
     """A router over endpoint 1, which has room for `num` requests."""
-    made = router_of(1)
+    made = router_of(1, **(parts or {}))
     made.picker.configure(Slots(num, **policy), "slots")
     return made
 
@@ -159,11 +159,10 @@ def list_models(pool: Pool, first: Pick) -> None:
 def test_whatever_may_free_room_has_it_offered_and_the_router_that_tells_of_it_comes_first(
     event: Callable[[Pool, Pick], None], wait_s: float
 ) -> None:
-    made, first = full()
+    times: list[float] = []
+    made, first = full(parts={"at": times.append})
     made.pool.told.begin("bb", now=0.0)
     made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
-    times: list[float] = []
-    made.queue.schedule.at = times.append
     ask(made)
     made.offer(now=1.0)  # in vain, if it is due
     times.clear()
@@ -276,9 +275,8 @@ def test_a_long_response_counts_for_its_tenant_once_it_has_ended() -> None:
 
 
 def test_nobody_asks_for_a_request_again_while_nothing_is_freed() -> None:
-    made, _first = full()
     times: list[float] = []
-    made.queue.schedule.at = times.append
+    made, _first = full(parts={"at": times.append})
 
     ask(made)
 
@@ -287,9 +285,8 @@ def test_nobody_asks_for_a_request_again_while_nothing_is_freed() -> None:
 
 
 def test_a_policy_is_asked_again_when_it_said_without_a_word_from_outside() -> None:
-    made, _first = full(until_s=5.0)
     times: list[float] = []
-    made.queue.schedule.at = times.append
+    made, _first = full(parts={"at": times.append}, until_s=5.0)
     held = ask(made)
     made.picker.configure(Slots(2), "slots")
     made.offer(now=4.9)
@@ -430,10 +427,12 @@ class Observer:
 
 
 def test_a_pick_that_nobody_takes_any_more_is_ended_once_and_goes_to_the_next() -> None:
-    made, first = full()
+    observer = Observer()
+    made, first = full(parts={"observer": observer})
     gone, after = ask(made), ask(made)
     made.pool.flights.finish(first.id, now=1.0)
-    made.pool.flights.observer = observer = Observer()
+    for seen in (observer.started_ids, observer.ends):
+        seen.clear()
     made.offer(now=1.0)
     assert (gone.num_wakes, after.num_wakes) == (1, 0)
 

@@ -15,8 +15,9 @@ from extproc.fleet.belief import STILL_S
 from extproc.fleet.evidence import Verdict
 from extproc.fleet.peerpicks import ToldPick
 from extproc.fleet.pool import Pool, PoolSettings
-from extproc.queue import Ticket
+from extproc.queue import HoldQueue, Ticket
 from extproc.routing.admission import AdmissionSettings
+from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
@@ -46,7 +47,7 @@ def router_of(pool: Pool, policy: str, max_pending: int | None = None) -> Router
         next_id=lambda: f"id-{next(ids)}",
         admission=AdmissionSettings(max_pending),
     )
-    return Router(pool, picker)
+    return Router(pool, picker, HoldQueue(), Catalog())
 
 
 def view(pool: Pool, number: int = 1, *, now: float = 0.0) -> EndpointView:

@@ -9,10 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from extproc.fleet.pool import Pool
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
+from extproc.peers.adapterpeers import AdapterPeers
 from extproc.peers.keys import End, new_nonce, prove, read_keys
+from extproc.peers.links import Links
+from extproc.peers.relay import Relay
+from extproc.peers.telling import Hearing, Telling
+from extproc.routing.catalog import Catalog
+from extproc.service.clocks import World
 from extproc.service.peering import Peering
 from extproc.wire import server as wire
 from extproc.wire.rpc import Method, Session
@@ -25,23 +30,45 @@ class Peered:
     """A router with two endpoints that list the adapter `a`; `peers` is its configuration."""
 
     def __init__(self, router_id: str, peers: dict[str, Any] | None) -> None:
-        self.pool = Pool()
+        clock, self.observers = time.monotonic, Observers()
+        self.telling = Telling(
+            Links(clock),
+            call_later=asyncio.get_running_loop().call_later,
+            clock=clock,
+            observers=self.observers,
+        )
+        self.catalog = Catalog()
+        self.router = routing(
+            observer=None if peers is None else self.telling,
+            on_change=None if peers is None else self.telling.waits,
+            catalog=self.catalog,
+        )
+        self.pool = self.router.pool
         self.pool.set_endpoints([endpoint(1), endpoint(2)])
         for number in (1, 2):
             self.pool.record_models(address(number), cards("a"), now=0.0)
-        self.observers = Observers()
+        self.relay = Relay()
+        self.adapters = AdapterPeers(
+            router_id,
+            self.catalog,
+            poke=lambda _: None,
+            look=lambda: None,
+            clock=lambda: 0.0,
+            say=lambda word: self.observers.call("telling", self.telling.links.say, word),
+        )
         self.peering = Peering(
             configured(peers),
+            self.relay,
+            Hearing(
+                self.router, self.adapters, self.telling, clock=clock, observers=self.observers
+            ),
             router_id=router_id,
             on_entries=lambda _: None,
             on_num_routers=self.pool.set_num_routers,
             on_garbage=lambda: None,
-            clock=time.monotonic,
-            rng=random.Random(router_id),
             observers=self.observers,
+            world=World(clock, time.time, random.Random(router_id)),
         )
-        self.router = routing(self.pool)
-        self.peering.tell(self.router, asyncio.get_running_loop().call_later)
         self._task: asyncio.Future[None] | None = None
 
     def run(self) -> None:

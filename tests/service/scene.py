@@ -7,22 +7,21 @@ from typing import Any
 
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.pickids import pick_ids
-from extproc.fleet.pool import Pool
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
+from extproc.peers.relay import Relay
 from extproc.queue import Ticket
 from extproc.request.listbudget import Lists
 from extproc.routing.picker import Picker
 from extproc.routing.policies import Founding
 from extproc.routing.rewrites import Rewrites
-from extproc.routing.router import Router
 from extproc.service.dispatch import Dispatcher, Endings
 from extproc.service.recorder import Recorder
 from extproc.tenancy import NO_CLAIM
 from extproc.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
-from tests.builders import address, cards, endpoint, report, request
+from tests.builders import address, cards, endpoint, report, request, routing
 
 
 class Waiting:
@@ -46,7 +45,12 @@ class Scene:
 
     def __init__(self, *, num_waits: int | None = None, **changes: Any) -> None:
         self.now = 0.0
-        self.pool = Pool()
+        self.waiting = None if num_waits is None else Waiting(num_waits)
+        picker = Picker(
+            self.waiting or Founding(), "p", rng=random.Random(0), next_id=pick_ids("r")
+        )
+        router = routing(picker)
+        self.pool = router.pool
         self.pool.set_endpoints([endpoint(1)])
         self.pool.record_report(address(1), report(), taken_at_s=0.0)
         self.pool.record_models(address(1), cards("a"), now=0.0)
@@ -54,7 +58,7 @@ class Scene:
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.doubtful: list[str] = []
         self.failed: list[str] = []
-        accounting = Accounting(self.pool, "r")
+        self.accounting = accounting = Accounting(self.pool, "r")
         accounting.record_access_logs(1)
         self.telemetry = Telemetry(snapshot=lambda: self.pool.snapshot(now=self.now), version="1")
         parts: dict[str, Any] = {
@@ -62,7 +66,7 @@ class Scene:
             "decisions": self.decisions,
             "attainment": self.attainment,
         }
-        recorder = Recorder(
+        self.recorder = recorder = Recorder(
             **(parts | changes),
             knows_times=accounting.knows_times,
             observers=self.observers,
@@ -70,11 +74,6 @@ class Scene:
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.0,
         )
-        self.waiting = None if num_waits is None else Waiting(num_waits)
-        picker = Picker(
-            self.waiting or Founding(), "p", rng=random.Random(0), next_id=pick_ids("r")
-        )
-        router = Router(self.pool, picker)
         self.dispatcher = Dispatcher(
             router, accounting, recorder, lambda: self.now, Rewrites(rng=random.Random(0)), Lists()
         )
@@ -82,10 +81,16 @@ class Scene:
             accounting,
             self.pool.outliers,
             recorder,
+            Relay(),
+            self,
             clock=lambda: self.now,
-            on_doubt=self.doubtful.append,
-            on_failed=self.failed.append,
         )
+
+    def look(self, address: str) -> None:
+        self.doubtful.append(address)
+
+    def doubt(self, address: str) -> None:
+        self.failed.append(address)
 
     def route(self, now: float = 0.0) -> Pick | Rejection | Wait | Ticket:
         """Route a request for the adapter `a` as a stream does."""

@@ -14,12 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from extproc.adapters.sources import SourceStatus
 from extproc.config.file import check_sections
-from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.policies import Founding
 from extproc.service.adapterservice import READINESS_LIMIT_S, AdapterService
 from extproc.service.clocks import World
-from extproc.service.peering import Peering
 from extproc.service.routing import Routing
 from tests.service.test_peering import eventually
 
@@ -34,26 +32,16 @@ class Scene:
         sections = {"discovery": {"file": "pods.yaml"}, "adapters": {"store": store, **adapters}}
         config, world = check_sections(sections), World(self._clock, time.time, random.Random(0))
         self.routing = Routing(config, Founding(), router_id="r", world=world)
-        peering = Peering(
-            config,
-            router_id="r",
-            on_entries=lambda _: None,
-            on_num_routers=lambda _: None,
-            on_garbage=lambda: None,
-            clock=self._clock,
-            rng=random.Random(0),
-            observers=Observers(),
-        )
         self.service = AdapterService(
             config,
             self.routing,
             poke=lambda _address: None,
             report=None,
-            peering=peering,
+            say=None,
             router_id="r",
-            sources=lambda: self.of_cluster,
             world=world,
         )
+        self.routing.sources.add(lambda: self.of_cluster)
         self.catalog = self.routing.router.catalog
 
     @asynccontextmanager
@@ -84,11 +72,11 @@ async def test_a_router_is_ready_and_sure_of_names_once_its_store_has_been_read(
 ) -> None:
     scene = Scene(tmp_path)
     assert scene.service.why_not_ready() == ["adapters.store: not read yet"]
-    assert not scene.catalog.is_known()
+    assert not scene.routing.sources.are_known
 
     async with scene.running():
         await eventually(lambda: not scene.service.why_not_ready())
-        assert scene.catalog.is_known()
+        assert scene.routing.sources.are_known
 
 
 @pytest.mark.parametrize("wait_s", [None, 60.0])
@@ -98,17 +86,17 @@ async def test_while_who_may_use_what_cannot_be_read_a_router_is_not_ready_and_s
     """As long as it takes, or as the operator says; it refuses what it does not know either way."""
     scene = Scene(tmp_path / "missing", ready_wait_s=wait_s)
     async with scene.running():
-        await eventually(lambda: bool(scene.service.sources()[0].problem))
+        await eventually(lambda: bool(scene.routing.sources.statuses()[0].problem))
         scene.now = 59.0
         (reason,) = scene.service.why_not_ready()
         assert reason.startswith("adapters.store: not read yet: ")
         scene.now = 86_400.0
         assert bool(scene.service.why_not_ready()) is (wait_s is None)
-        assert not scene.catalog.knows_terms()
+        assert not scene.routing.sources.terms_are_known
         assert scene.service.warnings() == [reason]
 
         (tmp_path / "missing").mkdir()
-        await eventually(scene.catalog.knows_terms)
+        await eventually(lambda: scene.routing.sources.terms_are_known)
         assert scene.service.why_not_ready() == scene.service.warnings() == []
 
 
@@ -120,8 +108,8 @@ async def test_names_that_cannot_be_read_delay_readiness_for_a_while_alone(tmp_p
         await eventually(lambda: scene.service.why_not_ready() == ["names: not read yet: 403"])
         scene.now = READINESS_LIMIT_S
         assert not scene.service.why_not_ready()
-        assert not scene.catalog.is_known()
-        assert scene.catalog.knows_terms()
+        assert not scene.routing.sources.are_known
+        assert scene.routing.sources.terms_are_known
 
 
 async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
@@ -130,7 +118,7 @@ async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
     caplog.set_level("INFO")
     scene = Scene(tmp_path)
     async with scene.running():
-        await eventually(lambda: scene.catalog.knows_terms())
+        await eventually(lambda: scene.routing.sources.terms_are_known)
         moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
         await eventually(lambda: bool(scene.service.warnings()))
         scene.now += 30.0
@@ -138,7 +126,7 @@ async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
         (warning,) = scene.service.warnings()
         assert warning.startswith("adapters.store: as of 30 s ago: ")
         assert scene.gauges() == {"declarations_known": 1.0, "declarations_age_seconds": 30.0}
-        assert scene.catalog.knows_terms()
+        assert scene.routing.sources.terms_are_known
 
         moved.rename(tmp_path)
         await eventually(lambda: not scene.service.warnings())
@@ -155,6 +143,6 @@ async def test_a_content_that_was_bad_at_the_start_holds_back_what_nobody_declar
     async with scene.running():
         await eventually(lambda: "a.json: " in str(scene.service.warnings()))
         assert not scene.service.why_not_ready()
-        assert not scene.catalog.knows_terms()
+        assert not scene.routing.sources.terms_are_known
         (tmp_path / "a.json").write_text('{"name": "a", "deleted": true}')
-        await eventually(lambda: scene.catalog.knows_terms())
+        await eventually(lambda: scene.routing.sources.terms_are_known)

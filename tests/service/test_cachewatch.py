@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from extproc.fleet.cachesize import OBSERVATIONS_PER_LOOK
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import Traits
-from extproc.service.services import CacheWatch
+from extproc.service.cachewatch import CacheWatch
 from tests.builders import address, endpoint, report
 
 

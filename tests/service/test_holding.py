@@ -91,11 +91,12 @@ def change_policy(routing: Routing) -> None:
     ("change", "reason"), [(put_to_sleep, Reason.ASLEEP), (change_policy, None)]
 )
 def test_held_requests_learn_of_a_change_at_once(
-    change: Callable[[Routing], None], reason: Reason | None
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Routing], None], reason: Reason | None
 ) -> None:
-    routing, ticket = shut()
     times: list[float] = []
-    routing.router.queue.schedule.at = times.append
+    monkeypatch.setattr(Routing, "_offer_at", lambda _, at_s: times.append(at_s))
+    routing, ticket = shut()
+    times.clear()
 
     change(routing)
     routing.router.offer(now=1.0)

@@ -34,9 +34,7 @@ class Scene:
         pool.record_models(address(1), [base_card(), *cards], now=now)
         self.adapters = Adapters(
             config,
-            pool=pool,
-            router=self.routing.router,
-            rewrites=self.routing.rewrites,
+            self.routing,
             router_id="r",
             poke=lambda _address: None,
             world=world,

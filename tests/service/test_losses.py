@@ -81,9 +81,8 @@ async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost
         parse_config("discovery: {static: []}"),
         pool=scene.pool,
         readiness=Readiness(limit_s=1.0),
-        endings=scene.endings,
-        telemetry=scene.telemetry,
-        observers=scene.observers,
+        accounting=scene.accounting,
+        recorder=scene.recorder,
         on_asked=lambda: None,
         world=World(lambda: scene.now, lambda: scene.now, random.Random(0)),
     )

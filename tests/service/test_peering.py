@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ import pytest
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
-from extproc.observe.observers import Observers
+from extproc.peers.adapterpeers import AdapterPeers
+from extproc.peers.links import Links
+from extproc.peers.relay import Relay
 from extproc.peers.service import METHOD
+from extproc.peers.telling import Hearing, Telling
+from extproc.service.clocks import World
 from extproc.service.peeraccess import check_peers, peer_port
 from extproc.service.peering import Peering
 from extproc.wire import server as wire
 from extproc.wire.rpc import Call, Code, Metadata, Method
+from tests.builders import routing
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
+from tests.service.scene import Scene
 
 PATIENCE_S = 60.0
 KEY_FILE = Path(__file__).with_name("peers_key.txt")
@@ -52,21 +59,36 @@ class Replica:
     ) -> None:
         self.taken: list[bytes] = []
         self.counts: list[int] = []
-        self.observers = Observers()
+        scene, clock = Scene(), time.monotonic
+        self.observers, self.relay = scene.observers, Relay()
+        self._endings = replace(scene.endings, relay=self.relay, clock=clock)
+        telling = Telling(
+            Links(clock), call_later=lambda _s, _do: None, clock=clock, observers=self.observers
+        )
+        router = routing()
+        adapters = AdapterPeers(
+            router_id,
+            router.catalog,
+            poke=lambda _: None,
+            look=lambda: None,
+            clock=clock,
+            say=None,
+        )
         self.peering = Peering(
             configured(peers, server),
+            self.relay,
+            Hearing(router, adapters, telling, clock=clock, observers=self.observers),
             router_id=router_id,
             on_entries=self.taken.extend,
             on_num_routers=self.counts.append,
             on_garbage=lambda: None,
-            clock=time.monotonic,
-            rng=random.Random(router_id),
             observers=self.observers,
+            world=World(clock, time.time, random.Random(router_id)),
         )
 
     def pass_on(self, pick_id: str, entry: bytes) -> None:
-        self.peering.pass_on(pick_id, entry)
-        self.peering.flush()
+        self._endings.pass_on(pick_id, entry)
+        self._endings.flush()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -98,7 +120,7 @@ async def test_an_entry_goes_to_the_router_that_its_pick_names() -> None:
         near.pass_on("nonsense", b"for nobody")
         near.pass_on("bb-7", b"for it")
         await eventually(lambda: far.taken == [b"for it"])
-        fed = (near.peering.relay.is_fed, far.peering.relay.is_fed)
+        fed = (near.relay.is_fed, far.relay.is_fed)
 
     assert fed == (False, True)
 
@@ -179,14 +201,12 @@ async def test_the_end_does_not_wait_for_a_peer_that_hangs(
     assert "have not accepted all" in caplog.text
 
 
-async def test_a_router_without_peers_is_alone_and_offers_them_nothing() -> None:
+async def test_a_router_without_peers_is_alone() -> None:
     alone = Replica("aa", None)
     await alone.peering.run()
-    alone.pass_on("bb-1", b"1")
 
     assert alone.peering.num_routers == 1
     assert alone.peering.methods() == ()
-    assert not alone.peering.relay.num_queued_bytes
 
 
 async def test_routers_are_counted_as_the_name_system_lists_them() -> None:

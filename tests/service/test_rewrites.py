@@ -28,7 +28,7 @@ def test_targets_take_effect_when_the_configuration_changes() -> None:
 def test_streams_ask_by_the_rules_in_force() -> None:
     dispatcher = Scene().dispatcher
     plain = dispatcher.may_rewrite
-    dispatcher.rewrites.declared = {"a"}
+    dispatcher.rewrites.declare({"a"})
 
     assert (plain, dispatcher.may_rewrite, dispatcher.concerns("a")) == (False, True, True)
     assert (dispatcher.is_declared("a"), dispatcher.is_declared("b")) == (True, False)

@@ -10,8 +10,6 @@ import pytest
 
 from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import AdapterPeers
-from extproc.routing.catalog import Catalog
 from extproc.service.peeraccess import check_peers, unproven_peers
 from tests.builders import address
 from tests.peers.test_adapterpeers import SQL
@@ -25,15 +23,6 @@ class Loader(Peered):
 
     def __init__(self, peers: dict[str, Any]) -> None:
         super().__init__("m", peers)
-        self.catalog = Catalog()
-        self.adapters = AdapterPeers(
-            "m",
-            self.catalog,
-            poke=lambda _: None,
-            look=lambda: None,
-            clock=lambda: 0.0,
-            discuss=self.peering.discuss,
-        )
         self.adapters.declare([SQL])
 
 
@@ -77,7 +66,7 @@ async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no
     assert not router.adapters._peers.leaving(0.0)
     assert router.catalog.failed == {}
     assert not router.pool.told.num_in_flight
-    assert not router.peering.relay.is_fed
+    assert not router.relay.is_fed
 
 
 def test_a_file_of_keys_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path) -> None:

@@ -91,6 +91,10 @@ class Pod:
         for load in self._loads:
             load.cancel()
 
+    def drain(self) -> None:
+        """Say from now on that it is not well; requests are served."""
+        self.is_draining = True
+
     def routes(self) -> list[web.RouteDef]:
         """Return every endpoint."""
         return [

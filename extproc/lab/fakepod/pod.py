@@ -134,7 +134,7 @@ class RunningPod:
 
     async def drain(self) -> None:
         """Keep serving for `drain_s`, with 503 from `/health` and `/metrics`; then call `stop`."""
-        self.pod.is_draining = True
+        self.pod.drain()
         await asyncio.sleep(self.pod.config.drain_s)
 
     async def stop(self) -> None:

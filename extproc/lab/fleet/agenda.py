@@ -33,6 +33,11 @@ class Agenda:
         """The time of the next action; infinite without one."""
         return self._entries[0][0] if self._entries else inf
 
+    def go_to(self, at_s: float) -> None:
+        """Do what is due by then, and let it be then."""
+        self.run_until(at_s)
+        self.now = at_s
+
     def run_until(self, until_s: float) -> None:
         """Do what is due by then, each at its time; `now` stays at the last."""
         entries = self._entries

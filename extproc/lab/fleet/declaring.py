@@ -50,7 +50,6 @@ class Declaring:
         self._leader = routers[0]
         for router in routers:
             self._declare(router, offers)
-            router.router.catalog.on_cold = partial(agenda.after, 0.0, partial(self._tick, router))
             self._look(router)
 
     def _declare(self, router: FleetRouter, offers: Mapping[str, Offer]) -> None:
@@ -60,6 +59,10 @@ class Declaring:
         catalog.planner.declare([each.declaration for each in offers.values()], now=now)
         catalog.declare(offers, {frozenset(): self._base})
         router.pool.declare({name: ModelCard(name, self._base) for name in offers}, now=now)
+
+    def look_soon(self, router: FleetRouter) -> None:
+        """Have a router's planner look now: a request waits for an adapter."""
+        self._agenda.after(0.0, partial(self._tick, router))
 
     def _look(self, router: FleetRouter) -> None:
         self._tick(router)

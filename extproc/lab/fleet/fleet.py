@@ -23,6 +23,7 @@ from extproc.lab.fleet.pod import FleetPod, started_engine
 from extproc.lab.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
 from extproc.lab.fleet.router import FleetRouter
 from extproc.lab.fleet.settings import FleetSettings, Loading
+from extproc.lab.fleet.telling import FleetTelling
 from extproc.lab.fleet.tenancy import claim_of
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 from extproc.lab.workload.requests import PLAIN
@@ -87,22 +88,27 @@ class Fleet:
         self._adapters = [name for name in workload.adapters if has_all and name not in late]
         for _ in range(settings.num_pods):
             self._add_pod()
-        self.routers = [
-            FleetRouter(
+        self.routers: list[FleetRouter] = []
+        tellings = [self._telling(str(number), seed) for number in range(settings.num_routers)]
+        for number, (each, telling) in enumerate(zip(policies, tellings, strict=True)):
+            router = FleetRouter(
                 each,
                 policy_name,
                 settings,
                 router_id=str(number),
                 rng=random.Random(f"router/{seed}/{number}"),
+                agenda=self._agenda,
+                on_cold=partial(self._on_cold, number),
+                telling=telling,
             )
-            for number, each in enumerate(policies)
-        ]
+            self.routers.append(router)
+        for telling in filter(None, tellings):
+            telling.begin()
         self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
-        for router in self.routers:
-            router.router.queue.schedule.at = partial(self._offer_at, router)
-        self._knowledge.start(seed)
+        self._knowledge.start()
+        self._declaring: Declaring | None = None
         if settings.loading is not None:
-            Declaring(
+            self._declaring = Declaring(
                 workload.adapters,
                 BASE_MODEL,
                 loading=Loading(settings.loading),
@@ -130,8 +136,7 @@ class Fleet:
         choose_router = self._rng.randrange
         num_routers = self.settings.num_routers
         for number, arrival in enumerate(self.workload.arrivals):
-            self._agenda.run_until(arrival.at_s)
-            self._agenda.now = arrival.at_s
+            self._agenda.go_to(arrival.at_s)
             router = choose_router(num_routers) if num_routers > 1 else 0
             tenant = self.workload.tenants.get(arrival.tenant, PLAIN)
             flight = Flight(str(number), arrival, router, tenant.has_objectives)
@@ -231,14 +236,23 @@ class Fleet:
                 self.routers[flight.router].ended.append(flight)
             flight.end(FlightState.ABANDONED, self.now)
 
-    def _offer_at(self, router: FleetRouter, at_s: float) -> None:
-        """Have an offer made then, and not when it was asked for before."""
-        router.offers_at_s = at_s = max(at_s, self.now)
-        self._agenda.at(at_s, partial(self._offer, router, at_s))
+    def _on_cold(self, router: int) -> None:
+        if self._declaring is not None:
+            self._declaring.look_soon(self.routers[router])
 
-    def _offer(self, router: FleetRouter, at_s: float) -> None:
-        if router.offers_at_s == at_s:
-            router.router.offer(now=at_s)
+    def _telling(self, router_id: str, seed: int) -> FleetTelling | None:
+        """Return what tells the others of a router, if they are told."""
+        settings = self.settings
+        if settings.peer_delay_s is None:
+            return None
+        return FleetTelling(
+            router_id,
+            self.routers,
+            agenda=self._agenda,
+            delay_s=settings.peer_delay_s,
+            loss=settings.peer_loss,
+            rng=random.Random(f"peers/{seed}/{router_id}"),
+        )
 
     # --- the world --------------------------------------------------------------------------
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.evidence import Verdict
 from extproc.fleet.pickids import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.lab.engine.activity import NEVER_S
+from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.telling import FleetTelling
 from extproc.lab.workload.flights import Flight, FlightState
 from extproc.queue import HoldQueue
 from extproc.routing.admission import AdmissionSettings
+from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import Policy
 from extproc.routing.router import Router
@@ -32,6 +37,11 @@ class FleetRouter:
     """A router; `id` is the first part of its picks' ids.
 
     A policy may have its own settings for the router's queue, as `queue`.
+
+    Args:
+        agenda: Has offers made.
+        on_cold: Called when a request waits for an adapter.
+        telling: Tells the others, if they are told.
     """
 
     def __init__(
@@ -42,12 +52,26 @@ class FleetRouter:
         *,
         router_id: str,
         rng: random.Random,
+        agenda: Agenda,
+        on_cold: Callable[[], None],
+        telling: FleetTelling | None,
     ) -> None:
         presumed = settings.presumed_cpu_loras
         cached = settings.max_cpu_loras if presumed is None else presumed or None
         expiry_s, groups = settings.report_expiry_s, settings.traits
-        self.pool = Pool(PoolSettings(expiry_s, settings.max_loras, cached, groups=groups))
-        self.id = router_id
+        queue = HoldQueue(
+            getattr(policy, "queue", settings.queue),
+            at=self._offer_at,
+            on_change=None if telling is None else telling.waits,
+        )
+        catalog = Catalog(on_cold=on_cold)
+        self.pool = Pool(
+            PoolSettings(expiry_s, settings.max_loras, cached, groups=groups),
+            queue=queue,
+            catalog=catalog,
+            observer=telling,
+        )
+        self._agenda, self.id = agenda, router_id
         self.policy = policy
         picker = Picker(
             policy,
@@ -56,14 +80,22 @@ class FleetRouter:
             next_id=pick_ids(router_id),
             admission=AdmissionSettings(settings.max_pending),
         )
-        queue = HoldQueue(getattr(policy, "queue", settings.queue))
-        self.router = Router(self.pool, picker, settings.max_hold_s, queue)
+        self.router = Router(self.pool, picker, queue, catalog, settings.max_hold_s)
         self.accounting = Accounting(self.pool, router_id)
         self.accounting.record_access_logs(1)
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
         self.ended: list[Flight] = []
-        self.offers_at_s = NEVER_S  # when room is offered next to those held
+        self._offers_at_s = NEVER_S  # when room is offered next to those held
+
+    def _offer_at(self, at_s: float) -> None:
+        """Have an offer made then, and not when it was asked for before."""
+        self._offers_at_s = at_s = max(at_s, self._agenda.now)
+        self._agenda.at(at_s, partial(self._offer, at_s))
+
+    def _offer(self, at_s: float) -> None:
+        if self._offers_at_s == at_s:
+            self.router.offer(now=at_s)
 
     def read_page(self, address: str, report: LoadReport, *, taken_at_s: float) -> None:
         """Record a scrape and end the picks that the pod no longer has."""
