@@ -8,33 +8,39 @@ are the wall's, so other work on the machine shows.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.adapters import NUM_DECLARED, NUM_PODS, SLOTS, Scene, running
-from bench.figures import percentile, render_table
+import aiohttp
+
+from bench.adapters import NUM_DECLARED, NUM_PODS, SLOTS
+from bench.figures import parse_counters, percentile, render_table
 from bench.machine import describe
 from bench.processes import memory
-from bench.report import default_path, write_json
+from bench.report import keep, parser
+from extproc.envoy.bootstrap import BootstrapOptions
+from extproc.envoy.bootstrap import render as render_bootstrap
 from extproc.lab.engine.profiles import PROFILES
-from extproc.stack.processes import StackError
+from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.stack.processes import StackError, free_port
+from extproc.stack.stack import Stack
 
 TOP = 200
 """Requests for the most popular adapter; one of rank r has TOP / r, and each has one at least."""
 _MAX_TOKENS = 32
 _PROFILE = PROFILES["h100-8b"]
-_PROGRESS_S = 10.0
+_PATIENCE_S = 120.0
+_QUICK_S = 20.0
+_LOADS = 'extproc_adapter_calls_total{kind="load",result="done"}'
 _AT_REST_S = 15.0
 """Until the memory of a router that nobody asks anything does not grow any more."""
 
@@ -110,6 +116,47 @@ def requests(rng: Random) -> list[int]:
     return numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A router and an Envoy, the pods, and a client."""
+
+    stack: Stack
+    pods: Sequence[RunningPod]
+    http: aiohttp.ClientSession
+
+
+@asynccontextmanager
+async def running(folder: Path, max_cpu_loras: int) -> AsyncIterator[Scene]:
+    """Eight pods in this process, a router with the store in this folder, and an Envoy.
+
+    Raises:
+        StackError: Something did not start.
+    """
+    async with AsyncExitStack() as exits:
+        pods, stack = [], Stack()
+        exits.push_async_callback(stack.close)
+        for number in range(NUM_PODS):
+            config = PodConfig(
+                f"pod-{number}", max_loras=SLOTS, max_cpu_loras=max_cpu_loras, profile=_PROFILE
+            )
+            pods.append(await start_pod(config, "127.0.0.1", free_port()))
+            exits.push_async_callback(pods[-1].stop)
+        router = await stack.start_router(
+            {
+                "discovery": {"static": [{"address": pod.address} for pod in pods]},
+                "adapters": {"store": {"directory": {"path": str(folder)}}},
+                "pods": {"max_cpu_loras": max_cpu_loras},
+                "scrape": {"expiry_s": 30.0},
+                "log": {"level": "warning", "json_lines": False},
+            }
+        )
+        await stack.start_envoy(render_bootstrap(BootstrapOptions(routers=(router.address,))))
+        timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
+        connector = aiohttp.TCPConnector(limit=0)
+        http = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        yield Scene(stack, pods, await exits.enter_async_context(http))
+
+
 class Clients:
     """They ask, and count what they get.
 
@@ -129,13 +176,8 @@ class Clients:
         outcome, began_s = self.outcome, time.monotonic()
         before = await num_loads(self._scene)
         async with asyncio.TaskGroup() as tasks:
-            progress = tasks.create_task(self._tell(began_s))
-            clients = [
+            for _ in range(self._case.num_clients):
                 tasks.create_task(self._client(began_s + self._case.most_s))
-                for _ in range(self._case.num_clients)
-            ]
-            await asyncio.wait(clients)
-            progress.cancel()
         outcome.took_s = time.monotonic() - began_s
         outcome.num_loads = await num_loads(self._scene) - before
         outcome.num_names, outcome.num_names_answered = len(self._names), len(self._answered)
@@ -177,23 +219,11 @@ class Clients:
 
     async def _send(self, name: str) -> tuple[int, float | None]:
         """Send a request; return its status, and what it says about a retry."""
-        url, body = f"{self._scene.url}/v1/chat/completions", chat_body(name)
+        url, body = f"{self._scene.stack.url}/v1/chat/completions", chat_body(name)
         async with self._scene.http.post(url, json=body) as response:
             await response.read()
             retry_after = response.headers.get("retry-after")
             return response.status, None if retry_after is None else float(retry_after)
-
-    async def _tell(self, began_s: float) -> None:
-        while True:
-            await asyncio.sleep(_PROGRESS_S)
-            outcome, elapsed_s = self.outcome, time.monotonic() - began_s
-            loads = await num_loads(self._scene)
-            print(
-                f"{self._case.name}: {elapsed_s:.0f} s, {outcome.num_answered:,} of "
-                f"{outcome.num_asked:,} answered, {len(self._answered):,} adapters, "
-                f"{outcome.num_retries} retries, {60 * loads / elapsed_s:.0f} loads a minute",
-                file=sys.stderr,
-            )
 
 
 def chat_body(model: str, max_tokens: int = _MAX_TOKENS) -> dict[str, Any]:
@@ -204,10 +234,8 @@ def chat_body(model: str, max_tokens: int = _MAX_TOKENS) -> dict[str, Any]:
 
 async def num_loads(scene: Scene) -> float:
     """Return how many loads the router has had done."""
-    async with scene.http.get(f"{scene.router.admin_url}/metrics") as response:
-        page = await response.text()
-    found = re.findall(r'extproc_adapter_calls_total\{kind="load",result="done"\} (\S+)', page)
-    return sum(map(float, found))
+    async with scene.http.get(f"{scene.stack.routers[0].admin_url}/metrics") as response:
+        return parse_counters(await response.text()).get(_LOADS, 0.0)
 
 
 @asynccontextmanager
@@ -235,42 +263,35 @@ async def serve(case: Case) -> Outcome:
     """
     with TemporaryDirectory() as name:
         declare(Path(name))
-        async with running("directory", Path(name), case.max_cpu_loras, _PROFILE) as scene:
+        async with running(Path(name), case.max_cpu_loras) as scene:
             await asyncio.sleep(_AT_REST_S)
-            rss_bytes = memory(scene.router.pid).now_bytes
+            pid = scene.stack.routers[0].pid
+            rss_bytes = memory(pid).now_bytes
             numbers = requests(Random(1))
             if case.is_flood:
                 numbers = Random(1).choices(range(NUM_DECLARED), k=100_000)
             async with _busy(scene) if case.is_busy else nullcontext():
                 outcome = await Clients(scene, case, numbers).run()
             outcome.rss_bytes = rss_bytes
-            outcome.peak_bytes = memory(scene.router.pid).peak_bytes
+            outcome.peak_bytes = memory(pid).peak_bytes
             return outcome
-
-
-async def idle_bytes() -> int:
-    """Return the memory of the same router at rest, with nothing declared."""
-    with TemporaryDirectory() as name:
-        async with running("directory", Path(name), SLOTS, _PROFILE) as scene:
-            await asyncio.sleep(_AT_REST_S)
-            return memory(scene.router.pid).now_bytes
 
 
 def declare(folder: Path) -> None:
     """Write 2,000 declarations for the store in a folder."""
-    (folder / "adapters").mkdir()
     for number in range(NUM_DECLARED):
         name = f"adapter-{number}"
         document = json.dumps({"name": name, "source": f"/adapters/{name}"})
-        (folder / "adapters" / f"{name}.json").write_text(document)
+        (folder / f"{name}.json").write_text(document)
 
 
-def render(outcomes: dict[str, Outcome], idle: int) -> str:
-    """Return the tables."""
+def render(outcomes: dict[str, Outcome]) -> str:
+    """Return the table."""
     header = [f"{NUM_DECLARED:,} adapters, {NUM_PODS} pods of {SLOTS} slots", "adapters answered"]
     header += ["requests answered", "responses", "retries", "loads/min", "minutes"]
     header += ["warm p50 / p99 s", "cold p50 / p99 s", "refused after p50 / most s"]
-    rows, sizes = [], []
+    header += ["router MB: at rest", "most"]
+    rows = []
     for name, each in outcomes.items():
         statuses = ", ".join(f"{status}: {num:,}" for status, num in sorted(each.statuses.items()))
         rows.append(
@@ -285,13 +306,10 @@ def render(outcomes: dict[str, Outcome], idle: int) -> str:
                 _two(each.warm_s, 99),
                 _two(each.cold_s, 99),
                 _two(each.refused_s, 100),
+                *(f"{size / 1e6:.1f}" for size in (each.rss_bytes, each.peak_bytes)),
             ]
         )
-        above = [f"{(size - idle) / 1e6:.1f}" for size in (each.rss_bytes, each.peak_bytes)]
-        sizes.append([name, *above])
-    size = f"router's memory, MB above {idle / 1e6:.1f} with nothing declared"
-    table = render_table([size, "at rest", "most"], sizes)
-    return f"{render_table(header, rows)}\n\n{table}"
+    return render_table(header, rows)
 
 
 def _two(times_s: Sequence[float], percent: float) -> str:
@@ -302,29 +320,28 @@ def _two(times_s: Sequence[float], percent: float) -> str:
 
 def is_good(case: Case, outcome: Outcome) -> bool:
     """Return whether all were answered, or told when to come again."""
-    is_answered = outcome.num_names_answered == NUM_DECLARED or case.is_flood
+    num_wanted = outcome.num_names if case.most_s == _QUICK_S else NUM_DECLARED
+    is_answered = outcome.num_names_answered == num_wanted or case.is_flood
     return is_answered and not outcome.num_silent and outcome.statuses.keys() <= {200, 429, 503}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; the exit status is 1 where an adapter never answered, or a refusal was no good."""
-    parser = argparse.ArgumentParser(prog="python -m bench.adapterload", description=__doc__)
-    parser.add_argument("--cases", type=int, nargs="+", choices=range(len(CASES)))
-    parser.add_argument("--out", help="JSON file (default: bench/results/adapters-DATE-...)")
-    args = parser.parse_args(arguments)
+    options = parser("adapterload", __doc__)
+    options.add_argument("--cases", type=int, nargs="+", choices=range(len(CASES)))
+    args = options.parse_args(arguments)
     cases = CASES if args.cases is None else [CASES[number] for number in args.cases]
+    if args.quick:
+        cases = [replace(each, most_s=_QUICK_S) for each in cases]
     try:
         machine = describe()
-        idle = asyncio.run(idle_bytes())
         outcomes = {case.name: asyncio.run(serve(case)) for case in cases}
     except StackError as error:
         print(f"bench.adapterload: {error}", file=sys.stderr)
         return 1
-    print(render(outcomes, idle))
-    path = args.out or default_path("adapters", machine, is_quick=False)
+    print(render(outcomes))
     results = {name: _summary(each) for name, each in outcomes.items()}
-    write_json({"machine": machine, "idle_bytes": idle, "cases": results}, path)
-    print(f"\n{path}", file=sys.stderr)
+    keep("adapters", args, machine, {"cases": results})
     return 0 if all(is_good(case, outcomes[case.name]) for case in cases) else 1
 
 

@@ -117,6 +117,12 @@ def by_label(samples: Mapping[str, float], name: str, label: str) -> dict[str, i
     }
 
 
+def abuse_of(samples: Mapping[str, float]) -> dict[str, int]:
+    """How often each limit of the wire was passed; those that were not do not appear."""
+    counts = by_label(samples, "extproc_wire_abuse_total", "limit")
+    return {limit: count for limit, count in counts.items() if count}
+
+
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with padded columns, the first one to the left."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]

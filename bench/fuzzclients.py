@@ -13,12 +13,13 @@ import string
 from typing import Final
 
 from bench.attacks import READY
-from bench.fuzzfield import HONEST, SESSION_HEADER, SINK, Field, chat, head
+from bench.field import HONEST, SESSION_HEADER, SINK, Field, chat, head
 from extproc.wire import frames
 
 _MIB: Final = 2**20
 _GET_LIST: Final = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-_LIST_READERS: Final = 25
+BROKEN: Final = "broken answer"
+LIST_READERS: Final = 25
 """Connections of one who reads lists in a loop: with as many of them as come, some hundreds."""
 _STEERING: Final = (
     "x-gateway-destination-endpoint",
@@ -124,7 +125,7 @@ async def deep_nesting(field: Field) -> str:
 
 async def model_twice(field: Field) -> str:
     """Two models, escapes, or no string."""
-    names = ('"honest-00","model":"sink"', '"\\u0073ink"', '["sink"]', "{}", "null", '""', '"\\n"')
+    names = ('"adapter-00","model":"sink"', '"\\u0073ink"', '["sink"]', "{}", "null", '""', '"\\n"')
     return await field.post(('{"model":' + field.rng.choice(names) + "}").encode())
 
 
@@ -239,24 +240,25 @@ async def list_of_models(field: Field) -> str:
 
 async def lists_in_a_loop(field: Field) -> str:
     """The same, read whole and asked for again, on many connections at once."""
-    statuses: set[str] = set()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(field.rng.uniform(0.2, 1.0) * field.hold_s):
             async with asyncio.TaskGroup() as tasks:
-                for number in range(_LIST_READERS):
-                    tasks.create_task(_read_lists(field, statuses, stays=number % 2 == 0))
-    return " ".join(sorted(statuses)) or "nothing"
+                for number in range(LIST_READERS):
+                    tasks.create_task(_read_lists(field, stays=number % 2 == 0))
+    return "left"
 
 
-async def _read_lists(field: Field, statuses: set[str], *, stays: bool) -> None:
+async def _read_lists(field: Field, *, stays: bool) -> None:
     while True:
-        with contextlib.suppress(OSError, EOFError):
+        try:
             async with field.link() as link:
                 is_wanted = True
                 while is_wanted:
                     await link.send(_GET_LIST)
-                    statuses.add(await link.whole_answer())
+                    field.note(await link.whole_answer())
                     is_wanted = stays
+        except (OSError, EOFError):
+            field.note(BROKEN)
 
 
 async def odd_method_or_path(field: Field) -> str:
@@ -281,9 +283,10 @@ async def leaves(field: Field) -> str:
     """Goes at any moment of a request that an honest pod serves."""
     body = chat(field.rng.choice(HONEST), stream=True, max_tokens=5)
     request = head(len(body)) + body
+    is_whole = field.rng.random() < 0.7
     async with field.link() as link:
-        await link.send(request[: field.rng.randrange(1, len(request) + 1)])
-        await asyncio.sleep(field.rng.choice((0.0, 0.005, 0.05)))
+        await link.send(request if is_whole else request[: field.rng.randrange(1, len(request))])
+        await asyncio.sleep(field.rng.choice((0.0, 0.005, 0.02, 0.05)))
     return "left"
 
 

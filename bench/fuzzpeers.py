@@ -13,7 +13,7 @@ from typing import Final
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc_pb2
 
 from bench.attacks import ATTACKS, Attack
-from bench.fuzzfield import HONEST, Field, chat
+from bench.field import HONEST, Field, chat
 from extproc.gen import decisions_pb2, peers_pb2
 from extproc.wire import frames
 from extproc.wire.grpc import literal

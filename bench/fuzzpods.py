@@ -12,16 +12,14 @@ import functools
 import gzip
 import json
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from bench.fuzzfield import SHAKY, SINK
+from bench.field import SHAKY, SINK, reset
 
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with a TCP reset
 _MIB: Final = 2**20
 _MAX_HEAD_BYTES: Final = 128 * 1024
 _LONG_BYTES: Final = 2 * _MIB
@@ -68,12 +66,6 @@ class Visit:
             await self.answer(models([self.name]))
         else:
             await self.answer(b'{"choices":[]}')
-
-    def reset(self) -> None:
-        """Close with a TCP reset."""
-        sock: socket.socket = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.writer.transport.abort()
 
 
 Answer = Callable[[Visit], Awaitable[None]]
@@ -190,7 +182,7 @@ def _bomb() -> bytes:
 
 async def resets(visit: Visit) -> None:
     """Hangs up on everything."""
-    visit.reset()
+    reset(visit.writer)
 
 
 async def silent(visit: Visit) -> None:
@@ -280,7 +272,7 @@ async def shaky_404(visit: Visit) -> None:
 async def shaky_resets(visit: Visit) -> None:
     """The same with a reset."""
     if not await _lists_shaky(visit):
-        visit.reset()
+        reset(visit.writer)
 
 
 async def _lists_shaky(visit: Visit) -> bool:
@@ -345,7 +337,13 @@ async def _discard_body(reader: asyncio.StreamReader, head: str) -> None:
 
 @asynccontextmanager
 async def hostile_pods(num_each: int, seed: int) -> AsyncIterator[list[HostilePod]]:
-    """`num_each` of each kind, the shaky ones and one that takes all; then one that refuses."""
+    """`num_each` of each kind, the shaky ones and one that takes all; then one that refuses.
+
+    None at all if `num_each` is 0.
+    """
+    if not num_each:
+        yield []
+        return
     kinds = [*PODS * num_each, *SHAKY_PODS, takes_all]
     async with AsyncExitStack() as stack:
         pods = []

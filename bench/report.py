@@ -27,6 +27,7 @@ _NAMES = {
     "empty": "empty grpc.aio",
     "grpcio": "router, grpcio",
     "wire": "router, wire",
+    "watched": "wire, 8 viewers",
     "other": "other checkout",
 }
 
@@ -146,11 +147,31 @@ class _Rows:
         return cells
 
 
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A benchmark's options: those that all have."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--quick", action="store_true", help="few and short: a look only")
+    made.add_argument("--out", help="JSON file (default: bench/results/...DATE-machine.json)")
+    return made
+
+
 def default_path(kind: str, machine: dict[str, Any], *, is_quick: bool) -> Path:
     """Where results go: a quick look among what is not kept."""
     folder = _FOLDER / ("out" if is_quick else "results")
     prefix = "" if kind == "bench" else f"{kind}-"
     return folder / f"{prefix}{time.strftime('%Y-%m-%d')}-{slug(machine)}.json"
+
+
+def keep(kind: str, args: argparse.Namespace, machine: dict[str, Any], results: Any) -> None:
+    """Write a result and how it was asked for, to `--out` or where results go, and say where."""
+    path = args.out or default_path(kind, machine, is_quick=getattr(args, "quick", False))
+    called = {key: value for key, value in vars(args).items() if key != "out"}
+    write_json({"machine": machine, "options": called, **results}, path)
+    print(f"\n{path}", file=sys.stderr)
 
 
 def write_json(results: Any, path: Path | str) -> None:
@@ -160,7 +181,7 @@ def write_json(results: Any, path: Path | str) -> None:
         document["ratios"] = results.ratios
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(_rounded(document), indent=1) + "\n")
+    target.write_text(json.dumps(_rounded(document), indent=1, default=str) + "\n")
 
 
 def _rounded(value: Any) -> Any:

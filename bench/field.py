@@ -1,11 +1,13 @@
-"""Where the attackers of `bench.fuzz_service` stand: ports, chance, and how much they may send."""
+"""Where the attackers of a scenario stand: ports, chance, and how much they may send."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -13,12 +15,15 @@ from typing import Final
 
 SINK: Final = "sink"
 """Adapter of a pod that takes any body: what is attacked is the gateway, not an honest pod."""
-HONEST: Final = tuple(f"honest-{n:02d}" for n in range(12))
-"""Adapters that only honest pods have."""
+HONEST: Final = tuple(f"adapter-{n:02d}" for n in range(12))
+"""Adapters that only honest pods have; those of `bench.stack` have them, too."""
+LONG: Final = "long"
+"""Adapter of a pod whose answers take seconds."""
 SHAKY: Final = tuple(f"shaky-{n}" for n in range(4))
 """Adapters that honest pods have, and pods that fail at once list too."""
 SESSION_HEADER: Final = "x-session"
 
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with a TCP reset
 _CHUNK_BYTES: Final = 64 * 1024
 _BURST_S: Final = 0.25
 _FEW_BYTES: Final = 2000
@@ -99,6 +104,15 @@ class Link:
         return "still open"
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection with a TCP reset."""
+    sock: socket.socket | None = writer.get_extra_info("socket")
+    if sock is not None:  # closed already
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """The target of attacks.
@@ -110,6 +124,7 @@ class Field:
         rng: Its chance.
         budget: What it may send.
         hold_s: How long the slow ones stay, at most.
+        note: Counts one of many things that happen to one attacker.
     """
 
     envoy_port: int
@@ -118,6 +133,7 @@ class Field:
     rng: Random
     budget: Budget
     hold_s: float
+    note: Callable[[str], None]
 
     @asynccontextmanager
     async def link(self, port: int = 0, *, reads: bool = True) -> AsyncIterator[Link]:
@@ -133,7 +149,7 @@ class Field:
             yield Link(reader, writer, self.budget)
         finally:
             if self.rng.random() < 0.5:
-                writer.transport.abort()
+                reset(writer)
             else:
                 writer.close()
 
