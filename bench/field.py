@@ -7,11 +7,11 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 SINK: Final = "sink"
 """Adapter of a pod that takes any body: what is attacked is the gateway, not an honest pod."""
@@ -104,6 +104,14 @@ class Link:
         return "still open"
 
 
+async def crowd(attacks: Iterable[Coroutine[Any, Any, str]]) -> str:
+    """Let many do something at once."""
+    async with asyncio.TaskGroup() as tasks:
+        for attack in attacks:
+            tasks.create_task(attack)
+    return "left"
+
+
 def reset(writer: asyncio.StreamWriter) -> None:
     """Close a connection with a TCP reset."""
     sock: socket.socket | None = writer.get_extra_info("socket")
@@ -153,15 +161,38 @@ class Field:
             else:
                 writer.close()
 
-    async def linger(self) -> None:
-        """Stay for a while."""
-        await asyncio.sleep(self.rng.uniform(0.2, 1.0) * self.hold_s)
+    def a_while_s(self) -> float:
+        """How long a slow one stays."""
+        return self.rng.uniform(0.2, 1.0) * self.hold_s
 
-    async def post(self, body: bytes, path: str = _CHAT, headers: str = "") -> str:
-        """Send a whole request on a connection of its own; the answer's status."""
-        async with self.link() as link:
-            await link.send(head(len(body), path, headers) + body)
-            return await link.status(self.hold_s)
+    async def leave(self, data: bytes, port: int = 0, *, reads: bool = True) -> str:
+        """Send on a connection of its own, stay for a while, and go."""
+        async with self.link(port, reads=reads) as link:
+            await link.send(data)
+            await asyncio.sleep(self.a_while_s())
+        return "left"
+
+    async def say(self, data: bytes, port: int = 0, within_s: float | None = None) -> str:
+        """Send on a connection of its own; whether the other side closes it."""
+        async with self.link(port) as link:
+            await link.send(data)
+            return await link.drain_input(self.hold_s / 4 if within_s is None else within_s)
+
+    async def ask(self, data: bytes, port: int = 0, within_s: float | None = None) -> str:
+        """Send on a connection of its own; the answer's status."""
+        async with self.link(port) as link:
+            await link.send(data)
+            return await link.status(self.hold_s if within_s is None else within_s)
+
+    async def post(
+        self,
+        body: bytes,
+        path: str = _CHAT,
+        headers: str = "",
+        content_type: str = "application/json",
+    ) -> str:
+        """Send a whole request; the answer's status."""
+        return await self.ask(head(len(body), path, headers, content_type=content_type) + body)
 
 
 def head(

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -76,75 +76,57 @@ def render(results: Results) -> str:
     what = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "cpu")
     parts = [f"{machine['cpu']}: {what}", ""]
     header = ["", *(_NAMES[variant] for variant in results.medians)]
-    for title, rows in _sections(results):
+    for title, rows in _sections(results.cells):
         parts += [f"{title} (in brackets: times the empty grpc.aio server)", ""]
-        parts += [render_table(header, rows), ""]
+        cells = [[label, *_cells(results, name)] for label, name in rows.items()]
+        parts += [render_table(header, cells), ""]
     return "\n".join(parts).rstrip()
 
 
-def _sections(results: Results) -> list[tuple[str, list[list[str]]]]:
-    row = _Rows(results)
-    cells = results.cells
+def _sections(cells: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """The title of each table, and the name of each row's figure."""
     scheduled = [cell for cell in cells if not cell.endswith("@max")]
     saturated = [cell for cell in cells if cell.endswith("@max")]
+    percentiles = [(cell, which) for cell in scheduled for which in ("p50", "p99")]
     return [
         (
             "ext_proc server, CPU us per request, net of its idle cost",
-            [row.plain(c, f"{c}/server_us_per_request", "{:.0f}") for c in cells],
+            {cell: f"{cell}/server_us_per_request" for cell in cells},
         ),
         (
             "Envoy, CPU us per request",
-            [row.plain(c, f"{c}/envoy_us_per_request", "{:.0f}") for c in cells],
+            {cell: f"{cell}/envoy_us_per_request" for cell in cells},
         ),
         (
             "Requests per second at saturation",
-            [row.plain(c, f"{c}/requests_per_s", "{:.0f}") for c in saturated],
+            {cell: f"{cell}/requests_per_s" for cell in saturated},
         ),
         (
             "Latency, ms: without ext_proc, and what is added to it",
-            [
-                row.added(f"{c} {which}", f"{c}/{which}_ms")
-                for c in scheduled
-                for which in ("p50", "p99")
-            ],
+            {f"{cell} {which}": f"{cell}/{which}_ms" for cell, which in percentiles},
         ),
         (
             "ext_proc server at rest, and its memory after all cells",
-            [
-                row.plain("idle cores", "idle/cores", "{:.3f}"),
-                row.plain("VmRSS, MB", "memory/rss_mb", "{:.0f}"),
-                row.plain("VmHWM, MB", "memory/peak_mb", "{:.0f}"),
-            ],
+            {
+                "idle cores": "idle/cores",
+                "VmRSS, MB": "memory/rss_mb",
+                "VmHWM, MB": "memory/peak_mb",
+            },
         ),
     ]
 
 
-class _Rows:
-    def __init__(self, results: Results) -> None:
-        self._medians = results.medians
-        self._ratios = results.ratios
-
-    def plain(self, label: str, name: str, form: str) -> list[str]:
-        return self._row(label, name, lambda figures: figures.get(name), form)
-
-    def added(self, label: str, name: str) -> list[str]:
-        none = self._medians.get("none", {})
-
-        def read(figures: Figures) -> float | None:
-            value = figures.get(name)
-            return value if figures is none else minus(value, none.get(name))
-
-        return self._row(label, name, read, "{:.2f}")
-
-    def _row(
-        self, label: str, name: str, read: Callable[[Figures], float | None], form: str
-    ) -> list[str]:
-        cells = [label]
-        for variant, figures in self._medians.items():
-            value, times = read(figures), self._ratios.get(variant, {}).get(name)
-            text = "-" if value is None else form.format(value)
-            cells.append(text if times is None else f"{text} ({times:.2f})")
-        return cells
+def _cells(results: Results, name: str) -> list[str]:
+    """A figure of each variant, and its ratio."""
+    form = "{:.3f}" if name.endswith("cores") else "{:.2f}" if name.endswith("_ms") else "{:.0f}"
+    none, cells = results.medians.get("none", {}), []
+    for variant, figures in results.medians.items():
+        value, times = figures.get(name), results.ratios.get(variant, {}).get(name)
+        if variant != "none":
+            value = _added(name, value, none)
+        text = "-" if value is None else form.format(value)
+        cells.append(text if times is None else f"{text} ({times:.2f})")
+    return cells
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
