@@ -267,7 +267,7 @@ def _cells(row: Row) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; the exit status is 1 where a row did not end as promised."""
-    args = parser("abuse", __doc__).parse_args(arguments)
+    args = parser("abuse", __doc__, has_quick=False).parse_args(arguments)
     try:
         machine = describe()
     except StackError as error:

@@ -129,14 +129,17 @@ def _cells(results: Results, name: str) -> list[str]:
     return cells
 
 
-def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+def parser(
+    name: str, description: str | None, *, has_quick: bool = True
+) -> argparse.ArgumentParser:
     """A benchmark's options: those that all have."""
     made = argparse.ArgumentParser(
         prog=f"python -m bench.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--quick", action="store_true", help="few and short: a look only")
+    if has_quick:
+        made.add_argument("--quick", action="store_true", help="few and short: a look only")
     made.add_argument("--out", help="JSON file (default: bench/results/...DATE-machine.json)")
     return made
 

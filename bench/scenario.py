@@ -133,7 +133,9 @@ class Run:
                 await asyncio.wait_for(asking, _DRAIN_S)
             for helper in helpers:
                 helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            ended = await asyncio.gather(*helpers, return_exceptions=True)
+            broken = [each for each in ended if isinstance(each, Exception)]
+            self._watch.faults += [f"the watch is broken: {each!r}" for each in broken]
         return await self._result()
 
     async def _trouble(self, plan: Plan, blocks: Sequence[Block]) -> None:
@@ -152,7 +154,7 @@ class Run:
         self._target.list_pods()
         if self._watch.faults:
             running.cancel()
-        else:
+        with contextlib.suppress(asyncio.CancelledError):
             self._running.update(await running)
 
     async def _phase(self, block: Block, ends: Attack | None = None) -> None:
