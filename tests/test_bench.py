@@ -11,7 +11,6 @@ import pytest
 from bench import (
     abuse,
     adapterchaos,
-    adapterload,
     adapters,
     decisions,
     fuzz_service,
@@ -30,7 +29,6 @@ from extproc.request.messages import BodyMode
 BENCHMARKS = (
     abuse,
     adapterchaos,
-    adapterload,
     adapters,
     decisions,
     fuzz_service,
