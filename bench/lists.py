@@ -114,8 +114,12 @@ class Row:
 
     @property
     def lists(self) -> dict[str, int]:
-        """What the attackers got: the number of each status, and of broken answers."""
-        outcomes = next(each.attack.outcomes for each in self.result.phases if each.attack)
+        """What the attackers got: the number of each status, and of broken answers.
+
+        Nothing if the scenario was broken off.
+        """
+        tallies = [each.attack for each in self.result.phases if each.attack]
+        outcomes = {name: num for tally in tallies for name, num in tally.outcomes.items()}
         return {name.removeprefix(f"{_KIND}: "): count for name, count in outcomes.items()}
 
     def kept(self) -> dict[str, Any]:
