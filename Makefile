@@ -100,7 +100,7 @@ docs: $(DEV)
 bench: $(DEV)
 	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.rewrite
-	$(BIN)/python -m bench.adapters --quick
+	$(BIN)/python -m bench.adapters
 	$(BIN)/python -m bench.run $(BENCH)
 
 bench-hold: $(DEV)

@@ -9,7 +9,6 @@ same server asks on a call that it holds, and opens a new one; both must be answ
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
@@ -23,7 +22,7 @@ import hpack
 from bench.attacks import ATTACKS, ECHO, READY, Attack, Step, open_stream, split_frames
 from bench.figures import render_table
 from bench.machine import describe
-from bench.report import default_path, write_json
+from bench.report import keep, parser
 from extproc.stack.processes import StackError
 from extproc.wire import Connection, Counters, frames
 from extproc.wire.budget import Budget
@@ -268,9 +267,7 @@ def _cells(row: Row) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; the exit status is 1 where a row did not end as promised."""
-    parser = argparse.ArgumentParser(prog="python -m bench.abuse", description=__doc__)
-    parser.add_argument("--out", help="JSON file (default: bench/results/abuse-DATE-machine.json)")
-    args = parser.parse_args(arguments)
+    args = parser("abuse", __doc__, has_quick=False).parse_args(arguments)
     try:
         machine = describe()
     except StackError as error:
@@ -278,9 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     rows = [measure(attack) for attack in ATTACKS]
     print(render(rows))
-    path = args.out or default_path("abuse", machine, is_quick=False)
-    write_json({"machine": machine, "rows": [asdict(row) for row in rows]}, path)
-    print(f"\n{path}", file=sys.stderr)
+    keep("abuse", args, machine, {"rows": [asdict(row) for row in rows]})
     return 0 if all(row.is_as_promised for row in rows) else 1
 
 

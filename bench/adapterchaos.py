@@ -7,7 +7,6 @@ counted by the pods.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -26,7 +25,7 @@ from bench.chaospods import Ledger, Most
 from bench.chaosscene import Chaos, running
 from bench.chaosstores import Keeper, over_http
 from bench.machine import describe
-from bench.report import default_path, write_json
+from bench.report import keep, parser
 from extproc.adapters.states import AdapterSettings
 from extproc.stack.processes import StackError
 from tests.kubernetes.apiserver import ApiServer
@@ -195,23 +194,21 @@ def _run(store: str, seed: int, seconds: float) -> Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 where something is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m bench.adapterchaos", description=__doc__)
-    parser.add_argument("--store", nargs="*", choices=STORES, default=STORES)
-    parser.add_argument("--seconds", type=float, default=120.0, help="(default 120)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", help="JSON file (default: bench/results/chaos-DATE-machine.json)")
-    args = parser.parse_args(arguments)
+    options = parser("adapterchaos", __doc__)
+    options.add_argument("--store", nargs="*", choices=STORES, default=STORES)
+    options.add_argument("--seconds", type=float, help="(default 120; 15 with --quick)")
+    options.add_argument("--seed", type=int, default=1)
+    args = options.parse_args(arguments)
+    seconds = args.seconds or (15.0 if args.quick else 120.0)
     machine = describe()
     try:
-        results = [_run(each, args.seed, args.seconds) for each in args.store]
+        results = [_run(each, args.seed, seconds) for each in args.store]
     except StackError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 1
     runs: list[dict[str, Any]] = [asdict(each) for each in results]
     print(json.dumps(runs, indent=1))
-    path = args.out or default_path("chaos", machine, is_quick=args.seconds < 120)
-    write_json({"machine": machine, "runs": runs}, path)
-    print(f"\n{path}", file=sys.stderr)
+    keep("chaos", args, machine, {"runs": runs})
     return 1 if any(each.wrong for each in results) else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -35,10 +36,7 @@ def _is_whole(row: Sequence[str]) -> bool:
 
 def count_statuses(requests: Iterable[LoggedRequest]) -> dict[int, int]:
     """How many requests ended with each status, in order of status."""
-    counts: dict[int, int] = {}
-    for request in requests:
-        counts[request.status] = counts.get(request.status, 0) + 1
-    return dict(sorted(counts.items()))
+    return dict(sorted(Counter(request.status for request in requests).items()))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -115,6 +113,12 @@ def by_label(samples: Mapping[str, float], name: str, label: str) -> dict[str, i
         for key, value in samples.items()
         if key.startswith(prefix)
     }
+
+
+def abuse_of(samples: Mapping[str, float]) -> dict[str, int]:
+    """How often each limit of the wire was passed; those that were not do not appear."""
+    counts = by_label(samples, "extproc_wire_abuse_total", "limit")
+    return {limit: count for limit, count in counts.items() if count}
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The attackers of `bench.fuzz_service`, in a process of their own: `python -m bench.fuzzattack`.
+"""The attackers of a scenario, in a process of their own: `python -m bench.fuzzattack`.
 
 One line says where the hostile pods listen. Then attackers of random kinds begin at a bounded rate,
 so many at once at most, until SIGTERM; a last line counts what came of each kind.
@@ -20,8 +20,8 @@ from random import Random
 
 import uvloop
 
+from bench.field import Budget, Field
 from bench.fuzzclients import CLIENTS
-from bench.fuzzfield import Budget, Field
 from bench.fuzzpeers import PEERS, WATCHERS
 from bench.fuzzpods import HostilePod, hostile_pods
 from bench.processes import raise_file_limit
@@ -53,18 +53,21 @@ class Plan:
         num_pods: Of each kind.
         kinds: Names of kinds; empty means all, in random order. Named or not, each comes once
             before any comes twice.
+        yields: They stand for other machines: the processors that they take are those that are
+            idle.
     """
 
-    envoy_port: int
-    grpc_port: int
-    admin_port: int
-    seed: int
+    envoy_port: int = 0
+    grpc_port: int = 0
+    admin_port: int = 0
+    seed: int = 1
     rate_per_s: float = 40.0
     max_at_once: int = 1000
     bytes_per_s: float = 10e6
     hold_s: float = 20.0
     num_pods: int = 1
     kinds: tuple[str, ...] = ()
+    yields: bool = True
 
 
 @dataclass(slots=True)
@@ -154,6 +157,7 @@ class Attackers:
             rng=rng,
             budget=self._budget,
             hold_s=plan.hold_s,
+            note=lambda what: self._outcomes.update([f"{name}: {what}"]),
         )
         try:
             async with asyncio.timeout(_PATIENCE * plan.hold_s):
@@ -209,8 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("plan", type=json.loads)
     plan = Plan(**parser.parse_args(arguments).plan)
     raise_file_limit()
-    # They stand for other machines: the processors that they take must be those that are idle.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if plan.yields:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     uvloop.run(_run(replace(plan, kinds=tuple(plan.kinds))))
 
 

@@ -13,12 +13,13 @@ import string
 from typing import Final
 
 from bench.attacks import READY
-from bench.fuzzfield import HONEST, SESSION_HEADER, SINK, Field, chat, head
+from bench.field import HONEST, SESSION_HEADER, SINK, Field, chat, crowd, head
 from extproc.wire import frames
 
 _MIB: Final = 2**20
 _GET_LIST: Final = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-_LIST_READERS: Final = 25
+BROKEN: Final = "broken answer"
+LIST_READERS: Final = 25
 """Connections of one who reads lists in a loop: with as many of them as come, some hundreds."""
 _STEERING: Final = (
     "x-gateway-destination-endpoint",
@@ -57,10 +58,9 @@ async def upload_stops(field: Field) -> str:
     """A body is announced, and comes in part."""
     num_bytes = field.rng.choice((1000, 200_000, _MIB, 16 * _MIB))
     body = chat(SINK, num_bytes)
-    async with field.link() as link:
-        await link.send(head(len(body)) + body[: field.rng.randrange(min(len(body), 2 * _MIB))])
-        await field.linger()
-    return "left"
+    return await field.leave(
+        head(len(body)) + body[: field.rng.randrange(min(len(body), 2 * _MIB))]
+    )
 
 
 async def slow_drip(field: Field) -> str:
@@ -124,7 +124,7 @@ async def deep_nesting(field: Field) -> str:
 
 async def model_twice(field: Field) -> str:
     """Two models, escapes, or no string."""
-    names = ('"honest-00","model":"sink"', '"\\u0073ink"', '["sink"]', "{}", "null", '""', '"\\n"')
+    names = ('"adapter-00","model":"sink"', '"\\u0073ink"', '["sink"]', "{}", "null", '""', '"\\n"')
     return await field.post(('{"model":' + field.rng.choice(names) + "}").encode())
 
 
@@ -150,16 +150,12 @@ async def odd_form(field: Field) -> str:
     body = (part * field.rng.choice((1, 2, 900, 20_000)) + f"--{boundary}--\r\n").encode()
     body = field.rng.choice((body, body[:-4], body.replace(b"\r\n", b"\n"), b"--" * 300_000))
     kind = f"multipart/form-data; boundary={boundary}"
-    async with field.link() as link:
-        await link.send(head(len(body), "/v1/audio/transcriptions", content_type=kind) + body)
-        return await link.status(field.hold_s)
+    return await field.post(body, "/v1/audio/transcriptions", content_type=kind)
 
 
 async def malformed_http(field: Field) -> str:
     """No HTTP/1, or two of them in one."""
-    async with field.link() as link:
-        await link.send(field.rng.choice(_MALFORMED))
-        return await link.status(min(2.0, field.hold_s))
+    return await field.ask(field.rng.choice(_MALFORMED), within_s=min(2.0, field.hold_s))
 
 
 async def h2_flood_at_envoy(field: Field) -> str:
@@ -167,22 +163,12 @@ async def h2_flood_at_envoy(field: Field) -> str:
     flood = field.rng.choice(
         (frames.ping(bytes(8)) * 20_000, frames.settings({}) * 5000, frames.rst_stream(1, 8) * 5000)
     )
-    async with field.link() as link:
-        await link.send(READY + flood)
-        return await link.drain_input(field.hold_s / 4)
+    return await field.say(READY + flood)
 
 
 async def idle_connections(field: Field) -> str:
     """Connections that ask nothing."""
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(50):
-            tasks.create_task(_idle(field))
-    return "left"
-
-
-async def _idle(field: Field) -> None:
-    async with field.link():
-        await field.linger()
+    return await crowd(field.leave(b"") for _ in range(50))
 
 
 async def half_heads(field: Field) -> str:
@@ -229,45 +215,38 @@ async def unknown_response(field: Field) -> str:
 
 async def list_of_models(field: Field) -> str:
     """The pool's models in a loop, unread by some."""
-    async with field.link(reads=False) as link:
-        await link.send(_GET_LIST * 20)
-        if field.rng.random() < 0.5:
-            await field.linger()
-            return "left"
-        return await link.status(field.hold_s)
+    if field.rng.random() < 0.5:
+        return await field.leave(_GET_LIST * 20, reads=False)
+    return await field.ask(_GET_LIST * 20)
 
 
 async def lists_in_a_loop(field: Field) -> str:
     """The same, read whole and asked for again, on many connections at once."""
-    statuses: set[str] = set()
+    readers = (_read_lists(field, stays=number % 2 == 0) for number in range(LIST_READERS))
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(field.rng.uniform(0.2, 1.0) * field.hold_s):
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(_LIST_READERS):
-                    tasks.create_task(_read_lists(field, statuses, stays=number % 2 == 0))
-    return " ".join(sorted(statuses)) or "nothing"
+        await asyncio.wait_for(crowd(readers), field.a_while_s())
+    return "left"
 
 
-async def _read_lists(field: Field, statuses: set[str], *, stays: bool) -> None:
+async def _read_lists(field: Field, *, stays: bool) -> str:
     while True:
-        with contextlib.suppress(OSError, EOFError):
+        try:
             async with field.link() as link:
                 is_wanted = True
                 while is_wanted:
                     await link.send(_GET_LIST)
-                    statuses.add(await link.whole_answer())
+                    field.note(await link.whole_answer())
                     is_wanted = stays
+        except (OSError, EOFError):
+            field.note(BROKEN)
 
 
 async def odd_method_or_path(field: Field) -> str:
     """Send a request that is not served, with an odd method or path."""
     method = field.rng.choice(("GET", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "X" * 50))
-    async with field.link() as link:
-        path = field.rng.choice((*_PATHS, "/v1/chat/completions"))
-        await link.send(
-            f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
-        )
-        return await link.status(field.hold_s)
+    path = field.rng.choice((*_PATHS, "/v1/chat/completions"))
+    line = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    return await field.ask(line.encode())
 
 
 async def steering_headers(field: Field) -> str:
@@ -281,19 +260,17 @@ async def leaves(field: Field) -> str:
     """Goes at any moment of a request that an honest pod serves."""
     body = chat(field.rng.choice(HONEST), stream=True, max_tokens=5)
     request = head(len(body)) + body
+    is_whole = field.rng.random() < 0.7
     async with field.link() as link:
-        await link.send(request[: field.rng.randrange(1, len(request) + 1)])
-        await asyncio.sleep(field.rng.choice((0.0, 0.005, 0.05)))
+        await link.send(request if is_whole else request[: field.rng.randrange(1, len(request))])
+        await asyncio.sleep(field.rng.choice((0.0, 0.005, 0.02, 0.05)))
     return "left"
 
 
 async def unread_answer(field: Field) -> str:
     """Asks for a stream and reads nothing of it."""
     body = chat(SINK, stream=True)
-    async with field.link(reads=False) as link:
-        await link.send(head(len(body)) + body)
-        await field.linger()
-    return "left"
+    return await field.leave(head(len(body)) + body, reads=False)
 
 
 CLIENTS: Final = (

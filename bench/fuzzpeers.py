@@ -13,7 +13,7 @@ from typing import Final
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc_pb2
 
 from bench.attacks import ATTACKS, Attack
-from bench.fuzzfield import HONEST, Field, chat
+from bench.field import HONEST, Field, chat, crowd
 from extproc.gen import decisions_pb2, peers_pb2
 from extproc.wire import frames
 from extproc.wire.grpc import literal
@@ -30,6 +30,7 @@ _LONG_LIVED: Final = (
     _WATCH,
     _EXT_PROC,
 )
+_ALL: Final = decisions_pb2.WatchRequest(replay_last=2**32 - 1).SerializeToString()
 _LARGEST_WINDOW: Final = 2**31 - 1
 _HELLO: Final = (
     frames.PREFACE
@@ -54,31 +55,19 @@ async def garbage_at_grpc(field: Field) -> str:
             frames.PREFACE + field.rng.randbytes(5000),
         )
     )
-    async with field.link(field.grpc_port) as link:
-        await link.send(data)
-        return await link.drain_input(min(12.0, field.hold_s))
+    return await field.say(data, field.grpc_port, min(12.0, field.hold_s))
 
 
 async def idle_at_grpc(field: Field) -> str:
     """Connections that say nothing, or only hello."""
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(20):
-            tasks.create_task(_idle(field, b"" if number % 2 else _HELLO))
-    return "left"
-
-
-async def _idle(field: Field, hello: bytes) -> None:
-    async with field.link(field.grpc_port) as link:
-        await link.send(hello)
-        await field.linger()
+    return await crowd(field.leave(_HELLO * (n % 2), field.grpc_port) for n in range(20))
 
 
 async def h2_flood_at_grpc(field: Field) -> str:
     """One of the abuses of the wire, as far as a megabyte goes; read by some."""
     attack = field.rng.choice(_FLOODS)
-    async with field.link(field.grpc_port) as link:
-        await link.send(attack.hello + await asyncio.to_thread(_flood, attack))
-        return f"{attack.abuse} {await link.drain_input(field.hold_s / 4)}"
+    flood = attack.hello + await asyncio.to_thread(_flood, attack)
+    return f"{attack.abuse} {await field.say(flood, field.grpc_port)}"
 
 
 @functools.cache
@@ -93,37 +82,25 @@ def _flood(attack: Attack) -> bytes:
 
 async def half_uploads_at_grpc(field: Field) -> str:
     """Bodies for the router, of which the last part never comes."""
-    num_streams = field.rng.choice((1, 4, 8))
-    async with field.link(field.grpc_port) as link:
-        await link.send(_HELLO)
-        for number in range(num_streams):
-            stream_id = 2 * number + 1
-            await link.send(
-                _open(stream_id, _EXT_PROC) + _message(stream_id, _request_headers(field))
-            )
-            part = _message(stream_id, _body(chat("x", 256 * 1024), is_last=False))
-            for _ in range(field.rng.choice((1, 4, 8))):
-                await link.send(part)
-        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+    said = _HELLO
+    for stream_id in range(1, 2 * field.rng.choice((1, 4, 8)), 2):
+        part = _message(stream_id, _body(chat("x", 256 * 1024), is_last=False))
+        said += _begun(field, stream_id) + part * field.rng.choice((1, 4, 8))
+    return await field.say(said, field.grpc_port, field.a_while_s())
 
 
 async def announced_messages_at_grpc(field: Field) -> str:
     """One gRPC message, long and never whole."""
-    async with field.link(field.grpc_port) as link:
-        await link.send(_HELLO + _open(1, _EXT_PROC))
-        await link.send(_data(1, b"\0" + frames.U32.pack(16 * 2**20)))
-        for _ in range(field.rng.choice((1, 60))):
-            await link.send(_data(1, bytes(16_384)))
-        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+    said = _data(1, b"\0" + frames.U32.pack(16 * 2**20))
+    said += _data(1, bytes(16_384)) * field.rng.choice((1, 60))
+    return await field.say(_HELLO + _open(1, _EXT_PROC) + said, field.grpc_port, field.a_while_s())
 
 
 async def bracket_soup_at_grpc(field: Field) -> str:
     """The last part of a body that no JSON reader likes, for one that trusts Envoy's limit."""
     soup = field.rng.choice((b"[", b'{"a":', b'{"a":[{},')) * 200_000
-    async with field.link(field.grpc_port) as link:
-        await link.send(_HELLO + _open(1, _EXT_PROC) + _message(1, _request_headers(field)))
-        await link.send(_message(1, _body(soup, is_last=True)))
-        return await link.drain_input(field.hold_s / 4)
+    said = _begun(field, 1) + _message(1, _body(soup, is_last=True))
+    return await field.say(_HELLO + said, field.grpc_port)
 
 
 async def wrong_order_at_grpc(field: Field) -> str:
@@ -131,20 +108,16 @@ async def wrong_order_at_grpc(field: Field) -> str:
     wrong = field.rng.choice(
         (_body(b"{}", is_last=True), b"", field.rng.randbytes(100), b"\x12\xff\xff\xff\xff\x7f")
     )
-    async with field.link(field.grpc_port) as link:
-        await link.send(_HELLO)
-        path = field.rng.choice(_LONG_LIVED)
-        calls = (_open(i, path) + _message(i, wrong) for i in range(1, 201, 2))
-        await link.send(b"".join(calls))
-        return await link.drain_input(field.hold_s / 4)
+    path = field.rng.choice(_LONG_LIVED)
+    calls = (_open(i, path) + _message(i, wrong) for i in range(1, 201, 2))
+    return await field.say(_HELLO + b"".join(calls), field.grpc_port)
 
 
 async def open_calls_at_grpc(field: Field) -> str:
     """Two hundred calls of a long-lived method, about which nothing more is said."""
     path = field.rng.choice(_LONG_LIVED)
-    async with field.link(field.grpc_port) as link:
-        await link.send(_HELLO + b"".join(_open(i, path) for i in range(1, 401, 2)))
-        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+    calls = b"".join(_open(i, path) for i in range(1, 401, 2))
+    return await field.say(_HELLO + calls, field.grpc_port, field.a_while_s())
 
 
 async def false_router_at_grpc(field: Field) -> str:
@@ -162,10 +135,8 @@ async def false_router_at_grpc(field: Field) -> str:
         for name in HONEST:
             each.adapters.failed.add(name=name, reason="files")
             each.adapters.leaving.add(address="127.0.0.1:1", name=name)
-    async with field.link(field.grpc_port) as link:
-        told = b"".join(_message(1, each.SerializeToString()) for each in said)
-        await link.send(_HELLO + _open(1, _LINK) + told)
-        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+    told = b"".join(_message(1, each.SerializeToString()) for each in said)
+    return await field.say(_HELLO + _open(1, _LINK) + told, field.grpc_port, field.a_while_s())
 
 
 # ---- watchers
@@ -173,22 +144,16 @@ async def false_router_at_grpc(field: Field) -> str:
 
 async def stalled_watchers(field: Field) -> str:
     """Asks for every decision, the remembered ones first, and reads nothing."""
-    asked = decisions_pb2.WatchRequest(replay_last=2**32 - 1).SerializeToString()
-    async with field.link(field.grpc_port, reads=False) as link:
-        await link.send(_HELLO)
-        for stream_id in range(1, 21, 2):
-            await link.send(_open(stream_id, _WATCH) + _message(stream_id, asked))
-        await field.linger()
-    return "left"
+    calls = b"".join(_open(i, _WATCH) + _message(i, _ALL) for i in range(1, 21, 2))
+    return await field.leave(_HELLO + calls, field.grpc_port, reads=False)
 
 
 async def watchers_in_a_loop(field: Field) -> str:
     """Asks for all remembered decisions, again and again."""
-    asked = decisions_pb2.WatchRequest(replay_last=2**32 - 1).SerializeToString()
     async with field.link(field.grpc_port) as link:
         await link.send(_HELLO)
         for stream_id in range(1, 21, 2):
-            await link.send(_open(stream_id, _WATCH) + _message(stream_id, asked))
+            await link.send(_open(stream_id, _WATCH) + _message(stream_id, _ALL))
             await link.drain_input(0.1)
             await link.send(frames.rst_stream(stream_id, 8))
     return "left"
@@ -196,19 +161,15 @@ async def watchers_in_a_loop(field: Field) -> str:
 
 async def stalled_viewers(field: Field) -> str:
     """Opens the live page's feed and reads nothing."""
-    async with field.link(field.admin_port, reads=False) as link:
-        await link.send(b"GET /live/feed HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await field.linger()
-    return "left"
+    line = b"GET /live/feed HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    return await field.leave(line, field.admin_port, reads=False)
 
 
 async def stalled_scrapers(field: Field) -> str:
     """Asks for many metrics pages at once and reads none."""
     path = field.rng.choice((b"/metrics", b"/debug/snapshot", b"/debug/decisions?n=999999"))
-    async with field.link(field.admin_port, reads=False) as link:
-        await link.send((b"GET " + path + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") * 5)
-        await field.linger()
-    return "left"
+    lines = b"GET " + path + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    return await field.leave(lines * 5, field.admin_port, reads=False)
 
 
 async def impatient_scrapers(field: Field) -> str:
@@ -221,24 +182,14 @@ async def impatient_scrapers(field: Field) -> str:
 
 async def idle_at_admin(field: Field) -> str:
     """Connections without an end, half of them in the middle of a request's head."""
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(20):
-            tasks.create_task(_idle_at_admin(field, b"GET / HTTP/1.1\r\nx-" * (number % 2)))
-    return "left"
-
-
-async def _idle_at_admin(field: Field, begin: bytes) -> None:
-    async with field.link(field.admin_port) as link:
-        await link.send(begin)
-        await field.linger()
+    begin = b"GET / HTTP/1.1\r\nx-"
+    return await crowd(field.leave(begin * (n % 2), field.admin_port) for n in range(20))
 
 
 async def uploads_at_admin(field: Field) -> str:
     """A body where none belongs."""
     line = b"POST /metrics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n"
-    async with field.link(field.admin_port) as link:
-        await link.send(line + bytes(100_000))
-        return await link.status(min(2.0, field.hold_s))
+    return await field.ask(line + bytes(100_000), field.admin_port, min(2.0, field.hold_s))
 
 
 # ---- what calls are made of
@@ -268,8 +219,10 @@ def _message(stream_id: int, content: bytes) -> bytes:
     return b"".join(_data(stream_id, whole[at : at + size]) for at in range(0, len(whole), size))
 
 
-def _request_headers(field: Field) -> bytes:
-    return _spelled_headers(field.rng.choice(("raw_value", "value")))
+def _begun(field: Field, stream_id: int) -> bytes:
+    """A request of which the headers have come."""
+    headers = _spelled_headers(field.rng.choice(("raw_value", "value")))
+    return _open(stream_id, _EXT_PROC) + _message(stream_id, headers)
 
 
 @functools.cache

@@ -12,20 +12,21 @@ import functools
 import gzip
 import json
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from bench.fuzzfield import SHAKY, SINK
+from bench.field import SHAKY, SINK, reset
 
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with a TCP reset
 _MIB: Final = 2**20
 _MAX_HEAD_BYTES: Final = 128 * 1024
 _LONG_BYTES: Final = 2 * _MIB
 """Bytes of an endless response in one visit; few, so that the machine can carry many visits."""
+
+
+Make = Callable[[], bytes]
 
 
 @dataclass(slots=True)
@@ -44,14 +45,6 @@ class Visit:
     rng: Random
     writer: asyncio.StreamWriter
 
-    @property
-    def is_metrics(self) -> bool:
-        return self.path.startswith("/metrics")
-
-    @property
-    def is_models(self) -> bool:
-        return self.path.startswith("/v1/models")
-
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
@@ -60,20 +53,14 @@ class Visit:
         head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
         await self.send(head.encode() + body)
 
-    async def behave(self) -> None:
-        """A good page or list, or an answer to whoever asks for more."""
-        if self.is_metrics:
-            await self.answer(page(self.name))
-        elif self.is_models:
-            await self.answer(models([self.name]))
+    async def behave(self, metrics: Make | None = None, listed: Make | None = None) -> None:
+        """A page or list, good but for what is given, or an answer to whoever asks for more."""
+        if self.path.startswith("/metrics"):
+            await self.answer(metrics() if metrics else page(self.name))
+        elif self.path.startswith("/v1/models"):
+            await self.answer(listed() if listed else models([self.name]))
         else:
             await self.answer(b'{"choices":[]}')
-
-    def reset(self) -> None:
-        """Close with a TCP reset."""
-        sock: socket.socket = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.writer.transport.abort()
 
 
 Answer = Callable[[Visit], Awaitable[None]]
@@ -111,22 +98,16 @@ async def extreme_numbers(visit: Visit) -> None:
     )
     at = visit.rng.choice(("1e308", "-1", "NaN", "+Inf", "9" * 400, "4e9"))
     slots = visit.rng.choice(("-1", "9" * 400, "", "1e9", "NaN"))
-    if visit.is_metrics:
-        lines = lora_line(visit.name, at, slots)
-        await visit.answer(page(visit.name, value, value, lines))
-    elif visit.is_models:
-        odd = {"created": visit.rng.choice((1e308, -1, 10**400)), "max_model_len": 10**30}
-        await visit.answer(models([visit.name], **odd))
-    else:
-        await visit.behave()
+    odd = {"created": visit.rng.choice((1e308, -1, 10**400)), "max_model_len": 10**30}
+    await visit.behave(
+        lambda: page(visit.name, value, value, lora_line(visit.name, at, slots)),
+        lambda: models([visit.name], **odd),
+    )
 
 
 async def huge_page(visit: Visit) -> None:
     """Megabytes of valid lines."""
-    if visit.is_metrics:
-        await visit.answer(page(visit.name) * (4 * _MIB // 200))
-    else:
-        await visit.behave()
+    await visit.behave(lambda: page(visit.name) * (4 * _MIB // 200))
 
 
 async def too_large_page(visit: Visit) -> None:
@@ -190,7 +171,7 @@ def _bomb() -> bytes:
 
 async def resets(visit: Visit) -> None:
     """Hangs up on everything."""
-    visit.reset()
+    reset(visit.writer)
 
 
 async def silent(visit: Visit) -> None:
@@ -200,12 +181,9 @@ async def silent(visit: Visit) -> None:
 
 async def many_models(visit: Visit) -> None:
     """Ten thousand adapters, others each time for half of them."""
-    if visit.is_models:
-        run = visit.rng.randrange(1000)
-        names = [f"{visit.name}-{n if n % 2 else run * 10_000 + n}" for n in range(10_000)]
-        await visit.answer(models(names))
-    else:
-        await visit.behave()
+    run = visit.rng.randrange(1000)
+    names = (f"{visit.name}-{n if n % 2 else run * 10_000 + n}" for n in range(10_000))
+    await visit.behave(listed=lambda: models(list(names)))
 
 
 async def odd_models(visit: Visit) -> None:
@@ -216,21 +194,14 @@ async def odd_models(visit: Visit) -> None:
         {"id": visit.name + "x" * 100_000, "parent": "p"},
     ]
     entries += visit.rng.choice(([], [{"id": 5}], ["x"], [None], [{"id": "", "created": "now"}]))
-    if visit.is_models:
-        await visit.answer(json.dumps({"data": entries}).encode())
-    else:
-        await visit.behave()
+    await visit.behave(listed=lambda: json.dumps({"data": entries}).encode())
 
 
 async def many_adapters(visit: Visit) -> None:
     """Series of adapters that nobody has ever seen, new ones each time."""
-    if visit.is_metrics:
-        start = visit.rng.randrange(10**6)
-        names = (f"{visit.name}-{start + n}" for n in range(0, 3000))
-        lines = "".join(lora_line(name, f"{1.7e9 + start}") for name in names)
-        await visit.answer(page(visit.name, lora=lines))
-    else:
-        await visit.behave()
+    start = visit.rng.randrange(10**6)
+    lines = (lora_line(f"{visit.name}-{start + n}", f"{1.7e9 + start}") for n in range(3000))
+    await visit.behave(lambda: page(visit.name, lora="".join(lines)))
 
 
 async def fast_errors(visit: Visit) -> None:
@@ -253,42 +224,22 @@ async def unasked_answers(visit: Visit) -> None:
 
 async def takes_all(visit: Visit) -> None:
     """A good pod with one adapter, whose answers are tiny: where hostile clients' bodies go."""
-    if visit.is_models:
-        await visit.answer(models([SINK]))
-    else:
-        await visit.behave()
+    await visit.behave(listed=lambda: models([SINK]))
 
 
-async def shaky_500(visit: Visit) -> None:
-    """Lists the shaky adapters and answers 500 at once."""
-    if not await _lists_shaky(visit):
-        await visit.answer(b'{"error":{}}', "500 Internal Server Error")
+def shaky(status: str) -> Answer:
+    """Lists the shaky adapters and fails what is asked of them: with a status, or with a reset."""
 
+    async def fail(visit: Visit) -> None:
+        if visit.path.startswith(("/metrics", "/v1/models")):
+            await visit.behave(listed=lambda: models(SHAKY))
+        elif status:
+            await visit.answer(b'{"error":{}}', status)
+        else:
+            reset(visit.writer)
 
-async def shaky_503(visit: Visit) -> None:
-    """The same with 503."""
-    if not await _lists_shaky(visit):
-        await visit.answer(b'{"error":{}}', "503 Service Unavailable")
-
-
-async def shaky_404(visit: Visit) -> None:
-    """The same with 404, as if it did not know the model."""
-    if not await _lists_shaky(visit):
-        await visit.answer(b'{"error":{}}', "404 Not Found")
-
-
-async def shaky_resets(visit: Visit) -> None:
-    """The same with a reset."""
-    if not await _lists_shaky(visit):
-        visit.reset()
-
-
-async def _lists_shaky(visit: Visit) -> bool:
-    if visit.is_metrics:
-        await visit.answer(page(visit.name))
-    elif visit.is_models:
-        await visit.answer(models(SHAKY))
-    return visit.is_metrics or visit.is_models
+    fail.__name__ = f"shaky_{status.partition(' ')[0] or 'resets'}"
+    return fail
 
 
 PODS: Final[tuple[Answer, ...]] = (
@@ -296,7 +247,11 @@ PODS: Final[tuple[Answer, ...]] = (
     *(endless_head, garbage, garbage_in_pages, compressed, resets, silent, many_models),
     *(odd_models, many_adapters, fast_errors, redirects, unasked_answers),
 )
-SHAKY_PODS: Final[tuple[Answer, ...]] = (shaky_500, shaky_503, shaky_404, shaky_resets)
+SHAKY_PODS: Final[tuple[Answer, ...]] = tuple(
+    # A pod that answers 404 is as one that does not know the model.
+    shaky(status)
+    for status in ("500 Internal Server Error", "503 Service Unavailable", "404 Not Found", "")
+)
 
 
 # ---- a pod
@@ -345,7 +300,13 @@ async def _discard_body(reader: asyncio.StreamReader, head: str) -> None:
 
 @asynccontextmanager
 async def hostile_pods(num_each: int, seed: int) -> AsyncIterator[list[HostilePod]]:
-    """`num_each` of each kind, the shaky ones and one that takes all; then one that refuses."""
+    """`num_each` of each kind, the shaky ones and one that takes all; then one that refuses.
+
+    None at all if `num_each` is 0.
+    """
+    if not num_each:
+        yield []
+        return
     kinds = [*PODS * num_each, *SHAKY_PODS, takes_all]
     async with AsyncExitStack() as stack:
         pods = []

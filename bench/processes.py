@@ -117,11 +117,11 @@ class Memory:
 
 
 def memory(pid: int) -> Memory:
-    """Return the memory of a process."""
+    """Return the memory of a process; none of one that is about to end."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     kib = {
         name: int(rest.split()[0])
         for name, _, rest in (x.partition(":") for x in lines)
         if name in ("VmRSS", "VmHWM")
     }
-    return Memory(kib["VmRSS"] * 1024, kib["VmHWM"] * 1024)
+    return Memory(kib.get("VmRSS", 0) * 1024, kib.get("VmHWM", 0) * 1024)

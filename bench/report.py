@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _NAMES = {
     "empty": "empty grpc.aio",
     "grpcio": "router, grpcio",
     "wire": "router, wire",
+    "watched": "wire, 8 viewers",
     "other": "other checkout",
 }
 
@@ -75,75 +76,72 @@ def render(results: Results) -> str:
     what = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "cpu")
     parts = [f"{machine['cpu']}: {what}", ""]
     header = ["", *(_NAMES[variant] for variant in results.medians)]
-    for title, rows in _sections(results):
+    for title, rows in _sections(results.cells):
         parts += [f"{title} (in brackets: times the empty grpc.aio server)", ""]
-        parts += [render_table(header, rows), ""]
+        cells = [[label, *_cells(results, name)] for label, name in rows.items()]
+        parts += [render_table(header, cells), ""]
     return "\n".join(parts).rstrip()
 
 
-def _sections(results: Results) -> list[tuple[str, list[list[str]]]]:
-    row = _Rows(results)
-    cells = results.cells
+def _sections(cells: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """The title of each table, and the name of each row's figure."""
     scheduled = [cell for cell in cells if not cell.endswith("@max")]
     saturated = [cell for cell in cells if cell.endswith("@max")]
+    percentiles = [(cell, which) for cell in scheduled for which in ("p50", "p99")]
     return [
         (
             "ext_proc server, CPU us per request, net of its idle cost",
-            [row.plain(c, f"{c}/server_us_per_request", "{:.0f}") for c in cells],
+            {cell: f"{cell}/server_us_per_request" for cell in cells},
         ),
         (
             "Envoy, CPU us per request",
-            [row.plain(c, f"{c}/envoy_us_per_request", "{:.0f}") for c in cells],
+            {cell: f"{cell}/envoy_us_per_request" for cell in cells},
         ),
         (
             "Requests per second at saturation",
-            [row.plain(c, f"{c}/requests_per_s", "{:.0f}") for c in saturated],
+            {cell: f"{cell}/requests_per_s" for cell in saturated},
         ),
         (
             "Latency, ms: without ext_proc, and what is added to it",
-            [
-                row.added(f"{c} {which}", f"{c}/{which}_ms")
-                for c in scheduled
-                for which in ("p50", "p99")
-            ],
+            {f"{cell} {which}": f"{cell}/{which}_ms" for cell, which in percentiles},
         ),
         (
             "ext_proc server at rest, and its memory after all cells",
-            [
-                row.plain("idle cores", "idle/cores", "{:.3f}"),
-                row.plain("VmRSS, MB", "memory/rss_mb", "{:.0f}"),
-                row.plain("VmHWM, MB", "memory/peak_mb", "{:.0f}"),
-            ],
+            {
+                "idle cores": "idle/cores",
+                "VmRSS, MB": "memory/rss_mb",
+                "VmHWM, MB": "memory/peak_mb",
+            },
         ),
     ]
 
 
-class _Rows:
-    def __init__(self, results: Results) -> None:
-        self._medians = results.medians
-        self._ratios = results.ratios
+def _cells(results: Results, name: str) -> list[str]:
+    """A figure of each variant, and its ratio."""
+    form = "{:.3f}" if name.endswith("cores") else "{:.2f}" if name.endswith("_ms") else "{:.0f}"
+    none, cells = results.medians.get("none", {}), []
+    for variant, figures in results.medians.items():
+        value, times = figures.get(name), results.ratios.get(variant, {}).get(name)
+        if variant != "none":
+            value = _added(name, value, none)
+        text = "-" if value is None else form.format(value)
+        cells.append(text if times is None else f"{text} ({times:.2f})")
+    return cells
 
-    def plain(self, label: str, name: str, form: str) -> list[str]:
-        return self._row(label, name, lambda figures: figures.get(name), form)
 
-    def added(self, label: str, name: str) -> list[str]:
-        none = self._medians.get("none", {})
-
-        def read(figures: Figures) -> float | None:
-            value = figures.get(name)
-            return value if figures is none else minus(value, none.get(name))
-
-        return self._row(label, name, read, "{:.2f}")
-
-    def _row(
-        self, label: str, name: str, read: Callable[[Figures], float | None], form: str
-    ) -> list[str]:
-        cells = [label]
-        for variant, figures in self._medians.items():
-            value, times = read(figures), self._ratios.get(variant, {}).get(name)
-            text = "-" if value is None else form.format(value)
-            cells.append(text if times is None else f"{text} ({times:.2f})")
-        return cells
+def parser(
+    name: str, description: str | None, *, has_quick: bool = True
+) -> argparse.ArgumentParser:
+    """A benchmark's options: those that all have."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if has_quick:
+        made.add_argument("--quick", action="store_true", help="few and short: a look only")
+    made.add_argument("--out", help="JSON file (default: bench/results/...DATE-machine.json)")
+    return made
 
 
 def default_path(kind: str, machine: dict[str, Any], *, is_quick: bool) -> Path:
@@ -153,6 +151,14 @@ def default_path(kind: str, machine: dict[str, Any], *, is_quick: bool) -> Path:
     return folder / f"{prefix}{time.strftime('%Y-%m-%d')}-{slug(machine)}.json"
 
 
+def keep(kind: str, args: argparse.Namespace, machine: dict[str, Any], results: Any) -> None:
+    """Write a result and how it was asked for, to `--out` or where results go, and say where."""
+    path = args.out or default_path(kind, machine, is_quick=getattr(args, "quick", False))
+    called = {key: value for key, value in vars(args).items() if key != "out"}
+    write_json({"machine": machine, "options": called, **results}, path)
+    print(f"\n{path}", file=sys.stderr)
+
+
 def write_json(results: Any, path: Path | str) -> None:
     """Write a record; three significant digits are more than the machine's noise."""
     document = asdict(results) if is_dataclass(results) else results  # type: ignore[arg-type]
@@ -160,7 +166,7 @@ def write_json(results: Any, path: Path | str) -> None:
         document["ratios"] = results.ratios
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(_rounded(document), indent=1) + "\n")
+    target.write_text(json.dumps(_rounded(document), indent=1, default=str) + "\n")
 
 
 def _rounded(value: Any) -> Any:

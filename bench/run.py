@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +31,7 @@ _SATURATING_CONNECTIONS = 32
 _SCHEDULED_CONNECTIONS = 64  # enough that one is always free
 _SETTLE_S = 2.0  # until the first scrapes and the registration of models are over
 _KEEPS_UP = 0.97  # of the wanted rate
+_NUM_VIEWERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ def measure_variant(
     Raises:
         StackError: Something did not start, or requests failed.
     """
-    with running(options) as stack:
+    is_watched = options.variant is Variant.WATCHED
+    with running(options) as stack, viewing(stack) if is_watched else nullcontext():
         time.sleep(_SETTLE_S)
         idle_cores = _idle_cores(stack.server, timing.idle_s)
         figures: dict[str, float | None] = {}
@@ -92,6 +97,27 @@ def measure_variant(
             figures["memory/rss_mb"] = held.now_bytes / 1e6
             figures["memory/peak_mb"] = held.peak_bytes / 1e6
         return figures
+
+
+@contextmanager
+def viewing(stack: Stack) -> Iterator[None]:
+    """Eight viewers of the live page, who read its feed and throw it away."""
+    ended = threading.Event()
+
+    def look() -> None:
+        with urllib.request.urlopen(f"{stack.server_admin_url}/live/feed", timeout=30.0) as feed:
+            while not ended.is_set() and feed.readline():
+                pass
+
+    viewers = [threading.Thread(target=look, daemon=True) for _ in range(_NUM_VIEWERS)]
+    for viewer in viewers:
+        viewer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for viewer in viewers:
+            viewer.join()
 
 
 def _idle_cores(server: ChildProcess | None, idle_s: float) -> float:
@@ -189,7 +215,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
     parser.add_argument("--seconds", type=float, help="of load in each cell (default 10)")
     parser.add_argument("--rounds", type=int, help="(default 3)")
-    compared = [each for each in Variant if each not in (Variant.CONSTANT, Variant.OTHER)]
+    compared = [each for each in Variant if each not in (Variant.WATCHED, Variant.OTHER)]
     parser.add_argument("--variants", type=Variant, nargs="+", default=compared)
     parser.add_argument(
         "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"

@@ -7,7 +7,6 @@ model and adapters.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 from typing import cast
@@ -57,12 +56,10 @@ def _models() -> bytes:
 class Stream(asyncio.Protocol):
     """One connection; no pipelining."""
 
-    def __init__(self, num_pieces: int, gap_s: float) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._gap_s = gap_s
         self._piece = _piece(" word")
-        self._last = _usage(num_pieces) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-        self._num_pieces = num_pieces
+        self._last = _usage(NUM_PIECES) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,24 +79,22 @@ class Stream(asyncio.Protocol):
         length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         if len(body) >= length:
             self._buffer = b""
-            self._loop.call_later(self._gap_s, self._send, self._num_pieces, True)
+            self._loop.call_later(GAP_S, self._send, NUM_PIECES, True)
 
     def _send(self, left: int, is_first: bool) -> None:
         if self._transport.is_closing():
             return
         self._transport.write(_HEAD + self._piece if is_first else self._piece)
         if left > 1:
-            self._loop.call_later(self._gap_s, self._send, left - 1, False)
+            self._loop.call_later(GAP_S, self._send, left - 1, False)
         else:
             self._transport.write(self._last)
 
 
-async def serve(port: int, num_pieces: int, gap_s: float) -> None:
+async def serve() -> None:
     """Serve until SIGTERM; says its port on the first line."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: Stream(num_pieces, gap_s), "127.0.0.1", port, backlog=4096
-    )
+    server = await loop.create_server(Stream, "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     ended = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
@@ -108,9 +103,4 @@ async def serve(port: int, num_pieces: int, gap_s: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--pieces", type=int, default=NUM_PIECES)
-    parser.add_argument("--gap-s", type=float, default=GAP_S)
-    options = parser.parse_args()
-    uvloop.run(serve(options.port, options.pieces, options.gap_s))
+    uvloop.run(serve())

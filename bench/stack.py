@@ -11,10 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from bench import envoys
-from bench.processes import started
+from bench.figures import parse_counters
+from bench.processes import get, started
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess, free_port
 from extproc.stack.routers import Router
+
+_FAULTS = (
+    "http.openai.downstream_rq_5xx",
+    "http.openai.ext_proc.message_timeouts",
+    "http.openai.ext_proc.spurious_msgs_received",
+    "http.openai.ext_proc.streams_failed",
+    "cluster.router.http2.keepalive_timeout",
+)
 
 
 class Variant(StrEnum):
@@ -24,8 +33,8 @@ class Variant(StrEnum):
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
     GRPCIO = "grpcio"  # the router on grpc.aio
     WIRE = "wire"  # the router on our own transport
-    OTHER = "other"  # the same of another checkout: before and after in one run
-    CONSTANT = "constant"  # bench/constant_wire.py: our transport and no router; for holds alone
+    WATCHED = "watched"  # the same while eight people look at the live page
+    OTHER = "other"  # the router of another checkout: before and after in one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,22 @@ class Stack:
         """The router's admin port; "" where the server is none."""
         return self.server.admin_url if isinstance(self.server, Router) else ""
 
+    def metrics(self) -> dict[str, float]:
+        """The router's; empty while it does not answer."""
+        return parse_counters(get(f"{self.server_admin_url}/metrics") or "")
+
+    def envoy_stats(self) -> dict[str, int]:
+        """The gateway's counters of requests, ext_proc streams and the router's cluster."""
+        filters = "^http.openai|^cluster.router"
+        page = get(f"{self.gateway.admin_url}/stats?type=Counters&filter={filters}") or ""
+        lines = (line.partition(": ") for line in page.splitlines())
+        return {name: int(value) for name, _, value in lines}
+
+    def envoy_faults(self) -> dict[str, int]:
+        """Those that must stay 0: its own errors, and what it holds against our answers."""
+        counts = self.envoy_stats()
+        return {name.rpartition(".")[2]: counts.get(name, 0) for name in _FAULTS}
+
 
 class Reference(ChildProcess):
     """An ext_proc server that is no router.
@@ -85,17 +110,14 @@ class Reference(ChildProcess):
         address: `host:port` of its gRPC services.
     """
 
-    def __init__(self, options: StackOptions, pods: list[str]) -> None:
+    def __init__(self, pods: list[str]) -> None:
         super().__init__("server")
         self.address = f"127.0.0.1:{free_port()}"
-        self._arguments = ["bench.empty_grpcio", self.address, *pods]
-        if options.variant is Variant.CONSTANT:
-            hold_s = options.router["policy"]["args"]["hold_s"]
-            self._arguments = ["bench.constant_wire", self.address, str(hold_s), pods[0]]
+        self._pods = pods
 
     async def start(self) -> None:
         """Start; it listens long before anybody asks."""
-        self.spawn([sys.executable, "-m", *self._arguments])
+        self.spawn([sys.executable, "-m", "bench.empty_grpcio", self.address, *self._pods])
 
 
 @contextmanager
@@ -130,14 +152,14 @@ def running(options: StackOptions) -> Iterator[Stack]:
 def _server(options: StackOptions, pods: list[str]) -> Router | Reference | None:
     if options.variant is Variant.NONE:
         return None
-    if options.variant in (Variant.EMPTY, Variant.CONSTANT):
-        return Reference(options, pods)
-    is_other = options.variant is Variant.OTHER
+    if options.variant is Variant.EMPTY:
+        return Reference(pods)
+    transport = Variant.GRPCIO if options.variant is Variant.GRPCIO else Variant.WIRE
     config = {
         **options.router,
-        "server": {"transport": str(Variant.WIRE if is_other else options.variant)},
+        "server": {"transport": str(transport)},
         "discovery": {"static": pods},
         "log": {"level": "error", "json_lines": False},
     }
     # `python -m` finds the package in the folder where it starts.
-    return Router(config, folder=options.other if is_other else None)
+    return Router(config, folder=options.other if options.variant is Variant.OTHER else None)

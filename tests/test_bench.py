@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,34 +11,30 @@ import pytest
 from bench import (
     abuse,
     adapterchaos,
-    adapterload,
     adapters,
     decisions,
     fuzz_service,
     generator,
     hold,
     lists,
-    livepage,
-    placement,
     rewrite,
     run,
     soak,
     vllm_serve,
 )
+from bench.processes import memory
+from bench.scenario import unbalanced
 from extproc.request.messages import BodyMode
 
 BENCHMARKS = (
     abuse,
     adapterchaos,
-    adapterload,
     adapters,
     decisions,
     fuzz_service,
     generator,
     hold,
     lists,
-    livepage,
-    placement,
     rewrite,
     run,
     soak,
@@ -67,3 +64,53 @@ def test_the_page_shows_the_newest_result_of_vllms_client() -> None:
     newest = max((ROOT / "bench" / "results").glob("vllm-serve-*.json"))
 
     assert vllm_serve.render_page(newest) in (ROOT / "docs" / "loadtest.md").read_text()
+
+
+def test_a_process_that_has_ended_and_is_still_there_holds_no_memory() -> None:
+    """Whoever watches it must live to tell."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        before = memory(process.pid).now_bytes
+        process.kill()
+        status = Path(f"/proc/{process.pid}/stat")
+        while status.read_text().rpartition(") ")[2][0] != "Z":
+            pass
+        after = memory(process.pid).now_bytes
+
+    assert before > 0
+    assert after == 0
+
+
+@pytest.mark.parametrize(
+    ("picks", "ended", "streams", "faults"),
+    [
+        (5, 5, 0, []),
+        (5, 4, 0, ["5 picks, but 4 ended"]),
+        (5, 5, 2, ["0 picks and 2 streams are still open"]),
+    ],
+)
+def test_counts_that_do_not_add_up_are_faults(
+    picks: int, ended: int, streams: int, faults: list[str]
+) -> None:
+    samples = {
+        'extproc_picks_total{policy="a"}': picks - 1.0,
+        'extproc_picks_total{policy="b"}': 1.0,
+        'extproc_completions_total{outcome="completed"}': float(ended),
+        "extproc_streams_active": float(streams),
+    }
+
+    assert unbalanced(samples) == faults
+
+
+def test_a_soak_finds_requests_that_failed_or_that_nobody_told_of() -> None:
+    good = {"http.openai.ext_proc.streams_started": 3, "http.openai.ext_proc.streams_closed": 3}
+    last = {
+        "extproc_picks_total": 3.0,
+        'extproc_completions_total{outcome="completed"}': 2.0,
+        'extproc_completions_total{outcome="expired"}': 1.0,
+    }
+
+    assert soak.find_faults({}, good, 0) == []
+    assert soak.find_faults(last, good, 1) == [
+        "1 picks expired",
+        "1 requests of clients that stayed failed",
+    ]

@@ -386,3 +386,30 @@ async def test_adapters_of_a_pod_that_is_gone_are_loaded_on_the_others_where_the
             await scene.until_answered(name)
         answers = [await scene.client.chat(name) for name in names]
         assert {answer.status for answer in answers} == {200}
+
+
+async def test_where_more_are_asked_for_than_have_a_place_each_is_answered_in_the_end(
+    http: aiohttp.ClientSession,
+) -> None:
+    """Eight adapters, and places for four: who is refused meanwhile is told when to come again."""
+    names = [f"n{number}" for number in range(8)]
+    routes = [route(name, source="/adapters/a", load="lazy") for name in names]
+    sizes = {"max_loras": 2, "max_cpu_loras": 2}
+    refused: list[Answer] = []
+
+    async with declaring(http, *routes, sizes=sizes, adapters={"cold_wait_s": 0.5}) as scene:
+
+        async def ask(name: str) -> None:
+            async def is_answered() -> bool:
+                answer = await scene.client.chat(name)
+                if answer.status != 200:
+                    refused.append(answer)
+                return answer.status == 200
+
+            await eventually(is_answered)
+
+        await asyncio.gather(*map(ask, names))
+
+    assert refused
+    assert {answer.status for answer in refused} <= {429, 503}
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)

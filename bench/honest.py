@@ -1,4 +1,4 @@
-"""Honest clients of `bench.fuzz_service`: small requests on a schedule; every one counts."""
+"""Honest clients of a scenario: small requests on a schedule, and long answers; all count."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from bench.field import HONEST, LONG, SHAKY
 from bench.figures import percentile
-from bench.fuzzfield import HONEST, SHAKY
 
 NUM_CLIENTS: Final = 10
 OK: Final = "ok"
@@ -91,16 +91,14 @@ class HonestClients:
         self.records = Records()
         self._url = url
         self._rng = rng
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
         self._each_per_s = rate_per_s / NUM_CLIENTS
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
         """Ask until `stop`; what is under way then is waited for."""
-        async with (
-            aiohttp.ClientSession(timeout=self._timeout) as http,
-            asyncio.TaskGroup() as tasks,
-        ):
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
             for _ in range(NUM_CLIENTS):
                 tasks.create_task(self._ask_on(http, HONEST, self.records.asked))
             tasks.create_task(self._ask_on(http, SHAKY, self.records.shaky))
@@ -108,6 +106,14 @@ class HonestClients:
     def stop(self) -> None:
         """Ask nothing more."""
         self._stopped.set()
+
+    async def long_answer(self, num_tokens: int) -> str:
+        """Ask for so many tokens; `OK`, or how the answer ended."""
+        body = {"model": LONG, "prompt": "x", "max_tokens": num_tokens, "stream": True}
+        # A second for each: on a busy machine they take several times as long as by themselves.
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s + num_tokens)
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            return await self._answer(http, "/v1/completions", body)
 
     async def _ask_on(
         self, http: aiohttp.ClientSession, models: Sequence[str], asked: list[Asked]
@@ -125,11 +131,13 @@ class HonestClients:
     async def _ask(self, http: aiohttp.ClientSession, model: str) -> str:
         is_streamed = self._rng.random() < _STREAMED_PART
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        return await self._answer(http, "/v1/chat/completions", {**body, "stream": is_streamed})
+
+    async def _answer(self, http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> str:
         try:
-            async with http.post(
-                f"{self._url}/v1/chat/completions", json={**body, "stream": is_streamed}
-            ) as answer:
-                return judge(answer.status, await answer.read(), is_streamed=is_streamed)
+            async with http.post(self._url + path, json=body) as answer:
+                data = await answer.read()
+                return judge(answer.status, data, is_streamed=body["stream"])
         except TimeoutError:
             return "timeout"
         except aiohttp.ClientError as error:

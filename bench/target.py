@@ -1,14 +1,14 @@
-"""The processes under attack: Envoy, a router, honest pods; and a watch over them."""
+"""The processes of a scenario: Envoy, a router, honest pods, attackers; and a watch over them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,16 +16,17 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from bench.field import HONEST, LONG, SHAKY
 from bench.fuzzattack import Plan, Tally
-from bench.fuzzfield import HONEST, SESSION_HEADER, SHAKY
 from bench.processes import cpu_s, get, memory, waited_s
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.envoy.bootstrap import BootstrapOptions, render
+from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.config import PodConfig
-from extproc.service.configured import BODY_SHARE_OF_MEMORY
-from extproc.stack.processes import StackError, bound_to_us
+from extproc.stack.processes import ChildProcess, StackError
 from extproc.stack.stack import Stack
 
-NUM_PODS: Final = 3
+TOKEN_S: Final = 0.2
+"""Of the pod whose answers take seconds."""
 _PARTS: Final = ("envoy", "router", "pods")
 _LOOK_S: Final = 0.1
 _LOG_CHARS: Final = 3000
@@ -48,30 +49,55 @@ class Target(Stack):
         """The base URL of the router's HTTP port."""
         return self.routers[0].admin_url
 
-    async def start(self, bootstrap: BootstrapOptions, config: Mapping[str, Any]) -> None:
+    async def start(
+        self,
+        bootstrap: BootstrapOptions,
+        config: Mapping[str, Any],
+        *,
+        num_pods: int,
+        num_listed: int,
+        workers: int,
+    ) -> None:
         """Start everything, and return once a request would be served.
 
         Args:
             bootstrap: Envoy's; addresses are filled in.
             config: The router's.
+            num_pods: Honest pods; beside them one of long answers.
+            num_listed: Adapters that the latter lists. It is another pod than the honest clients':
+                a list of its own takes it tens of milliseconds.
+            workers: Envoy's threads.
 
         Raises:
             StackError: Something did not start; with its log.
         """
-        names, adapters = [f"pod-{n}" for n in range(NUM_PODS)], (*HONEST, *SHAKY)
-        await self.start_pods(
-            {name: PodConfig(name, adapters=adapters, max_loras=16) for name in names}
-        )
+        names, adapters = [f"pod-{n}" for n in range(num_pods)], (*HONEST, *SHAKY)
+        pods = {name: PodConfig(name, adapters=adapters, max_loras=16) for name in names}
+        # Its base model and the adapter of long answers are two of them.
+        listed = [f"customer-{n:05d}/support-assistant-v1" for n in range(num_listed - 2)]
+        slow = replace(INSTANT, step_s=TOKEN_S)
+        pods["long"] = PodConfig("long", adapters=(LONG, *listed), profile=slow)
+        await self.start_pods(pods)
         self.list_pods()
         discovery = {"file": str(self.endpoints), "file_interval_s": 0.2}
         router = await self.start_router({"discovery": discovery, **config})
         gateway = render(replace(bootstrap, routers=(router.address,)))
-        await self.start_envoy(gateway, HONEST, log_level="error")
+        models = (*HONEST, LONG, *listed[-1:])
+        await self.start_envoy(gateway, models, log_level="error", concurrency=workers)
 
     def list_pods(self, hostile: Sequence[str] = ()) -> None:
         """Tell the router of the honest pods and of these."""
         honest = [pod.address for pod in self.pods.values()]
-        write_whole(self.endpoints, yaml.safe_dump([*honest, *hostile]))
+        fresh = self.endpoints.with_suffix(".fresh")
+        fresh.write_text(yaml.safe_dump([*honest, *hostile]))
+        fresh.replace(self.endpoints)  # in one step, so that nobody reads half of it
+
+    def aimed(self, plan: Plan) -> Plan:
+        """Return the plan with our ports."""
+        (router,) = self.routers
+        ports = [int(url.rpartition(":")[2]) for url in (self.url, router.address, self.admin_url)]
+        envoy_port, grpc_port, admin_port = ports
+        return replace(plan, envoy_port=envoy_port, grpc_port=grpc_port, admin_port=admin_port)
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds so far of `envoy`, `router`, and `pods`; and what they waited for a core.
@@ -86,117 +112,48 @@ class Target(Stack):
         return used
 
 
-def port_of(address: str) -> int:
-    """Return the port of `host:port`, or of a URL that ends with it."""
-    return int(address.rpartition(":")[2])
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one step, so that nobody reads half of it."""
-    fresh = path.with_suffix(".fresh")
-    fresh.write_text(text)
-    fresh.replace(path)
-
-
-@contextmanager
-def running(
-    bootstrap: BootstrapOptions, more: Mapping[str, Any], max_rss_bytes: int
-) -> Iterator[Target]:
-    """Start everything, and end it afterwards.
-
-    Args:
-        bootstrap: Envoy's; addresses are filled in.
-        max_rss_bytes: The router's limit; it is told, as it would find a container's by itself.
-        more: Sections of the router's configuration that replace or extend ours.
-
-    Raises:
-        StackError: Something did not start; with its log.
-    """
-    with tempfile.TemporaryDirectory(prefix="extproc-fuzz-") as folder:
-        target = Target(Path(folder))
-        try:
-            asyncio.run(target.start(bootstrap, _config(bootstrap.mode, max_rss_bytes, more)))
-            yield target
-        finally:
-            asyncio.run(target.close())
-
-
-def _config(mode: Mode, max_rss_bytes: int, more: Mapping[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "request": {
-            "session_header": SESSION_HEADER,
-            "max_bytes_in_memory": int(max_rss_bytes * BODY_SHARE_OF_MEMORY),
-        },
-        "peers": {"static": []},
-        "destination": {"num_fallbacks": 2 if mode is Mode.OVERRIDE_HOST else 0},
-        "log": {"level": "info", "json_lines": False},
-    }
-    return config | {
-        name: {**config.get(name, {}), **section} if isinstance(section, dict) else section
-        for name, section in more.items()
-    }
-
-
-# ---- the attackers' process
-
-
-class Attack:
-    """The attackers' process while it runs.
+class Attack(ChildProcess):
+    """The attackers' process: whoever leaves before `end` ends them at once, even if killed.
 
     Attributes:
         addresses: Where its pods listen.
-        tally: What it did; None until it has ended.
-        cpu_s: CPU seconds that it used; 0 until it has ended.
+        cores: CPU that it used, in cores; 0 until it has ended.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, addresses: list[str]) -> None:
-        self.addresses = addresses
-        self.tally: Tally | None = None
-        self.cpu_s = 0.0
-        self._process = process
+    def __init__(self, plan: Plan) -> None:
+        super().__init__("attackers")
+        self.addresses: list[str] = []
+        self.cores = self._began_s = 0.0
+        self._plan = msgspec.json.encode(asdict(plan)).decode()
 
-    async def end(self) -> None:
-        """Have it stop, and read what it did.
+    async def start(self) -> None:
+        """Start the attack.
+
+        Raises:
+            StackError: It did not start.
+        """
+        self._began_s = time.monotonic()
+        self.spawn([sys.executable, "-m", "bench.fuzzattack", self._plan])
+        self.addresses = msgspec.json.decode(await self.wait_until(self._said))["addresses"]
+
+    async def _said(self) -> str:
+        """The last whole line that it said."""
+        lines = [line for line in self.log.splitlines(keepends=True) if line.startswith("{")]
+        return lines[-1] if lines and lines[-1].endswith("\n") else ""
+
+    async def end(self) -> Tally:
+        """Have it stop, and return what it did.
 
         Raises:
             StackError: It had ended by itself, or does not end.
         """
-        if self._process.returncode is not None:
-            raise StackError("the attackers have broken down")
-        self.cpu_s = cpu_s(self._process.pid)
-        self._process.terminate()
-        try:
-            async with asyncio.timeout(_ENDS_WITHIN_S):
-                output, _ = await self._process.communicate()
-        except TimeoutError:
-            raise StackError(f"the attackers do not end within {_ENDS_WITHIN_S:g} s") from None
-        self.tally = msgspec.json.decode(output, type=Tally)
-
-
-@asynccontextmanager
-async def attacking(plan: Plan) -> AsyncIterator[Attack]:
-    """Start the attackers; whoever leaves before `Attack.end` ends them at once, even if killed.
-
-    Raises:
-        StackError: They did not start.
-    """
-    command = [sys.executable, "-m", "bench.fuzzattack", msgspec.json.encode(asdict(plan)).decode()]
-    process = await asyncio.create_subprocess_exec(
-        *bound_to_us(command), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            raise StackError("the attackers did not start")
-        yield Attack(process, msgspec.json.decode(line)["addresses"])
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-# ---- the watch
+        self.check_running()
+        self.cores = cpu_s(self.pid) / (time.monotonic() - self._began_s)
+        with contextlib.suppress(PermissionError):  # to end, they must not wait for idle processors
+            os.sched_setscheduler(self.pid, os.SCHED_OTHER, os.sched_param(0))
+        if await self.stop(_ENDS_WITHIN_S):
+            raise StackError(f"the attackers do not end well: {self.log[-_LOG_CHARS:]}")
+        return msgspec.json.decode(await self._said(), type=Tally)
 
 
 @dataclass(slots=True)

@@ -1,24 +1,29 @@
-"""Where the attackers of `bench.fuzz_service` stand: ports, chance, and how much they may send."""
+"""Where the attackers of a scenario stand: ports, chance, and how much they may send."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 SINK: Final = "sink"
 """Adapter of a pod that takes any body: what is attacked is the gateway, not an honest pod."""
-HONEST: Final = tuple(f"honest-{n:02d}" for n in range(12))
-"""Adapters that only honest pods have."""
+HONEST: Final = tuple(f"adapter-{n:02d}" for n in range(12))
+"""Adapters that only honest pods have; those of `bench.stack` have them, too."""
+LONG: Final = "long"
+"""Adapter of a pod whose answers take seconds."""
 SHAKY: Final = tuple(f"shaky-{n}" for n in range(4))
 """Adapters that honest pods have, and pods that fail at once list too."""
 SESSION_HEADER: Final = "x-session"
 
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with a TCP reset
 _CHUNK_BYTES: Final = 64 * 1024
 _BURST_S: Final = 0.25
 _FEW_BYTES: Final = 2000
@@ -99,6 +104,23 @@ class Link:
         return "still open"
 
 
+async def crowd(attacks: Iterable[Coroutine[Any, Any, str]]) -> str:
+    """Let many do something at once."""
+    async with asyncio.TaskGroup() as tasks:
+        for attack in attacks:
+            tasks.create_task(attack)
+    return "left"
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection with a TCP reset."""
+    sock: socket.socket | None = writer.get_extra_info("socket")
+    if sock is not None:  # closed already
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """The target of attacks.
@@ -110,6 +132,7 @@ class Field:
         rng: Its chance.
         budget: What it may send.
         hold_s: How long the slow ones stay, at most.
+        note: Counts one of many things that happen to one attacker.
     """
 
     envoy_port: int
@@ -118,6 +141,7 @@ class Field:
     rng: Random
     budget: Budget
     hold_s: float
+    note: Callable[[str], None]
 
     @asynccontextmanager
     async def link(self, port: int = 0, *, reads: bool = True) -> AsyncIterator[Link]:
@@ -133,19 +157,42 @@ class Field:
             yield Link(reader, writer, self.budget)
         finally:
             if self.rng.random() < 0.5:
-                writer.transport.abort()
+                reset(writer)
             else:
                 writer.close()
 
-    async def linger(self) -> None:
-        """Stay for a while."""
-        await asyncio.sleep(self.rng.uniform(0.2, 1.0) * self.hold_s)
+    def a_while_s(self) -> float:
+        """How long a slow one stays."""
+        return self.rng.uniform(0.2, 1.0) * self.hold_s
 
-    async def post(self, body: bytes, path: str = _CHAT, headers: str = "") -> str:
-        """Send a whole request on a connection of its own; the answer's status."""
-        async with self.link() as link:
-            await link.send(head(len(body), path, headers) + body)
-            return await link.status(self.hold_s)
+    async def leave(self, data: bytes, port: int = 0, *, reads: bool = True) -> str:
+        """Send on a connection of its own, stay for a while, and go."""
+        async with self.link(port, reads=reads) as link:
+            await link.send(data)
+            await asyncio.sleep(self.a_while_s())
+        return "left"
+
+    async def say(self, data: bytes, port: int = 0, within_s: float | None = None) -> str:
+        """Send on a connection of its own; whether the other side closes it."""
+        async with self.link(port) as link:
+            await link.send(data)
+            return await link.drain_input(self.hold_s / 4 if within_s is None else within_s)
+
+    async def ask(self, data: bytes, port: int = 0, within_s: float | None = None) -> str:
+        """Send on a connection of its own; the answer's status."""
+        async with self.link(port) as link:
+            await link.send(data)
+            return await link.status(self.hold_s if within_s is None else within_s)
+
+    async def post(
+        self,
+        body: bytes,
+        path: str = _CHAT,
+        headers: str = "",
+        content_type: str = "application/json",
+    ) -> str:
+        """Send a whole request; the answer's status."""
+        return await self.ask(head(len(body), path, headers, content_type=content_type) + body)
 
 
 def head(

@@ -1,24 +1,25 @@
-"""The results of `bench.fuzz_service`, as values and as a table."""
+"""What came of a scenario, and its table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
+from typing import Any
 
 from bench.figures import render_table
 from bench.fuzzattack import Tally
-from bench.fuzzhonest import Summary
+from bench.honest import Records, Summary
 
 _CORES = ("router", "router waits", "envoy", "envoy waits", "pods", "attackers")
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One block, or the rest after one.
+    """What came of a block.
 
     Attributes:
-        name: `quiet 1`, `attack 1`, `settling 1`.
+        name: The block's.
         seconds: How long it was.
         honest: What honest clients saw.
         shaky: The same for the adapters that failing pods list too.
@@ -26,7 +27,7 @@ class Phase:
         rss_mb: The most that each held.
         slowest_health_ms: The longest answer of the router's /healthz.
         log_bytes: What the router logged.
-        attack: What the attackers did; None where there were none.
+        attack: What the attackers had done by its end; None where there were none, or they went on.
     """
 
     name: str
@@ -42,23 +43,33 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A run.
+    """What came of a scenario.
 
     Attributes:
         phases: In order.
+        running: Answers that were running when trouble began, by how they ended.
         p99_ratios: Of each attack to the quiet block before it.
+        peak_mb: The most memory that router and Envoy held, from their start.
         num_series: Of the router's metrics at the end.
         abuse: How often each limit of the wire was passed.
         rejections: Of the router, by reason.
         faults: What must not be; the ratio of p99 is not among them.
+        records: Of the honest clients, each request.
     """
 
     phases: list[Phase]
+    running: dict[str, int]
     p99_ratios: list[float]
+    peak_mb: dict[str, float]
     num_series: int
     abuse: dict[str, int]
     rejections: dict[str, int]
     faults: list[str]
+    records: Records
+
+    def kept(self) -> dict[str, Any]:
+        """All but the single requests."""
+        return asdict(replace(self, records=Records()))
 
     @property
     def slowdown(self) -> float:
@@ -83,6 +94,7 @@ def render(result: Result) -> str:
         if each.attack is not None:
             lines += _hostile(each, each.attack)
     lines += [f"shaky, {each.name}: {each.shaky.failures}" for each in result.phases]
+    lines += [f"running when attacks began: {result.running}"]
     ratios = ", ".join(f"{ratio:.2f}" for ratio in result.p99_ratios)
     lines += ["", f"p99 under attack over quiet: {ratios}; median {result.slowdown:.2f}"]
     lines += [f"series {result.num_series}; limits passed {result.abuse}"]

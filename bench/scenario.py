@@ -1,0 +1,279 @@
+"""A scenario: honest clients of a service, and trouble in some of its blocks of time.
+
+A real Envoy, a real router under a limit of memory, honest pods. Ten honest clients ask all the
+while; where trouble begins, ten long answers are running. The runner starts it all, lets one block
+follow the other on the same processes, measures each, counts what came of it, says what must not
+be, and ends it all. `bench.fuzz_service` and `bench.lists` are scenarios.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import uvloop
+
+from bench.field import SESSION_HEADER
+from bench.figures import abuse_of, by_label, parse_counters, total
+from bench.fuzzattack import BROKE, Plan
+from bench.honest import OK, HonestClients, summarise
+from bench.outcome import Phase, Result, p99_ratios
+from bench.processes import get, memory, raise_file_limit
+from bench.target import TOKEN_S, Attack, Target, Watch
+from extproc.envoy.bootstrap import BootstrapOptions, Mode
+from extproc.service.configured import BODY_SHARE_OF_MEMORY
+
+MAX_RSS_BYTES: Final = 256 * 2**20
+_NUM_RUNNING: Final = 10
+_RUNNING_S: Final = (5.0, 30.0)
+"""The shortest and the longest of the answers that are running when trouble begins."""
+_DRAIN_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a scenario.
+
+    Attributes:
+        name: `quiet 1`, `attack 1` and so on; honest requests are summed up by it.
+        seconds: How long it lasts.
+        plan: Of the attackers, but for the ports; None for none. Blocks with the same one after the
+            other share the attackers.
+    """
+
+    name: str
+    seconds: float
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A fleet, its honest load, its troubles.
+
+    Attributes:
+        blocks: In order.
+        bootstrap: Envoy's configuration, but for addresses.
+        workers: Envoy's threads.
+        num_pods: Honest pods.
+        num_listed: Adapters that the pod of long answers lists.
+        config: More of the router's configuration, by section.
+        max_rss_bytes: The router's limit; it is told, as it would find a container's by itself.
+        honest_per_s: Requests of the honest clients together.
+        seed: Of what they ask.
+    """
+
+    blocks: Sequence[Block]
+    bootstrap: BootstrapOptions = field(default_factory=BootstrapOptions)
+    workers: int = 1
+    num_pods: int = 3
+    num_listed: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    max_rss_bytes: int = MAX_RSS_BYTES
+    honest_per_s: float = 50.0
+    seed: int = 1
+
+    def router_config(self) -> dict[str, Any]:
+        """The router's configuration, but for addresses."""
+        mode = self.bootstrap.mode
+        config: dict[str, Any] = {
+            "request": {
+                "session_header": SESSION_HEADER,
+                "max_bytes_in_memory": int(self.max_rss_bytes * BODY_SHARE_OF_MEMORY),
+                "allow_mode_override": self.bootstrap.allow_mode_override,
+            },
+            "peers": {"static": []},
+            "destination": {"num_fallbacks": 2 if mode is Mode.OVERRIDE_HOST else 0},
+            "log": {"level": "info", "json_lines": False},
+        }
+        return config | {
+            name: {**config.get(name, {}), **section} if isinstance(section, dict) else section
+            for name, section in self.config.items()
+        }
+
+
+class Run:
+    """One run over running processes."""
+
+    def __init__(self, target: Target, scenario: Scenario) -> None:
+        self._target, self._scenario = target, scenario
+        self._watch = Watch(target, scenario.max_rss_bytes)
+        self._clients = HonestClients(
+            target.url,
+            Random(scenario.seed),
+            rate_per_s=scenario.honest_per_s,
+            timeout_s=3 * scenario.bootstrap.message_timeout_s,
+        )
+        self._measured: list[dict[str, Any]] = []
+        self._running: Counter[str] = Counter()
+
+    async def run(self) -> Result:
+        """Let all blocks happen; then wait for all to end."""
+        loop = asyncio.get_running_loop()
+        asking = loop.create_task(self._clients.run())
+        helpers = [loop.create_task(self._watch.run()), loop.create_task(self._watch.probe())]
+        try:
+            for plan, blocks in groupby(self._scenario.blocks, lambda block: block.plan):
+                if plan is None:
+                    for block in blocks:
+                        await self._phase(block)
+                else:
+                    await self._trouble(self._target.aimed(plan), list(blocks))
+        finally:
+            self._clients.stop()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asking, _DRAIN_S)
+            for helper in helpers:
+                helper.cancel()
+            ended = await asyncio.gather(*helpers, return_exceptions=True)
+            broken = [each for each in ended if isinstance(each, Exception)]
+            self._watch.faults += [f"the watch is broken: {each!r}" for each in broken]
+        return await self._result()
+
+    async def _trouble(self, plan: Plan, blocks: Sequence[Block]) -> None:
+        shortest_s, longest_s = _RUNNING_S
+        lasts_s = 0.6 * sum(block.seconds for block in blocks)
+        num_tokens = int(min(max(shortest_s, lasts_s), longest_s) / TOKEN_S)
+        answers = [self._clients.long_answer(num_tokens) for _ in range(_NUM_RUNNING)]
+        running = asyncio.gather(*answers)
+        # Under way before the attack begins, each with its first tokens.
+        await asyncio.sleep(4 * TOKEN_S)
+        self._clients.phase = blocks[0].name
+        async with Attack(plan) as attack:
+            self._target.list_pods(attack.addresses)
+            for block in blocks:
+                await self._phase(block, attack if block is blocks[-1] else None)
+        self._target.list_pods()
+        if self._watch.faults:
+            running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            self._running.update(await running)
+
+    async def _phase(self, block: Block, ends: Attack | None = None) -> None:
+        """Let it last so long, or until something is wrong; then end the attackers."""
+        if self._watch.faults:
+            return
+        self._clients.phase = block.name
+        self._watch.begin_phase()
+        began_s, used_s = time.monotonic(), self._target.cpu_s()
+        log_bytes = self._log_bytes()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._watch.has_faults.wait(), block.seconds)
+        elapsed_s = time.monotonic() - began_s
+        now_s = used_s if self._watch.faults else self._target.cpu_s()
+        cores = {key: (now_s[key] - used_s[key]) / elapsed_s for key in used_s}
+        tally = None
+        if ends is not None and not self._watch.faults:
+            self._clients.phase = f"{block.name}, end"  # all their connections close at once
+            tally = await ends.end()
+            cores["attackers"] = ends.cores
+        self._measured.append(
+            {
+                "name": block.name,
+                "seconds": elapsed_s,
+                "cores": cores,
+                "rss_mb": {key: held / 1e6 for key, held in self._watch.rss_bytes.items()},
+                "slowest_health_ms": self._watch.slowest_health_s * 1e3,
+                "log_bytes": self._log_bytes() - log_bytes,
+                "attack": tally,
+            }
+        )
+
+    def _log_bytes(self) -> int:
+        return self._target.children["router"].log_path.stat().st_size
+
+    async def _result(self) -> Result:
+        records = self._clients.records
+        phases = [
+            Phase(
+                honest=summarise(records.asked, each["name"]),
+                shaky=summarise(records.shaky, each["name"]),
+                **each,
+            )
+            for each in self._measured
+        ]
+        samples: dict[str, float] = {}
+        peak_mb: dict[str, float] = {}
+        faults = list(self._watch.faults)
+        if not faults:
+            samples, unsettled = await self._settled()
+            faults += unsettled
+            pids = {name: self._target.children[name].pid for name in ("router", "envoy")}
+            peak_mb = {name: memory(pid).peak_bytes / 1e6 for name, pid in pids.items()}
+        outcomes = {name for each in phases if each.attack for name in each.attack.outcomes}
+        faults += sorted(name for name in outcomes if f": {BROKE}: " in name)
+        failed = Counter(f"{e.phase}: {e.cause}" for e in records.asked if e.cause != OK)
+        faults += [f"honest requests failed in {what}: {num}" for what, num in failed.items()]
+        cut = {how: num for how, num in self._running.items() if how != OK}
+        faults += [f"{num} running answers were cut: {how}" for how, num in cut.items()]
+        rejections = by_label(samples, "extproc_rejections_total", "reason")
+        return Result(
+            phases=phases,
+            running=dict(self._running),
+            p99_ratios=p99_ratios(phases),
+            peak_mb=peak_mb,
+            num_series=len(samples),
+            abuse=abuse_of(samples),
+            rejections={reason: num for reason, num in rejections.items() if num},
+            faults=faults,
+            records=records,
+        )
+
+    async def _settled(self) -> tuple[dict[str, float], list[str]]:
+        """The metrics once everything has ended, and what has not."""
+        deadline_s = time.monotonic() + _DRAIN_S
+        while True:
+            page = await asyncio.to_thread(get, f"{self._target.admin_url}/metrics")
+            samples = parse_counters(page or "")
+            wrong = unbalanced(samples) if page else ["the router's metrics cannot be read"]
+            if not wrong or time.monotonic() > deadline_s:
+                return samples, wrong
+            await asyncio.sleep(0.2)
+
+
+def unbalanced(samples: dict[str, float]) -> list[str]:
+    """Which counts of the router do not add up when nothing is under way."""
+    open_picks = int(total(samples, "extproc_picks_in_flight"))
+    streams = int(total(samples, "extproc_streams_active"))
+    picks = int(total(samples, "extproc_picks_total"))
+    ended = int(total(samples, "extproc_completions_total"))
+    faults = []
+    if open_picks or streams:
+        faults.append(f"{open_picks} picks and {streams} streams are still open")
+    if picks != ended:
+        faults.append(f"{picks} picks, but {ended} ended")
+    return faults
+
+
+def run(scenario: Scenario) -> Result:
+    """Start everything, let it happen, end everything.
+
+    Raises:
+        StackError: Something did not start.
+    """
+    raise_file_limit()
+    return uvloop.run(_run(scenario))
+
+
+async def _run(scenario: Scenario) -> Result:
+    with tempfile.TemporaryDirectory(prefix="extproc-scenario-") as folder:
+        target = Target(Path(folder))
+        try:
+            await target.start(
+                scenario.bootstrap,
+                scenario.router_config(),
+                num_pods=scenario.num_pods,
+                num_listed=scenario.num_listed,
+                workers=scenario.workers,
+            )
+            return await Run(target, scenario).run()
+        finally:
+            await target.close()
