@@ -93,7 +93,7 @@ def test_the_number_of_adapters_can_be_another(name: str) -> None:
     [
         ("nothing", {}, "no workload 'nothing'"),
         ("nothing/at-all", {}, "suite nothing: no such file"),
-        ("quick/at-all", {}, "no scenario 'at-all': zipf-60"),
+        ("quick/at-all", {}, "no scenario at-all: zipf-60"),
         ("zipf", {"rate_rps": 0.0}, "not positive"),
         ("zipf", {"num_requests": 0}, "0 requests"),
         ("zipf", {"num_adapters": 0}, "0 adapters"),
