@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.lab.fakepod.trouble import Trouble
+from extproc.lab.fakepod.registry import Trouble
 
 OWN = "own"
 """The adapter that one pod has by itself: nobody declares it, so nobody may unload it."""

@@ -106,7 +106,7 @@ STATE = {
     "adapters.podhistory": {"Pod": "one of them"},
     "adapters.versions": {"Kept": "what is judged of an adapter"},
     "fleet.comparison": {"Own": "an endpoint's record among others'"},
-    "fleet.foreign": {"Others": "an endpoint's requests of other routers"},
+    "fleet.foreign": {"ForeignRequests": "an endpoint's requests of other routers"},
     "fleet.prefixes": {"KvCache": "what an endpoint has computed"},
     "fleet.prompts": {"Prompts": "what an endpoint has to compute"},
     "fleet.tracked": {"Tracked": "all that is known of an endpoint"},

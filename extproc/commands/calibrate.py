@@ -10,8 +10,8 @@ import aiohttp
 import typer
 
 from extproc.commands.failure import FAILED, failure, gone, http_url
+from extproc.errors import ExtprocError
 from extproc.lab.calibration.calibrate import calibrate
-from extproc.lab.calibration.live import CalibrationError
 from extproc.lab.engine.profiles import PROFILES, as_yaml
 
 _LENGTH = "each load is measured three times for two seconds"
@@ -62,5 +62,5 @@ def calibrate_command(
         text = f"# extproc lab calibrate {url}\n{as_yaml(measured)}"
         typer.echo(text)
         out.write_text(text, encoding="utf-8")
-    except (CalibrationError, ValueError, OSError, aiohttp.ClientError, TimeoutError) as error:
+    except (ExtprocError, ValueError, OSError, aiohttp.ClientError) as error:
         raise failure(str(error) or type(error).__name__, FAILED) from error

@@ -147,7 +147,7 @@ def run(
         The content of `<suite>.json`.
 
     Raises:
-        SuiteError: The suite, a place, a policy or a key cannot be used.
+        PlanError: The suite, a place, a policy or a key cannot be used.
         PolicyError: The policy cannot be loaded.
         OSError: A file cannot be read or written.
     """

@@ -6,12 +6,15 @@ to measure, and 128 + N after signal N.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.console import Console
 
 from extproc.commands.failure import FAILED, failure
@@ -29,20 +32,20 @@ from extproc.commands.session import (
 )
 from extproc.commands.twins import twins_of
 from extproc.lab.loadtest.blocks import Block, sliced
-from extproc.lab.loadtest.compare import Round, counted
+from extproc.lab.loadtest.compare import counted
 from extproc.lab.loadtest.loads import (
     Overrides,
     is_suite,
     plan_suite,
     read_suite,
-    scenarios_of,
     workload_load,
 )
-from extproc.lab.loadtest.results import LoadResult, RunResult, describe_machine, save
+from extproc.lab.loadtest.results import LoadResult, describe_machine, save
 from extproc.lab.loadtest.screen import print_comparison, remarks
-from extproc.lab.loadtest.targets import parse_targets, suite_targets
+from extproc.lab.loadtest.targets import TargetSpec, parse_targets, suite_targets
 from extproc.lab.trials.plan import with_alone
 from extproc.lab.trials.specs import SloSpec
+from extproc.lab.trials.suites import scenarios_of
 
 DEFAULT_OUT = Path("loadtest/out/real")
 
@@ -88,43 +91,36 @@ def run_command(
         specs = suite_targets(found, policies or ())
         chosen = scenarios_of(found, scenarios or ())
         blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
-    console, began = Console(), _now()
-    labels = [spec.label for spec in specs]
-    rounds = measured(specs, blocks, console, headers={})
-    real = _results(rounds)
-    twins = twins_of(found, real)
-    print_comparison(console, labels, rounds, twins)
-    if real:
-        result = LoadResult(
-            name=found.name,
-            about=found.about,
-            date=began,
-            machine=describe_machine(),
-            slo=found.slo,
-            runs=[*real, *twins],
-            suite=found,
-            note="; ".join(remarks(labels, rounds)),
-        )
-        _write(result, out / f"{found.name}.json", console)
-    raise typer.Exit(status_of(rounds))
+    result = LoadResult(name=found.name, about=found.about, date=_now(), slo=found.slo, suite=found)
+    _measure(specs, blocks, result, out / f"{found.name}.json")
 
 
-def _results(rounds: Sequence[Round]) -> list[RunResult]:
-    """Return the results of the rounds that count."""
-    return [run.result for round_ in counted(rounds) for run in round_ if run.result]
-
-
-def _write(result: LoadResult, path: Path, console: Console) -> None:
-    """Write a load test as JSON.
+def _measure(
+    specs: Sequence[TargetSpec],
+    blocks: Sequence[Block],
+    result: LoadResult,
+    path: Path | None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Send the blocks, print the comparison, and write it, with a suite's virtual twins.
 
     Raises:
-        typer.Exit: It cannot be written.
+        typer.Exit: Always: the end of the command.
     """
-    try:
-        save(result, path)
-    except OSError as error:
-        raise failure(error, FAILED) from error
-    console.print(f"results: {path}", soft_wrap=True)
+    console, labels = Console(), [spec.label for spec in specs]
+    rounds = measured(specs, blocks, console, headers=headers)
+    real = [run.result for round_ in counted(rounds) for run in round_ if run.result]
+    twins = twins_of(result.suite, real) if result.suite is not None else []
+    print_comparison(console, labels, rounds, twins)
+    if real and path is not None:
+        note = "; ".join(remarks(labels, rounds))
+        runs, machine = [*real, *twins], describe_machine()
+        try:
+            save(replace(result, runs=runs, machine=machine, note=note), path)
+        except OSError as error:
+            raise failure(error, FAILED) from error
+        console.print(f"results: {path}", soft_wrap=True)
+    raise typer.Exit(status_of(rounds))
 
 
 @loadtest_app.command("compare")
@@ -164,22 +160,8 @@ def compare_command(
             blocks = plan_suite(suite, chosen, rates_rps=rates or (), seeds=seeds or ())
         else:
             blocks = _slices(load, overrides, rates, seeds or (1,), requests, slices)
-    console, began = Console(), _now()
-    labels = [spec.label for spec in specs]
-    rounds = measured(specs, blocks, console, headers=key_headers(api_key))
-    print_comparison(console, labels, rounds)
-    if out is not None and counted(rounds):
-        slo = blocks[0].slo
-        result = LoadResult(
-            name=load,
-            date=began,
-            machine=describe_machine(),
-            slo=SloSpec(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, target=slo.target),
-            runs=_results(rounds),
-            note="; ".join(remarks(labels, rounds)),
-        )
-        _write(result, out, console)
-    raise typer.Exit(status_of(rounds))
+    result = LoadResult(name=load, date=_now(), slo=SloSpec(**asdict(blocks[0].slo)))
+    _measure(specs, blocks, result, out, key_headers(api_key))
 
 
 def _now() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
@@ -20,6 +20,7 @@ from extproc.adapters import effect
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.engineversions import mixes_weights
 from extproc.fleet.exposition import parse_report
+from extproc.fleet.models import decode_models
 from extproc.fleet.podhttp import ResponseError
 from extproc.fleet.spelling import Spelling
 from extproc.types import LoadReport, ModelCard
@@ -38,15 +39,6 @@ _EVENT = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 
 _MAX_QUOTED_CHARS = 120
 _MAX_NAMES = 5
-
-
-class _Model(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class _Version(msgspec.Struct):
@@ -94,15 +86,15 @@ class Pod:
     ask: Ask
     profile: EngineProfile
     wanted_adapter: str | None
-    _models: list[_Model] | None = None
+    _models: Sequence[ModelCard] | None = None
 
-    async def models(self) -> list[_Model]:
+    async def models(self) -> Sequence[ModelCard]:
         """Return the models that it lists, requested once."""
         if self._models is None:
             answer = await self.ask("GET", "/v1/models", None)
             if answer.status != HTTPStatus.OK:
                 raise ResponseError(str(answer))
-            self._models = msgspec.json.decode(answer.body, type=_Models).data
+            self._models = decode_models(answer.body)
         return self._models
 
     async def adapter(self) -> str | None:
@@ -121,7 +113,7 @@ class Pod:
         """Return what a request names a model by."""
         if not self.profile.joins_names:
             return model
-        cards = {each.id: ModelCard(each.id, each.parent) for each in await self.models()}
+        cards = {each.id: each for each in await self.models()}
         return Spelling(cards.get, joins=True).full(model)
 
     async def page(self) -> bytes:

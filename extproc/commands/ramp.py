@@ -19,9 +19,10 @@ from extproc.commands.session import (
     run_until_signalled,
 )
 from extproc.lab.loadtest.loads import Overrides, find_load
-from extproc.lab.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
+from extproc.lab.loadtest.measures import error_words
+from extproc.lab.loadtest.ramp import LaggedError, RampPlan, Step, run_ramp
 from extproc.lab.loadtest.targets import parse_target
-from extproc.lab.loadtest.words import error_words
+from extproc.lab.trials.search import CapacitySearch
 from extproc.stack.signals import SignalledError
 
 
@@ -61,7 +62,7 @@ def ramp_command(
     with refusing():
         spec = parse_target(target)
         found = find_load(load, Overrides(fleet or (), profile, (ttft_s, tpot_s, part)))
-        plan = RampPlan(found, seconds, from_rps, resolution, seed)
+        plan = RampPlan(found, seconds, from_rps, seed)
         slo = plan.block(from_rps).slo
     console = Console(highlight=False)
     console.print(
@@ -69,7 +70,7 @@ def ramp_command(
         f"first token within {slo.ttft_s:g} s and each further one within {slo.tpot_s:g} s",
         markup=False,
     )
-    ramp = Ramp(slo.target)
+    search = CapacitySearch(slo.target, resolution)
     status = 0
     try:
         with console.status("") as shown, refusing():
@@ -77,7 +78,7 @@ def ramp_command(
                 run_ramp(
                     spec,
                     plan,
-                    ramp,
+                    search,
                     headers=key_headers(api_key),
                     on_stage=shown.update,
                     on_step=lambda step: console.print(step_words(step), markup=False),
@@ -89,7 +90,7 @@ def ramp_command(
     except SignalledError as error:
         console.print(str(error))
         status = 128 + error.number
-    console.print(conclusion(ramp), style="bold", markup=False)
+    console.print(conclusion(search), style="bold", markup=False)
     raise typer.Exit(status)
 
 
@@ -106,15 +107,15 @@ def step_words(step: Step) -> str:
     )
 
 
-def conclusion(ramp: Ramp) -> str:
+def conclusion(search: CapacitySearch) -> str:
     """Return the result of a search, or of a part of it, as one line."""
-    low, high = ramp.bracket
-    if not ramp.points:
+    low, high = search.bracket
+    if not search.points:
         return "SLO capacity: nothing was measured"
     if high is None:
         return f"SLO capacity: at least {low:.2f} requests/s; no higher rate was measured"
     if not low:
         return f"SLO capacity: below {high:.2f} requests/s; no lower rate was measured"
     return (
-        f"SLO capacity: {ramp.capacity_rps:.2f} requests/s ({low:.2f} passed, {high:.2f} did not)"
+        f"SLO capacity: {search.capacity_rps:.2f} requests/s ({low:.2f} passed, {high:.2f} did not)"
     )

@@ -12,10 +12,12 @@ import uvloop
 from rich.console import Console
 
 from extproc.commands.failure import FAILED, failure
-from extproc.lab.loadtest.blocks import Block, PlanError
+from extproc.lab.loadtest.blocks import Block
 from extproc.lab.loadtest.compare import Round, counted, fitted, run_rounds
+from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.screen import print_comparison, watching
-from extproc.lab.loadtest.targets import TargetError, TargetSpec
+from extproc.lab.loadtest.targets import TargetSpec
+from extproc.lab.trials.suites import PlanError
 from extproc.stack.signals import SignalledError, until_signalled
 
 NOT_MEASURED = 3

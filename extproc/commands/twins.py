@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from extproc.commands.labrun import make_policy
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.loadtest.measures import summarize_records
-from extproc.lab.loadtest.results import RunResult
+from extproc.lab.loadtest.results import LoadResult, RunResult
 from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import in_fleet, make_trial_parts, slo_of, variant_of
+from extproc.lab.trials.summary import FIXED
+from extproc.lab.trials.table import places
 from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 from extproc.lab.workload.judge import measure
@@ -32,7 +36,7 @@ def virtual_run(
     `num_requests` replaces the suite's number.
 
     Raises:
-        SuiteError: The scenario cannot be run.
+        PlanError: The scenario cannot be run.
         PolicyError: The policy cannot be loaded.
     """
     variant, slo = variant_of(suite, policy), slo_of(suite)
@@ -63,7 +67,7 @@ def twins_of(suite: Suite, runs: Sequence[RunResult]) -> list[RunResult]:
     Runs of targets that the laboratory does not simulate have no twin.
 
     Raises:
-        SuiteError: A scenario cannot be run.
+        PlanError: A scenario cannot be run.
         PolicyError: A policy cannot be loaded.
     """
     scenarios = {scenario.name: scenario for scenario in suite.scenarios}
@@ -103,3 +107,31 @@ def _record(index: int, flight: Flight) -> RequestRecord:
         code=flight.reason,
         served_by=flight.pod,
     )
+
+
+def load_test_tables(result: LoadResult) -> str:
+    """Return the runs of a load test by place, with their virtual twins' figures in brackets.
+
+    Raises:
+        ValueError: It has no suite.
+    """
+    if result.suite is None:
+        raise ValueError(f"{result.name}: a load test without a suite")
+    real, virtual = (
+        {
+            "suite": {"baseline": result.suite.baseline},
+            "summary": {},
+            "trials": [
+                {"sweep": FIXED, "value": run.rate_rps, "runs": [measures], **measures}
+                for run in result.runs
+                if run.kind == kind
+                for measures in [{**asdict(run.metrics), **_names(run)}]
+            ],
+        }
+        for kind in ("real", "virtual")
+    )
+    return places(real, virtual)
+
+
+def _names(run: RunResult) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in ("scenario", "policy", "seed", "rate_rps")}

@@ -14,7 +14,7 @@ STEADY_S = 15.0
 """Routers that herd move hundreds of requests from one endpoint to the next within a second."""
 
 
-class Floor:
+class SteadyMinimum:
     """The least of the values of the last `STEADY_S` seconds, up to twice that; 0 at first."""
 
     __slots__ = ("_current", "_since_s", "low")
@@ -58,7 +58,7 @@ class ToldFlight(Struct, Generic[At], eq=False):
     adapter: str | None = None
 
 
-class Others(Generic[At]):
+class ForeignRequests(Generic[At]):
     """Counts other routers' requests on one endpoint.
 
     Attributes:
@@ -80,7 +80,7 @@ class Others(Generic[At]):
         self.flights: dict[str, ToldFlight[At]] = {}
         self.adapters: dict[str, int] = {}
         self.num_foreign = self.num_reported = self.num_before = 0
-        self._steady = Floor()
+        self._steady = SteadyMinimum()
         self._reported_at_s: float | None = None
         self.counts_first = False
 
@@ -96,7 +96,7 @@ class Others(Generic[At]):
 
     def restart(self) -> None:
         """Forget how long the others' requests have been there."""
-        self._steady = Floor()
+        self._steady = SteadyMinimum()
 
     def begin(self, flight: ToldFlight[At]) -> None:
         """Count a pick."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import closing
 from http import HTTPStatus
 from typing import Final
 
-import aiohttp
 import msgspec
 from yarl import URL
 
 from extproc.bounds import plain
 from extproc.fleet.loops import LoopSettings
-from extproc.fleet.podhttp import FAILURES, base_url, get, open_session
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import FAILURES, base_url
 from extproc.types import Endpoint
 
 INTERVAL_S: Final = 1.0
@@ -58,7 +59,6 @@ class PodAsks:
         self._settings, self._clock = settings, clock
         self._on_health, self._on_version = on_health, on_version
         self._urls: dict[str, str] = {}
-        self._session: aiohttp.ClientSession | None = None  # opened within the event loop
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
@@ -82,8 +82,6 @@ class PodAsks:
         for task in (tasks := list(self._tasks.values())):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
 
     def _ask(self, kind: str, address: str, work: Coroutine[None, None, None]) -> None:
         if (kind, address) in self._tasks or address not in self._urls:
@@ -120,12 +118,12 @@ class PodAsks:
 
     async def _get(self, address: str, path: str) -> tuple[int | None, bytes]:
         """Return status and body; no status where there was no whole response."""
-        if self._session is None:
-            self._session = open_session(self._settings.headers, self._settings.ssl)
+        settings = self._settings
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                url = URL(f"{self._urls[address]}{path}")
-                return await get(self._session, url, max_bytes=MAX_BODY_BYTES)
+            with closing(PodClient(settings.headers, settings.ssl)) as client:
+                async with asyncio.timeout(settings.timeout_s):
+                    url = URL(f"{self._urls[address]}{path}")
+                    return await client.get(url, max_bytes=MAX_BODY_BYTES)
         except (*FAILURES, ValueError):
             return None, b""
 

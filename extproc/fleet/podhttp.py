@@ -1,4 +1,4 @@
-"""HTTP to a pod: a session, a bounded GET and POST, and their failures.
+"""HTTP to a pod: a session, a bounded POST, and their failures.
 
 aiohttp does not limit what a server sends on a connection: any number of `100 Continue` before a
 response (RFC 9110 15.2), or responses without a request. It handles one whole read of the socket
@@ -103,22 +103,16 @@ def open_session(
     )
 
 
-async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
-    """GET `url`; return status and body. Redirects are not followed.
+async def post(
+    session: aiohttp.ClientSession, url: URL, document: object, *, max_bytes: int
+) -> tuple[int, bytes]:
+    """POST `document` as JSON; return status and body. Redirects are not followed.
 
     Raises:
         ResponseError: The body is compressed, against our request.
         TooLargeError: The body is longer than `max_bytes`.
         aiohttp.ClientError, OSError: As aiohttp raises them. Ask again later.
     """
-    async with session.get(url, allow_redirects=False) as response:
-        return response.status, await _body(response, max_bytes)
-
-
-async def post(
-    session: aiohttp.ClientSession, url: URL, document: object, *, max_bytes: int
-) -> tuple[int, bytes]:
-    """POST `document` as JSON; return status and body, and raise, as `get` does."""
     async with session.post(url, json=document, allow_redirects=False) as response:
         return response.status, await _body(response, max_bytes)
 

@@ -16,7 +16,7 @@ from extproc.fleet.cachesize import MAX_BODY_BYTES
 from extproc.fleet.concurrency import Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.engineversions import mixes_weights
-from extproc.fleet.foreign import Others, ToldFlight
+from extproc.fleet.foreign import ForeignRequests, ToldFlight
 from extproc.fleet.fullness import Fullness
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.podstate import PodState
@@ -117,7 +117,7 @@ class Tracked:
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
         self.slots = SlotUses()
-        self.others: Others[Tracked] = Others()
+        self.others: ForeignRequests[Tracked] = ForeignRequests()
         self.fullness = Fullness()
         self.room = Room()
         self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view

@@ -24,8 +24,8 @@ from extproc.fleet.podhttp import (
     base_url,
     describe,
     describe_status,
-    get,
     open_session,
+    post,
 )
 from extproc.types import Endpoint
 
@@ -33,10 +33,14 @@ Get = Callable[..., Awaitable[tuple[int, bytes]]]
 Open = Callable[..., AbstractAsyncContextManager[Get]]
 
 
+async def _posted(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
+    return await post(session, url, {}, max_bytes=max_bytes)
+
+
 @asynccontextmanager
 async def session(headers: Mapping[str, str] | None = None) -> AsyncIterator[Get]:
     async with open_session(headers) as opened:
-        yield functools.partial(get, opened)
+        yield functools.partial(_posted, opened)
 
 
 @asynccontextmanager
@@ -55,7 +59,7 @@ async def serving(handler: Callable[[web.Request], web.Response]) -> AsyncIterat
         return handler(request)
 
     app = web.Application()
-    app.router.add_get("/{tail:.*}", answer)
+    app.router.add_route("*", "/{tail:.*}", answer)
     async with TestServer(app) as server:
         yield server.make_url("/")
 

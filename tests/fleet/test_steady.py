@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.fleet.foreign import STEADY_S, Floor
+from extproc.fleet.foreign import STEADY_S, SteadyMinimum
 
 
-def recorded(*values: int, every_s: float = 1.0) -> Floor:
-    made = Floor()
+def recorded(*values: int, every_s: float = 1.0) -> SteadyMinimum:
+    made = SteadyMinimum()
     for number, value in enumerate(values):
         made.record(value, now=number * every_s)
     return made

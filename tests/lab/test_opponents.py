@@ -11,8 +11,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.lab.opponents import OPPONENTS
-from extproc.lab.opponents.descriptions import DESCRIPTIONS
+from extproc.lab.opponents import DESCRIPTIONS, OPPONENTS
 from extproc.lab.opponents.dynamo import ProportionalSticky
 from extproc.lab.opponents.filter_tree import FilterTree
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order

@@ -13,8 +13,9 @@ from random import Random
 from statistics import median
 
 import aiohttp
-import msgspec
 
+from extproc.errors import ExtprocError
+from extproc.fleet.models import decode_models
 from extproc.lab.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
 
 _TOKEN_IDS = range(16, 240)
@@ -30,7 +31,7 @@ _SHOWN_TOKENS = 2
 """A response of one token never appears in vLLM's metrics."""
 
 
-class CalibrationError(Exception):
+class CalibrationError(ExtprocError):
     """The server cannot be measured."""
 
 
@@ -92,10 +93,11 @@ class LiveServer:
 
         Raises:
             CalibrationError: It is no vLLM server.
+            ModelsError: It does not list its models.
             aiohttp.ClientError: It does not respond.
         """
         async with self._session.get(f"{self._url}/v1/models") as response:
-            cards = msgspec.json.decode(await response.read(), type=_Cards).data
+            cards = decode_models(await response.read())
         bases = [card for card in cards if not card.parent]
         if not bases or not bases[0].max_model_len:
             raise CalibrationError("the server lists no base model with a max_model_len")
@@ -240,13 +242,3 @@ class LiveServer:
             while reading.num_running or reading.num_waiting:
                 await asyncio.sleep(_SCRAPE_S)
                 reading = await self.read()
-
-
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-    max_model_len: int | None = None
-
-
-class _Cards(msgspec.Struct):
-    data: list[_Card]

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from extproc.lab.engine.engine import Engine
 from extproc.lab.fakepod.apierrors import ApiError, missing_field
 from extproc.lab.fakepod.runner import EngineRunner
-from extproc.lab.fakepod.trouble import Trouble
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What goes wrong with loads and unloads, to be changed while the pod runs.
+
+    Attributes:
+        load_s: Seconds that a load takes, beside those of the engine.
+        lies: Loads and unloads are answered with success, and nothing is done.
+        loading: Entered while the engine loads an adapter, by the `Authorization` of who asked.
+    """
+
+    load_s: float = 0.0
+    lies: bool = False
+    loading: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
 
 
 @dataclass(frozen=True, slots=True)

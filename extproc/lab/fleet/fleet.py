@@ -20,11 +20,9 @@ from extproc.lab.fleet.declaring import Declaring
 from extproc.lab.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.lab.fleet.knowledge import Knowledge
 from extproc.lab.fleet.pod import FleetPod, started_engine
-from extproc.lab.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
-from extproc.lab.fleet.router import FleetRouter
+from extproc.lab.fleet.router import BODY_BYTES_PER_TOKEN, FleetRouter, claim_of, prefix_hashes
 from extproc.lab.fleet.settings import FleetSettings, Loading
 from extproc.lab.fleet.telling import FleetTelling
-from extproc.lab.fleet.tenancy import claim_of
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 from extproc.lab.workload.requests import PLAIN
 from extproc.queue import Ticket
@@ -180,7 +178,8 @@ class Fleet:
         """Ask the flight's router now."""
         router = self.routers[flight.router].router
         started_s = self._clock() if self._clock else 0.0
-        wake = partial(self._wake, flight)
+        # Sent at once when there is room: bounds look at the pods before the next one's turn.
+        wake = partial(self._resume, flight)
         decision = router.route(request, now=self.now, wake=wake)
         if self._clock:
             self._decision_s.append(self._clock() - started_s)
@@ -189,10 +188,6 @@ class Fleet:
             self._agenda.at(decision.give_up_s, partial(self._resume, flight))
         else:
             self._decided(flight, decision)
-
-    def _wake(self, flight: Flight) -> None:
-        """Send a held request at once: bounds look at the pods before the next one's turn."""
-        self._resume(flight)
 
     def _resume(self, flight: Flight) -> None:
         """Take a held request's result, if it has one."""

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
+from hashlib import blake2b
 
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.evidence import Verdict
 from extproc.fleet.pickids import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
+from extproc.fleet.prefixes import MARKS_BYTES
 from extproc.lab.engine.activity import NEVER_S
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.fleet.telling import FleetTelling
 from extproc.lab.workload.flights import Flight, FlightState
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import Arrival, Tenant
 from extproc.queue import HoldQueue
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import Policy
 from extproc.routing.router import Router
+from extproc.tenancy import Claim
 from extproc.types import LoadReport, Outcome
 
 _OUTCOMES = {
@@ -140,3 +146,44 @@ def _verdict(flight: Flight) -> Verdict:
     if flight.state is not FlightState.FAILED or flight.was_unknown:
         return Verdict.NONE
     return Verdict.UNREACHABLE if flight.first_token_s is None else Verdict.BROKEN
+
+
+# --- what a router is told of a request: claims as a route and trusted headers would say them, and
+# of a prompt's beginning hashes of as many bytes as in production
+
+
+def claim_of(tenant: Tenant, declared: Slo | None, name: str = "") -> Claim:
+    """Return the claim of a tenant's requests.
+
+    Args:
+        declared: The objectives to claim, if the tenant has any.
+        name: Whose share they count for.
+    """
+    slo = declared if tenant.has_objectives else None
+    return Claim(
+        tenant=name,
+        priority=tenant.priority,
+        weight=tenant.weight,
+        ttft_s=None if slo is None else slo.ttft_s,
+        tpot_s=None if slo is None else slo.tpot_s,
+    )
+
+
+BODY_BYTES_PER_TOKEN = 4
+"""English text in the tokenizers of current models (platform.openai.com/tokenizer)."""
+
+
+def prefix_hashes(arrival: Arrival, request_id: str) -> tuple[int, ...]:
+    """Return `RequestInfo.prefix_hashes` of a request.
+
+    All that the shared beginning does not contain is the request's own.
+    """
+    shared_bytes = arrival.prefix_tokens * BODY_BYTES_PER_TOKEN
+    prompt_bytes = arrival.prompt_tokens * BODY_BYTES_PER_TOKEN
+    digest = (arrival.adapter or "").encode()
+    hashes = []
+    for mark in MARKS_BYTES[: bisect_right(MARKS_BYTES, prompt_bytes)]:
+        content = arrival.prefix if mark <= shared_bytes else request_id
+        digest = blake2b(digest + content.encode(), digest_size=8).digest()
+        hashes.append(int.from_bytes(digest))
+    return tuple(hashes)

@@ -13,16 +13,13 @@ from math import inf
 from typing import TypeVar
 
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
 
 WARM_UP = 0.15
 """Share of a slice of a workload that does not count; also the default of suites."""
 _T = TypeVar("_T")
-
-
-class PlanError(Exception):
-    """A load cannot be sent; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

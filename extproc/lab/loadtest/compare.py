@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from extproc.lab.loadtest.blocks import Block, PlanError, by_fleet, rotated
-from extproc.lab.loadtest.figures import Figure
+from extproc.lab.loadtest.blocks import Block, by_fleet, rotated
+from extproc.lab.loadtest.listing import fetch_listing
+from extproc.lab.loadtest.results import Figure
 from extproc.lab.loadtest.runs import BlockRun, run_block
-from extproc.lab.loadtest.targets import Target, TargetSpec, listed_models, running_targets
-from extproc.lab.loadtest.workloads import WorkloadError, renamed
+from extproc.lab.loadtest.targets import Target, TargetSpec, running_targets
+from extproc.lab.loadtest.workloads import renamed
 from extproc.lab.workload.intervals import Interval, interval, paired_ratio
 
 Round = Sequence[BlockRun]
@@ -42,17 +43,14 @@ async def fitted(
         TargetError: An endpoint does not respond.
         PlanError: The endpoints have no adapter in common.
     """
-    listed: list[str] | None = None
+    listed: Sequence[str] | None = None
     for spec in specs:
         if spec.kind == "url":
-            _, own = await listed_models(spec.name, headers)
+            own = (await fetch_listing(spec.name, headers)).adapters
             listed = own if listed is None else [name for name in listed if name in own]
     if listed is None:
         return list(blocks)
-    try:
-        return [replace(block, workload=renamed(block.workload, listed)) for block in blocks]
-    except WorkloadError as error:
-        raise PlanError(str(error)) from error
+    return [replace(block, workload=renamed(block.workload, listed)) for block in blocks]
 
 
 async def run_rounds(

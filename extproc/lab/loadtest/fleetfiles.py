@@ -18,11 +18,20 @@ from extproc.address import Address
 from extproc.costs import BYTES_PER_TOKEN, Costs
 from extproc.envoy.bootstrap import BootstrapOptions, render
 from extproc.lab.fakepod.config import PodConfig
+from extproc.lab.fleet.router import claim_of
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.opponents import OPPONENTS, opponent
-from extproc.lab.workload.requests import NO_TENANTS, Tenant
-from extproc.request.controlheaders import TRUSTABLE
+from extproc.lab.opponents import OPPONENTS, opponent, parse_label
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.requests import NO_TENANTS, PLAIN, Tenant
+from extproc.request.controlheaders import (
+    FAIRNESS_ID,
+    OBJECTIVE,
+    SLO_TPOT_MS,
+    SLO_TTFT_MS,
+    TRUSTABLE,
+)
 from extproc.routing.policies import BUILT_IN
+from extproc.tenancy import Claim
 
 BALANCERS: Mapping[str, str] = {"round_robin": "ROUND_ROBIN", "least_request": "LEAST_REQUEST"}
 """Envoy's load balancers as targets, and their names in `lb_policy`."""
@@ -72,7 +81,7 @@ def router_config(
 ) -> dict[str, Any]:
     """Return the router's configuration without endpoints and ports.
 
-    It trusts the headers of `claims.claim_headers`. Weights are a route's: no header has them.
+    It trusts the headers of `claim_headers`. Weights are a route's: no header has them.
 
     Raises:
         ValueError: The policy's arguments are not numbers.
@@ -123,11 +132,9 @@ def policy_section(policy: str) -> dict[str, Any]:
         ValueError: The policy's arguments are not numbers.
         TypeError: The policy has no such argument.
     """
-    name, _, query = policy.partition("?")
-    make = opponent(policy)
+    (name, given), make = parse_label(policy), opponent(policy)
     if make is None:
-        pairs = (pair.partition("=") for pair in query.split("&") if pair)
-        return {"name": name, "args": {key: float(value) for key, _, value in pairs}}
+        return {"name": name, "args": given}
     assert isinstance(make, partial)
     args = dict(make.keywords)
     if name in BUILT_IN and OPPONENTS[name] is BUILT_IN[name]:
@@ -175,3 +182,34 @@ def balancer_bootstrap(balancer: str, pods: Sequence[str]) -> str:
         "endpoints": [{"lb_endpoints": endpoints}],
     }
     return yaml.safe_dump(document, sort_keys=False)
+
+
+# --- what requests claim ----------------------------------------------------------------------
+
+
+def claim_headers(
+    tenants: Mapping[str, Tenant], declared: Slo | None
+) -> dict[str, Mapping[str, str]]:
+    """Return the headers of each tenant's requests; under "" those of everybody else's.
+
+    Routers of a virtual fleet get the same claims as values. An objective, in the words of these
+    headers, names a priority: that of the tenant of its name.
+    """
+    claims = {name: claim_of(tenant, declared, name) for name, tenant in tenants.items()}
+    return {
+        name: _headers(claim) for name, claim in {"": claim_of(PLAIN, declared), **claims}.items()
+    }
+
+
+def _headers(claim: Claim) -> Mapping[str, str]:
+    headers = {
+        FAIRNESS_ID[0]: claim.tenant,
+        OBJECTIVE[0]: claim.tenant if claim.priority else "",
+        SLO_TTFT_MS[0]: _milliseconds(claim.ttft_s),
+        SLO_TPOT_MS[0]: _milliseconds(claim.tpot_s),
+    }
+    return {name: value for name, value in headers.items() if value}
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.3f}"

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
+
+from extproc.fleet.models import ModelsError, decode_models
+from extproc.types import ModelCard
 
 _TIMEOUT_S = 10.0
 _MAX_ERROR_BYTES = 200
-_T = TypeVar("_T")
 
 
-class ListingError(Exception):
-    """An endpoint cannot be used; the message says why, in one line."""
+class TargetError(Exception):
+    """A target cannot be used, or not any more; the message says which and why."""
 
 
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The models of an endpoint, in its order; at least one."""
 
-
-class Listing(msgspec.Struct):
-    """The endpoint's response, in its order."""
-
-    data: list[_Card]
+    cards: Sequence[ModelCard]
 
     @property
     def bases(self) -> Sequence[str]:
         """The base models."""
-        return tuple(card.id for card in self.data if not card.parent)
+        return tuple(card.id for card in self.cards if not card.parent)
 
     @property
     def adapters(self) -> Sequence[str]:
         """The adapters; where none has a parent, all models."""
-        return tuple(card.id for card in self.data if card.parent) or self.bases
+        return tuple(card.id for card in self.cards if card.parent) or self.bases
 
     @property
     def base(self) -> str:
-        """The base model listed first; where there is none, the first adapter.
-
-        Raises:
-            IndexError: Nothing is listed.
-        """
+        """The base model listed first; where there is none, the first adapter."""
         return (self.bases or self.adapters)[0]
 
 
@@ -52,48 +45,39 @@ def base_url(text: str) -> str:
     """Return a base URL without a trailing slash; `/v1` at its end may be left out.
 
     Raises:
-        ListingError: It is not the URL of a server.
+        TargetError: It is not the URL of a server.
     """
     try:
         parts = urlsplit(text)
         is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError as error:
-        raise ListingError(f"{text}: {error}") from error
+        raise TargetError(f"{text}: {error}") from error
     if not is_valid:
-        raise ListingError(f"{text!r} is not an http:// or https:// URL")
+        raise TargetError(f"{text!r} is not an http:// or https:// URL")
     return text.rstrip("/").removesuffix("/v1")
 
 
-async def fetch_listing(url: str, headers: Mapping[str, str]) -> Listing:
+async def fetch_listing(
+    url: str, headers: Mapping[str, str], timeout_s: float = _TIMEOUT_S
+) -> Listing:
     """Return the list of models of an endpoint, at least one.
 
     Raises:
-        ListingError: There is none.
+        TargetError: There is none.
     """
-    listing = await fetch_json(f"{url}/v1/models", Listing, headers)
-    if not listing.data:
-        raise ListingError(f"{url}/v1/models lists nothing")
-    return listing
-
-
-async def fetch_json(
-    url: str, kind: type[_T], headers: Mapping[str, str], timeout_s: float = _TIMEOUT_S
-) -> _T:
-    """GET a JSON document.
-
-    Raises:
-        ListingError: There is none, or it is something else.
-    """
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    page, timeout = f"{url}/v1/models", aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
             aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-            session.get(url, allow_redirects=False) as response,
+            session.get(page, allow_redirects=False) as response,
         ):
             body = await response.read()
             if response.status != 200:
                 text = " ".join(body[:_MAX_ERROR_BYTES].decode(errors="replace").split())
-                raise ListingError(f"{url}: status {response.status} {text}".rstrip())
-            return msgspec.json.decode(body, type=kind)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, ValueError) as error:
-        raise ListingError(f"{url}: {str(error) or f'no response in {timeout_s:g} s'}") from error
+                raise TargetError(f"{page}: status {response.status} {text}".rstrip())
+            cards = decode_models(body)
+    except (aiohttp.ClientError, TimeoutError, ModelsError, ValueError) as error:
+        raise TargetError(f"{page}: {str(error) or f'no response in {timeout_s:g} s'}") from error
+    if not cards:
+        raise TargetError(f"{page} lists nothing")
+    return Listing(cards)

@@ -5,38 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import yaml
 
 from extproc.lab.engine.profiles import PROFILES
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.loadtest.blocks import WARM_UP, Block, PlanError
-from extproc.lab.loadtest.workloads import WorkloadError, make
+from extproc.lab.loadtest.blocks import WARM_UP, Block
+from extproc.lab.loadtest.workloads import make
 from extproc.lab.trials import suites
 from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import (
-    SuiteError,
+    PlanError,
     find_suite,
     in_fleet,
     make_trial_parts,
     parse_suite,
+    scenarios_of,
     slo_of,
+    with_workload,
 )
 from extproc.lab.workload.judge import Slo
-
-
-class Load(Protocol):
-    """Makes blocks of one kind at any rate."""
-
-    def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
-        """Return a block of about `num_requests`; None for the load's own number.
-
-        Raises:
-            PlanError: There is no such block.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +37,15 @@ class SuiteLoad:
     scenario: ScenarioSpec
 
     def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
-        """See `Load`."""
-        scenario = self.scenario
-        if num_requests is not None:
-            # In the scenario, whose own number would override the suite's.
-            workload_spec = {**scenario.workload, "num_requests": num_requests}
-            scenario = msgspec.structs.replace(scenario, workload=workload_spec)
-        try:
-            settings, workload, events = make_trial_parts(
-                self.suite, scenario, rate_rps=rate_rps, seed=seed
-            )
-        except SuiteError as error:
-            raise PlanError(str(error)) from error
+        """Return a block of about `num_requests`; None for the load's own number.
+
+        Raises:
+            PlanError: There is no such block.
+        """
+        scenario = with_workload(self.scenario, num_requests=num_requests)
+        settings, workload, events = make_trial_parts(
+            self.suite, scenario, rate_rps=rate_rps, seed=seed
+        )
         if events:
             kinds = ", ".join(sorted({type(event).__name__ for event in events}))
             raise PlanError(f"scenario {self.scenario.name}: {kinds}: in virtual time only")
@@ -81,14 +68,15 @@ class WorkloadLoad:
     slo: Slo
 
     def block(self, *, rate_rps: float | None, num_requests: int | None, seed: int) -> Block:
-        """See `Load`; the default rate is the workload's own."""
-        try:
-            workload = make(self.name, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
-        except WorkloadError as error:
-            raise PlanError(str(error)) from error
+        """See `SuiteLoad`; the default rate is the workload's own."""
+        workload = make(self.name, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
         settings = replace(self.settings, warm_up_s=WARM_UP * workload.duration_s)
         rate_rps = round(workload.rate_rps, 2) if rate_rps is None else rate_rps
         return Block(workload.name, rate_rps, seed, workload, settings, self.slo)
+
+
+Load = SuiteLoad | WorkloadLoad
+"""Makes blocks of one kind at any rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +101,15 @@ class Overrides:
         """
         names = ("ttft_s", "tpot_s", "target")
         slo = {k: v for k, v in zip(names, self.slo, strict=True) if v is not None}
+        profile = self.profile or suite.profile
+        if profile not in PROFILES:
+            raise PlanError(f"profile {profile}: allowed: {', '.join(PROFILES)}")
         return msgspec.structs.replace(
             suite,
             fleet={**suite.fleet, **self._knobs()},
-            profile=self._profile(suite.profile),
+            profile=profile,
             slo=msgspec.structs.replace(suite.slo, **slo),
         )
-
-    def _profile(self, name: str) -> str:
-        if (self.profile or name) not in PROFILES:
-            raise PlanError(f"profile {self.profile}: allowed: {', '.join(PROFILES)}")
-        return self.profile or name
 
     def _knobs(self) -> dict[str, Any]:
         allowed = set(FleetSettings.__dataclass_fields__) - {"profile", "warm_up_s"}
@@ -149,14 +135,11 @@ def read_suite(name: str, overrides: Overrides = NO_OVERRIDES) -> Suite:
     Raises:
         PlanError: There is none, or it cannot be used.
     """
-    try:
-        suite = suites.read_suite(name)
-        if overrides == Overrides():
-            return suite
-        # Parsed again to check the overrides.
-        return parse_suite(yaml.safe_dump(msgspec.to_builtins(overrides.apply(suite))))
-    except SuiteError as error:
-        raise PlanError(str(error)) from error
+    suite = suites.read_suite(name)
+    if overrides == NO_OVERRIDES:
+        return suite
+    # Parsed again to check the overrides.
+    return parse_suite(yaml.safe_dump(msgspec.to_builtins(overrides.apply(suite))))
 
 
 def find_load(name: str, overrides: Overrides = NO_OVERRIDES) -> Load:
@@ -197,22 +180,8 @@ def is_suite(name: str) -> bool:
     """Whether this is the name of a suite, or a path that may be one's."""
     try:
         return find_suite(name).suffix in (".yaml", ".yml")
-    except SuiteError:
+    except PlanError:
         return Path(name).suffix in (".yaml", ".yml")
-
-
-def scenarios_of(suite: Suite, names: Sequence[str]) -> list[ScenarioSpec]:
-    """Return some of a suite's scenarios; all if none is named.
-
-    Raises:
-        PlanError: One is unknown.
-    """
-    by_name = {scenario.name: scenario for scenario in suite.scenarios}
-    unknown = [name for name in names if name not in by_name]
-    if unknown:
-        known = ", ".join(by_name)
-        raise PlanError(f"suite {suite.name} has no scenario {', '.join(unknown)}: {known}")
-    return [by_name[name] for name in names or by_name]
 
 
 def plan_suite(

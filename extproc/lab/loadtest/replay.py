@@ -84,18 +84,15 @@ async def replay(
 async def send_when_due(
     requests: Iterable[tuple[int, Arrival]],
     send: Callable[[int, Arrival], Coroutine[Any, Any, None]],
-    now: Callable[[], float] | None = None,
+    now: Callable[[], float],
 ) -> None:
     """Pass each request to `send` when it is due, and wait until all of them ended.
 
     Args:
         requests: Place in the workload and request, in order of time.
         send: Sends one of them.
-        now: Seconds from the workload's start; by default it starts now.
+        now: Seconds from the workload's start.
     """
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    now = now or (lambda: loop.time() - started_s)
     async with asyncio.TaskGroup() as tasks:
         for index, arrival in requests:
             while (wait_s := arrival.at_s - now()) > 0:  # noqa: ASYNC110 # time, not a condition

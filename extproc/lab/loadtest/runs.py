@@ -13,10 +13,10 @@ import aiohttp
 import msgspec
 
 from extproc.lab.loadtest.blocks import Block
+from extproc.lab.loadtest.measures import delay_words, error_words
 from extproc.lab.loadtest.replay import replay
 from extproc.lab.loadtest.results import RunResult, real_run
 from extproc.lab.loadtest.targets import Target
-from extproc.lab.loadtest.words import delay_words, error_words
 from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import MAX_UNSEEN_S, Slo
@@ -79,7 +79,11 @@ _Readings = Mapping[str, _Reading]
 
 
 async def run_block(
-    target: Target, block: Block, gives_up: GivesUp | None = None, *, max_added_s: float = inf
+    target: Target,
+    block: Block,
+    gives_up: GivesUp = lambda _records, _now_s: False,
+    *,
+    max_added_s: float = inf,
 ) -> BlockRun:
     """Send a block to a target and wait for every response.
 
@@ -102,9 +106,6 @@ async def run_block(
     started_s = loop.time()
 
     async def leave_off() -> None:
-        if gives_up is None:
-            await asyncio.Event().wait()
-            return
         is_hopeless = False
         while not is_hopeless:
             await asyncio.sleep(LOOK_S)

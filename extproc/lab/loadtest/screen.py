@@ -13,10 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from extproc.lab.loadtest.compare import Round, Watch, counted, mean_of, ratio_of
-from extproc.lab.loadtest.figures import FIGURES, Figure
-from extproc.lab.loadtest.results import RunResult
+from extproc.lab.loadtest.measures import error_words
+from extproc.lab.loadtest.results import FIGURES, Figure, RunResult
 from extproc.lab.loadtest.runs import BlockRun, added_words
-from extproc.lab.loadtest.words import error_words
 from extproc.lab.workload.intervals import Interval
 
 MAX_ADDED_S = 0.03
@@ -100,8 +99,12 @@ def _figures_table(
         cells = (_figure_cell(figure, label, rounds, twins) for label in labels)
         table.add_row(figure.head, *cells)
     table.add_row("added to TTFT, ms", *(_added(rounds, label) for label in labels))
-    for head, of in (("requests", _num_requests), ("failed", _num_errors)):
-        table.add_row(head, *(str(sum(map(of, _runs(rounds, label)))) for label in labels))
+    summaries = [
+        [run.result.summary for run in _runs(rounds, each) if run.result] for each in labels
+    ]
+    table.add_row("requests", *(str(sum(each.num_requests for each in own)) for own in summaries))
+    failed = (sum(sum(each.errors.values()) for each in own) for own in summaries)
+    table.add_row("failed", *map(str, failed))
     return table
 
 
@@ -178,11 +181,3 @@ def _added_s(rounds: Sequence[Round], label: str) -> float | None:
 def _added(rounds: Sequence[Round], label: str) -> str:
     added_s = _added_s(rounds, label)
     return "-" if added_s is None else f"{1e3 * added_s:.1f}"
-
-
-def _num_requests(run: BlockRun) -> int:
-    return 0 if run.result is None else run.result.summary.num_requests
-
-
-def _num_errors(run: BlockRun) -> int:
-    return 0 if run.result is None else sum(run.result.summary.errors.values())

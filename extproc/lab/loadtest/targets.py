@@ -24,15 +24,15 @@ from extproc.lab.loadtest.blocks import Block
 from extproc.lab.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
+    claim_headers,
     discovery_section,
     gateway_bootstrap,
     pod_configs,
     policy_section,
     router_config,
 )
-from extproc.lab.loadtest.listing import ListingError, base_url, fetch_listing
+from extproc.lab.loadtest.listing import TargetError, base_url, fetch_listing
 from extproc.lab.loadtest.replay import ReplaySettings, replay
-from extproc.lab.loadtest.tenancy import claim_headers
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.suites import variant_of
 from extproc.lab.workload.exchange import RequestForm, RequestRecord
@@ -45,10 +45,6 @@ KINDS = ("policy", "envoy", "url")
 _NUM_WARM_UP = 8
 _WARM_UP_GAP_S = 0.1
 _WARM_UP_TOKENS = 8
-
-
-class TargetError(Exception):
-    """A target cannot be used, or not any more; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ def parse_target(text: str) -> TargetSpec:
     url, _, label = name.partition("=")
     try:
         url = base_url(url)
-    except ListingError as error:
+    except TargetError as error:
         raise TargetError(f"target {text!r}: {error}") from error
     return TargetSpec(kind, url, label or url.split("://")[1])
 
@@ -151,7 +147,6 @@ class Target:
     Attributes:
         url: Base URL without a trailing slash.
         base_model: The model of requests without an adapter.
-        admin: Base URL of its router's admin port, "" if unknown.
         pods: Base URL of each fake pod by its name; empty if unknown.
         headers: Sent with every request.
         programs: Its processes by name; empty if it was not started here.
@@ -160,7 +155,6 @@ class Target:
     spec: TargetSpec
     url: str
     base_model: str = BASE_MODEL
-    admin: str = ""
     pods: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, ChildProcess] = field(default_factory=dict, repr=False)
@@ -242,7 +236,6 @@ async def _started(spec: TargetSpec, block: Block) -> AsyncIterator[Target]:
         yield Target(
             spec,
             stack.url,
-            admin=stack.routers[0].admin_url if stack.routers else "",
             pods={name: pod.url for name, pod in stack.pods.items()},
             programs=stack.children,
         )
@@ -297,26 +290,11 @@ async def _warm_up(target: Target, block: Block) -> None:
 # --- running already --------------------------------------------------------------------
 
 
-async def listed_models(url: str, headers: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return the base model of an endpoint, and its adapters.
-
-    An endpoint without adapters lends the names of its models, the first of them as the base model.
-
-    Raises:
-        TargetError: It does not respond, or lists nothing.
-    """
-    try:
-        listing = await fetch_listing(url, headers)
-    except ListingError as error:
-        raise TargetError(str(error)) from error
-    return listing.base, list(listing.adapters)
-
-
 async def found_target(spec: TargetSpec, headers: Mapping[str, str]) -> Target:
     """Return a target that is running already.
 
     Raises:
         TargetError: It does not respond, or lists nothing.
     """
-    base_model, _ = await listed_models(spec.name, headers)
-    return Target(spec, spec.name, base_model, headers=headers)
+    listing = await fetch_listing(spec.name, headers)
+    return Target(spec, spec.name, listing.base, headers=headers)

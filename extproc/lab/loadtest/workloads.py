@@ -14,20 +14,17 @@ from types import MappingProxyType
 
 import msgspec
 
-from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import (
     SCENARIOS_DIR,
-    SuiteError,
+    PlanError,
     make_trial_parts,
     read_suite,
+    scenarios_of,
+    with_workload,
 )
 from extproc.lab.workload.clientele import WorkloadSpec, make_workload
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.slora import MODELS, SETTINGS
-
-
-class WorkloadError(Exception):
-    """There is no such workload; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def names() -> Sequence[str]:
     """
     found = []
     for path in sorted(SCENARIOS_DIR.glob("*.yaml")):
-        found += [f"{path.stem}/{scenario.name}" for scenario in _suite(path.stem).scenarios]
+        found += [f"{path.stem}/{scenario.name}" for scenario in read_suite(path.stem).scenarios]
     return [*NAMES, *found]
 
 
@@ -112,24 +109,24 @@ def make(
         num_adapters: Number of adapters.
 
     Raises:
-        WorkloadError: There is no such workload.
+        PlanError: There is no such workload.
     """
     if rate_rps is not None and not rate_rps > 0:
-        raise WorkloadError(f"a rate of {rate_rps:g} requests per second is not positive")
+        raise PlanError(f"a rate of {rate_rps:g} requests per second is not positive")
     if num_requests is not None and num_requests < 1:
-        raise WorkloadError(f"{num_requests} requests are not a workload")
+        raise PlanError(f"{num_requests} requests are not a workload")
     if num_adapters is not None and num_adapters < 1:
-        raise WorkloadError(f"{num_adapters} adapters are not enough")
+        raise PlanError(f"{num_adapters} adapters are not enough")
     if name_or_path in _RECIPES:
         return _named(name_or_path, rate_rps, num_requests, seed, num_adapters)
     if (path := Path(name_or_path)).is_file():
         if num_adapters is not None:
-            raise WorkloadError(f"{path}: a saved workload has the adapters that it has")
+            raise PlanError(f"{path}: a saved workload has the adapters that it has")
         return _saved(path, rate_rps, num_requests)
     suite, slash, scenario = name_or_path.rpartition("/")
     if not slash:
         known = ", ".join(NAMES)
-        raise WorkloadError(
+        raise PlanError(
             f"no workload {name_or_path!r}: neither a file, nor SUITE/SCENARIO, nor one of {known}"
         )
     return _scenario(suite, scenario, rate_rps, num_requests, seed, num_adapters)
@@ -143,13 +140,13 @@ def renamed(workload: Workload, listed: Sequence[str]) -> Workload:
     names with rare ones.
 
     Raises:
-        WorkloadError: Nothing is listed, and the workload has adapters.
+        PlanError: Nothing is listed, and the workload has adapters.
     """
     asked = [name for name in workload.shares if name is not None]
     if set(asked) <= set(listed):
         return workload
     if not listed:
-        raise WorkloadError("the endpoint lists nothing that could stand for the adapters")
+        raise PlanError("the endpoint lists nothing that could stand for the adapters")
     by_popularity = [*asked, *sorted(set(workload.adapters) - set(asked))]
     name_of: dict[str | None, str | None] = {None: None}
     name_of.update(zip(by_popularity, cycle(listed), strict=False))
@@ -170,7 +167,7 @@ def _named(
     spec = recipe.spec
     if num_adapters is not None:
         if name in _OWN_ADAPTERS:
-            raise WorkloadError(f"{name}: the number of adapters is part of what was recorded")
+            raise PlanError(f"{name}: the number of adapters is part of what was recorded")
         spec = msgspec.structs.replace(spec, num_adapters=num_adapters)
     rate_rps = recipe.rate_rps if rate_rps is None else rate_rps
     try:
@@ -178,7 +175,7 @@ def _named(
             spec, num_requests=num or recipe.num_requests, rate_rps=rate_rps, seed=seed
         )
     except (OSError, ValueError, IndexError) as error:
-        raise WorkloadError(f"{name}: {error}") from error
+        raise PlanError(f"{name}: {error}") from error
     return replace(made, name=name)
 
 
@@ -186,15 +183,15 @@ def _saved(path: Path, rate_rps: float | None, num: int | None) -> Workload:
     try:
         workload = Workload.load(path)
     except (OSError, ValueError) as error:
-        raise WorkloadError(f"{path}: {error}") from error
+        raise PlanError(f"{path}: {error}") from error
     if not workload.arrivals:
-        raise WorkloadError(f"{path}: no requests")
+        raise PlanError(f"{path}: no requests")
     if num is not None and num < len(workload.arrivals):
         workload = replace(workload, arrivals=workload.arrivals[:num])
     if rate_rps is None:
         return workload
     if not workload.rate_rps:
-        raise WorkloadError(f"{path}: everything comes at once, which has no rate to change")
+        raise PlanError(f"{path}: everything comes at once, which has no rate to change")
     return workload.scaled(rate_rps / workload.rate_rps)
 
 
@@ -206,29 +203,9 @@ def _scenario(
     seed: int,
     num_adapters: int | None,
 ) -> Workload:
-    suite = _suite(suite_name)
-    by_name = {scenario.name: scenario for scenario in suite.scenarios}
-    if scenario_name not in by_name:
-        raise WorkloadError(
-            f"suite {suite_name} has no scenario {scenario_name!r}: {', '.join(by_name)}"
-        )
-    scenario = _with(by_name[scenario_name], num, num_adapters)
+    suite = read_suite(suite_name)
+    (scenario,) = scenarios_of(suite, [scenario_name])
+    scenario = with_workload(scenario, num_requests=num, num_adapters=num_adapters)
     rate_rps = suite.rates_of(scenario)[0] if rate_rps is None else rate_rps
-    try:
-        workload = make_trial_parts(suite, scenario, rate_rps=rate_rps, seed=seed)[1]
-    except SuiteError as error:
-        raise WorkloadError(str(error)) from error
+    _, workload, _ = make_trial_parts(suite, scenario, rate_rps=rate_rps, seed=seed)
     return replace(workload, name=f"{Path(suite_name).stem}/{scenario_name}")
-
-
-def _with(scenario: ScenarioSpec, num: int | None, num_adapters: int | None) -> ScenarioSpec:
-    changed = {"num_requests": num, "num_adapters": num_adapters}
-    given = {key: value for key, value in changed.items() if value is not None}
-    return msgspec.structs.replace(scenario, workload={**scenario.workload, **given})
-
-
-def _suite(name: str) -> Suite:
-    try:
-        return read_suite(name)
-    except SuiteError as error:
-        raise WorkloadError(str(error)) from error

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from extproc.lab.trials.specs import ScenarioSpec, Suite, VariantSpec
 from extproc.lab.trials.suites import (
-    SuiteError,
+    PlanError,
     check_policies,
     in_fleet,
     make_trial_parts,
@@ -91,7 +91,7 @@ def places_of(suite: Suite, names: Sequence[str] = ()) -> list[Place]:
     """Return places by name, as `zipf@68`, each with the same alone; none for all of a suite's.
 
     Raises:
-        SuiteError: There is no such scenario, or it cannot be run at the rate.
+        PlanError: There is no such scenario, or it cannot be run at the rate.
     """
     suite = with_alone(suite)
     known = {scenario.name: scenario for scenario in suite.scenarios}
@@ -101,12 +101,12 @@ def places_of(suite: Suite, names: Sequence[str] = ()) -> list[Place]:
     for name in names:
         scenario, _, rate = name.rpartition("@")
         if scenario not in known:
-            raise SuiteError(f"{name}: not SCENARIO@RATE; scenarios: {', '.join(known)}")
+            raise PlanError(f"{name}: not SCENARIO@RATE; scenarios: {', '.join(known)}")
         try:
             own = [each for each in (scenario, scenario + ALONE) if each in known]
             places += [(known[each], float(rate)) for each in own]
         except ValueError as error:
-            raise SuiteError(f"{name}: {rate} is no rate in requests per second") from error
+            raise PlanError(f"{name}: {rate} is no rate in requests per second") from error
     for each, rate_rps in places:
         make_trial_parts(suite, each, rate_rps=rate_rps, seed=0, num=10)
     return places
@@ -129,7 +129,7 @@ def with_only(suite: Suite, names: Sequence[str]) -> Suite:
     The first of them is what the others are compared with. Names with a colon are modules' own.
 
     Raises:
-        SuiteError: A policy is unknown.
+        PlanError: A policy is unknown.
     """
     if not names:
         return suite
@@ -148,7 +148,7 @@ def changed(suite: Suite, fleet: Mapping[str, Any], profile: Mapping[str, float]
     """Return the suite with these fields of every fleet and costs of every engine.
 
     Raises:
-        SuiteError: One is unknown, or impossible.
+        PlanError: One is unknown, or impossible.
     """
     scenarios = [
         in_fleet(replace(scenario, profile={**scenario.profile, **profile}), fleet)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from extproc.errors import needs_extra
-from extproc.lab.opponents.descriptions import DESCRIPTIONS
+from extproc.lab.opponents import DESCRIPTIONS
 from extproc.lab.trials.charts import COLOURS, GREYS, Bar, bar_chart
 from extproc.lab.trials.reportpanels import heat_maps, latency_charts, loads_chart, sweep_charts
 from extproc.lab.trials.summary import called, is_bound, speed

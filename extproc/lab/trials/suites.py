@@ -7,7 +7,7 @@ whole laboratory in about two minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from extproc.lab.fleet.events import (
 from extproc.lab.fleet.settings import FleetSettings, PodKind
 from extproc.lab.opponents import opponent
 from extproc.lab.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec, VariantSpec
-from extproc.lab.workload.clientele import WorkloadSpec, make_workload
-from extproc.lab.workload.files import own_folder
+from extproc.lab.workload.clientele import WorkloadSpec, make_workload, own_folder
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.synthetic import flash_crowd
@@ -35,50 +34,50 @@ from extproc.queue import QueueSettings
 SCENARIOS_DIR = own_folder("scenarios")
 
 
-class SuiteError(Exception):
-    """A suite's file cannot be used."""
+class PlanError(Exception):
+    """What was asked for cannot be run; the message says why."""
 
 
 def find_suite(name: str) -> Path:
     """Return the file of a suite: a path, or a name in `loadtest/scenarios/`.
 
     Raises:
-        SuiteError: There is none.
+        PlanError: There is none.
     """
     for path in (SCENARIOS_DIR / f"{name}.yaml", Path(name)):
         if path.is_file():
             return path
     known = ", ".join(sorted(path.stem for path in SCENARIOS_DIR.glob("*.yaml")))
-    raise SuiteError(f"suite {name}: no such file; known: {known or 'none'}")
+    raise PlanError(f"suite {name}: no such file; known: {known or 'none'}")
 
 
 def read_suite(name: str) -> Suite:
     """Read the suite called `name`; see `find_suite`.
 
     Raises:
-        SuiteError: There is none, or it cannot be read or run.
+        PlanError: There is none, or it cannot be read or run.
     """
     path = find_suite(name)
     try:
         return parse_suite(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise SuiteError(f"{path}: {error}") from error
+        raise PlanError(f"{path}: {error}") from error
 
 
 def parse_suite(text: str) -> Suite:
     """Parse a suite.
 
     Raises:
-        SuiteError: Not a suite, or one that cannot be run.
+        PlanError: Not a suite, or one that cannot be run.
     """
     try:
         suite = msgspec.convert(yaml.safe_load(text), type=Suite)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise SuiteError(f"not a suite: {error}") from error
+        raise PlanError(f"not a suite: {error}") from error
     check_policies([*suite.policies, *(variant.policy for variant in suite.variants)])
     rows = [*suite.bounds, *suite.policies, *(variant.label for variant in suite.variants)]
     if len(set(rows)) < len(rows):
-        raise SuiteError("two policies or variants are called the same")
+        raise PlanError("two policies or variants are called the same")
     names = {scenario.name for scenario in suite.scenarios}
     for scenario in suite.scenarios:
         for fleet in ({}, *(variant.fleet for variant in suite.variants)):
@@ -86,18 +85,18 @@ def parse_suite(text: str) -> Suite:
             make_trial_parts(suite, changed, rate_rps=rate_rps, seed=0, num=10)
     for sweep in suite.sweeps:
         if sweep.scenario not in names or sweep.section not in ("workload", "fleet", "profile"):
-            raise SuiteError(f"sweep {sweep.name}: unknown scenario or section")
+            raise PlanError(f"sweep {sweep.name}: unknown scenario or section")
     return suite
 
 
 def check_policies(labels: Iterable[str]) -> None:
-    """Raise SuiteError for policies that are unknown, or do not take their arguments."""
+    """Raise PlanError for policies that are unknown, or do not take their arguments."""
     try:
         unknown = [label for label in labels if opponent(label) is None]
     except (TypeError, ValueError) as error:
-        raise SuiteError(f"policies: {error}") from error
+        raise PlanError(f"policies: {error}") from error
     if unknown:
-        raise SuiteError(f"unknown policies: {', '.join(unknown)}")
+        raise PlanError(f"unknown policies: {', '.join(unknown)}")
 
 
 def variant_of(suite: Suite, label: str) -> VariantSpec:
@@ -106,9 +105,32 @@ def variant_of(suite: Suite, label: str) -> VariantSpec:
     return named.get(label) or VariantSpec(label=label, policy=label, fleet={})
 
 
+def scenarios_of(suite: Suite, names: Sequence[str]) -> list[ScenarioSpec]:
+    """Return some of a suite's scenarios; all if none is named.
+
+    Raises:
+        PlanError: One is unknown.
+    """
+    by_name = {scenario.name: scenario for scenario in suite.scenarios}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        known = ", ".join(by_name)
+        raise PlanError(f"suite {suite.name} has no scenario {', '.join(unknown)}: {known}")
+    return [by_name[name] for name in names or by_name]
+
+
 def in_fleet(scenario: ScenarioSpec, fleet: Mapping[str, Any]) -> ScenarioSpec:
     """Return the scenario with other fields of its fleet."""
     return msgspec.structs.replace(scenario, fleet={**scenario.fleet, **fleet})
+
+
+def with_workload(scenario: ScenarioSpec, **changed: int | None) -> ScenarioSpec:
+    """Return the scenario with other fields of its workload; None leaves one as it is.
+
+    Those of the scenario override the suite's.
+    """
+    given = {key: value for key, value in changed.items() if value is not None}
+    return msgspec.structs.replace(scenario, workload={**scenario.workload, **given})
 
 
 def varied(scenario: ScenarioSpec, sweep: SweepSpec, value: float) -> ScenarioSpec:
@@ -124,7 +146,7 @@ def make_trial_parts(
     """Make fleet, clients and events of one run.
 
     Raises:
-        SuiteError: A setting or an event is unknown or impossible.
+        PlanError: A setting or an event is unknown or impossible.
     """
     try:
         spec = msgspec.convert(scenario.workload, type=WorkloadSpec)
@@ -133,7 +155,7 @@ def make_trial_parts(
         )
         settings = _settings(suite, scenario, workload)
     except (KeyError, OSError, TypeError, ValueError) as error:
-        raise SuiteError(f"scenario {scenario.name}: {error!r}") from error
+        raise PlanError(f"scenario {scenario.name}: {error!r}") from error
     duration_s = workload.duration_s
     events: list[FleetEvent] = []
     for event in scenario.events:
@@ -182,7 +204,7 @@ def _fleet_event(event: EventSpec, at_s: float, workload: Workload) -> FleetEven
             return SlowPod(at_s, event.pod, event.factor)
         case "adapter_registered":
             return AdapterRegistered(at_s, _by_popularity(workload, event.popularity_rank))
-    raise SuiteError(f"unknown event {event.kind}")
+    raise PlanError(f"unknown event {event.kind}")
 
 
 def _by_popularity(workload: Workload, rank: int) -> str:

@@ -156,8 +156,10 @@ def _run_seed(
         for rate_rps in trial.rates_rps:
             attainment_at(rate_rps)
     else:
-        search = CapacitySearch(attainment_at, slo.target, trial.suite.resolution)
-        done.capacity_rps = search.run(trial.rates_rps, near_rps)
+        search = CapacitySearch(slo.target, trial.suite.resolution)
+        for rate_rps in search.rates(trial.rates_rps, near_rps):
+            search.points[rate_rps] = attainment_at(rate_rps)
+        done.capacity_rps = search.capacity_rps
     done.runs.sort(key=lambda run: float(run["rate_rps"]))
     passed = [run for run in done.runs if run["attainment"] >= slo.target]
     done.worst_adapter = passed[-1]["worst_adapter"] if passed else 0.0

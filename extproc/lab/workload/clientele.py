@@ -27,11 +27,19 @@ from extproc.lab.workload.draws import (
     uniform_lengths,
     zipf_shares,
 )
-from extproc.lab.workload.files import own_folder
 from extproc.lab.workload.requests import Tenant, Workload
 from extproc.lab.workload.slora import SloraSetting, as_in_code, as_in_paper
 from extproc.lab.workload.synthetic import with_prefixes, zipf
 from extproc.lab.workload.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
+
+
+def own_folder(name: str) -> Path:
+    """Return the laboratory's `scenarios` or `data`: the package's copy, or `loadtest/NAME` in the
+    checkout around it."""
+    package = Path(__file__).parents[2]
+    packaged = package / "data" / "loadtest" / name
+    return packaged if packaged.is_dir() else package.parent / "loadtest" / name
+
 
 DATA_DIR = own_folder("data")
 MAX_TOKENS = 2000

@@ -18,7 +18,7 @@ from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.engine.records import Step
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.lab.fakepod.trouble import Trouble
+from extproc.lab.fakepod.registry import Trouble
 
 Json = dict[str, Any]
 SLOW = replace(INSTANT, step_s=0.02)

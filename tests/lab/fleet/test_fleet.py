@@ -24,7 +24,7 @@ from extproc.lab.fleet.events import (
 )
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.pod import FleetPod
-from extproc.lab.fleet.prefixes import prefix_hashes
+from extproc.lab.fleet.router import prefix_hashes
 from extproc.lab.fleet.settings import FleetSettings, Loading, PodKind
 from extproc.lab.workload.flights import Flight, FlightState
 from extproc.lab.workload.requests import Workload

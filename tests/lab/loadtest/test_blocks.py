@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.lab.loadtest.blocks import PlanError, by_fleet, rotated, sliced
+from extproc.lab.loadtest.blocks import by_fleet, rotated, sliced
+from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.requests import Tenant
 from tests.lab.loadtest.builders import block
 

@@ -22,8 +22,7 @@ from extproc.lab.loadtest.compare import (
     mean_of,
     ratio_of,
 )
-from extproc.lab.loadtest.figures import FIGURES
-from extproc.lab.loadtest.results import RunResult
+from extproc.lab.loadtest.results import FIGURES, RunResult
 from extproc.lab.loadtest.runs import BlockRun, attainment_at_most
 from extproc.lab.loadtest.screen import line_of, print_comparison, ratio_words, remarks
 from extproc.lab.loadtest.targets import Target, TargetSpec

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from extproc.lab.loadtest.listing import ListingError, base_url, fetch_json
+from extproc.lab.loadtest.listing import TargetError, base_url, fetch_listing
 from tests.lab.loadtest.test_replay import server
 
 
@@ -27,16 +27,18 @@ def test_v1_at_the_end_of_a_base_url_may_be_left_out(text: str, url: str) -> Non
     "text", ["", "pods:8000", "ftp://pods", "http://", "http://a:b", "http://["]
 )
 def test_anything_but_a_base_url_is_refused(text: str) -> None:
-    with pytest.raises(ListingError):
+    with pytest.raises(TargetError):
         base_url(text)
 
 
-async def test_a_document_is_fetched() -> None:
+async def test_a_list_is_fetched() -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"a": [1, 2]})
+        return web.json_response({"data": [{"id": "a", "parent": "b"}, {"id": "b"}]})
 
     async with server(handler) as url:
-        assert await fetch_json(f"{url}/x", dict[str, list[int]], {}) == {"a": [1, 2]}
+        listing = await fetch_listing(url, {})
+
+    assert (listing.base, listing.adapters) == ("b", ("a",))
 
 
 @pytest.mark.parametrize(
@@ -45,17 +47,16 @@ async def test_a_document_is_fetched() -> None:
         (500, "first\nsecond", "status 500 first second"),
         (200, "<html>", "malformed"),
         (200, "1", "Expected"),
+        (200, '{"data": []}', "lists nothing"),
     ],
 )
-async def test_a_missing_document_has_an_error_of_one_line(
-    status: int, text: str, says: str
-) -> None:
+async def test_a_missing_list_has_an_error_of_one_line(status: int, text: str, says: str) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(status=status, text=text)
 
     async with server(handler) as url:
-        with pytest.raises(ListingError) as caught:
-            await fetch_json(f"{url}/x", dict[str, int], {})
+        with pytest.raises(TargetError) as caught:
+            await fetch_listing(url, {})
 
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -63,20 +64,20 @@ async def test_a_missing_document_has_an_error_of_one_line(
 
 async def test_bytes_that_are_no_text_and_headers_that_are_none_are_errors() -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
-        return web.Response(body=b'{"a": "\xff"}')
+        return web.Response(body=b'{"data": [{"id": "\xff"}]}')
 
     async with server(handler) as url:
-        with pytest.raises(ListingError):
-            await fetch_json(f"{url}/x", dict[str, str], {})
-        with pytest.raises(ListingError):
-            await fetch_json(f"{url}/x", dict[str, str], {"authorization": "Bearer key\n"})
+        with pytest.raises(TargetError):
+            await fetch_listing(url, {})
+        with pytest.raises(TargetError):
+            await fetch_listing(url, {"authorization": "Bearer key\n"})
 
 
-async def test_the_wait_for_a_document_ends() -> None:
+async def test_the_wait_for_a_list_ends() -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         await asyncio.sleep(30)
         return web.Response()
 
     async with server(handler) as url:
-        with pytest.raises(ListingError, match=r"no response in 0\.3 s"):
-            await fetch_json(f"{url}/x", dict[str, int], {}, timeout_s=0.3)
+        with pytest.raises(TargetError, match=r"no response in 0\.3 s"):
+            await fetch_listing(url, {}, timeout_s=0.3)

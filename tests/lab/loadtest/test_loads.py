@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from extproc.lab.loadtest.blocks import PlanError
 from extproc.lab.loadtest.loads import (
     Overrides,
     SuiteLoad,
@@ -15,9 +14,9 @@ from extproc.lab.loadtest.loads import (
     is_suite,
     plan_suite,
     read_suite,
-    scenarios_of,
     workload_load,
 )
+from extproc.lab.trials.suites import PlanError, scenarios_of
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
 from tests.lab.trials.test_suites import tiny

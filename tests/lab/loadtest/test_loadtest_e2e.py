@@ -17,10 +17,11 @@ from extproc.commands.loadtest import loadtest_app
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.lab.loadtest.blocks import Block, sliced
 from extproc.lab.loadtest.compare import Round, Watch, run_rounds
+from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.loads import SuiteLoad, plan_suite
 from extproc.lab.loadtest.results import load
 from extproc.lab.loadtest.runs import run_block
-from extproc.lab.loadtest.targets import TargetError, parse_targets, running_targets, suite_targets
+from extproc.lab.loadtest.targets import parse_targets, running_targets, suite_targets
 from extproc.lab.trials.suites import parse_suite
 from tests.commandline import Command, commands
 from tests.lab.loadtest.builders import TINY

@@ -14,10 +14,11 @@ from extproc.lab.loadtest.measures import (
     NOBODY,
     GroupSummary,
     Percentiles,
+    delay_words,
+    error_words,
     fleet_result_of,
     summarize_records,
 )
-from extproc.lab.loadtest.words import delay_words, error_words
 from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
 from extproc.lab.workload.judge import Slo, measure, percentile, satisfaction
 

@@ -5,40 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extproc.commands.ramp import conclusion, step_words
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.lab.loadtest.blocks import Block
-from extproc.lab.loadtest.loads import Load, Overrides, find_load, workload_load
-from extproc.lab.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, next_rate, run_ramp
+from extproc.lab.loadtest.listing import TargetError
+from extproc.lab.loadtest.loads import Overrides, WorkloadLoad, find_load, workload_load
+from extproc.lab.loadtest.ramp import LaggedError, RampPlan, Step, run_ramp
 from extproc.lab.loadtest.runs import BlockRun
-from extproc.lab.loadtest.targets import TargetError, TargetSpec
+from extproc.lab.loadtest.targets import TargetSpec
 from extproc.lab.trials.search import CapacitySearch
 from tests.lab.loadtest.builders import run
-
-
-def attainment(rate_rps: float, knee_rps: float) -> float:
-    return 1.0 if rate_rps <= knee_rps else knee_rps / rate_rps
-
-
-@given(st.floats(0.5, 500), st.floats(0.5, 50), st.floats(1.05, 1.5))
-def test_the_search_is_the_laboratorys_step_by_step(
-    knee_rps: float, from_rps: float, resolution: float
-) -> None:
-    search = CapacitySearch(lambda rate: attainment(rate, knee_rps), 0.9, resolution)
-    found = search.run([from_rps])
-    ramp = Ramp(0.9)
-
-    while (
-        rate_rps := next_rate(ramp.points, from_rps=from_rps, target=0.9, resolution=resolution)
-    ) is not None:
-        ramp.points[rate_rps] = attainment(rate_rps, knee_rps)
-
-    assert list(ramp.points) == list(search.points)
-    assert ramp.capacity_rps == found
 
 
 @pytest.mark.parametrize(
@@ -51,7 +29,7 @@ def test_the_search_is_the_laboratorys_step_by_step(
     ],
 )
 def test_the_conclusion_is_one_line(points: dict[float, float], words: str) -> None:
-    assert words in conclusion(Ramp(0.9, points))
+    assert words in conclusion(CapacitySearch(0.9, points=points))
 
 
 def test_a_step_is_one_line_with_its_figures() -> None:
@@ -71,17 +49,14 @@ def test_a_step_has_its_length_and_a_least_number_of_requests() -> None:
 
 def plan_for_a_slow_pod() -> RampPlan:
     load = workload_load("zipf", Overrides(["drain_s=10"], slo=(0.15, 1.0, 0.8)))
-    return RampPlan(_Short(load), seconds=1.5, from_rps=10, resolution=3.0)
+    return RampPlan(_Short(load.name, load.settings, load.slo), seconds=1.5, from_rps=10)
 
 
-class _Short:
+class _Short(WorkloadLoad):
     """The same load with answers of one token."""
 
-    def __init__(self, load: Load) -> None:
-        self._load = load
-
-    def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
-        made = self._load.block(rate_rps=rate_rps, num_requests=num_requests, seed=seed)
+    def block(self, *, rate_rps: float | None, num_requests: int | None, seed: int) -> Block:
+        made = super().block(rate_rps=rate_rps, num_requests=num_requests, seed=seed)
         arrivals = tuple(
             replace(a, prompt_tokens=5, output_tokens=1) for a in made.workload.arrivals
         )
@@ -93,12 +68,12 @@ async def test_it_finds_the_capacity_of_an_endpoint_by_itself() -> None:
     """A pod that takes 10 ms for one request at a time serves less than 100 in a second."""
     profile = replace(INSTANT, step_s=0.01, max_num_seqs=1)
     pod = await start_pod(PodConfig(adapters=["x", "y"], profile=profile))
-    ramp, steps = Ramp(0.8), list[Step]()
+    search, steps = CapacitySearch(0.8, 3.0), list[Step]()
     try:
         await run_ramp(
             TargetSpec("url", pod.url, "pod"),
             plan_for_a_slow_pod(),
-            ramp,
+            search,
             headers={},
             on_stage=lambda _: None,
             on_step=steps.append,
@@ -108,11 +83,11 @@ async def test_it_finds_the_capacity_of_an_endpoint_by_itself() -> None:
     finally:
         await pod.stop()
 
-    low, high = ramp.bracket
+    low, high = search.bracket
     assert high is not None
     assert high <= 320
     assert low < high
-    assert [step.rate_rps for step in steps] == list(ramp.points)
+    assert [step.rate_rps for step in steps] == list(search.points)
     assert any(not step.has_passed for step in steps)
 
 
@@ -123,7 +98,7 @@ async def test_an_endpoint_that_fails_every_request_ends_the_search() -> None:
             await run_ramp(
                 TargetSpec("url", pod.url, "pod"),
                 plan_for_a_slow_pod(),
-                Ramp(0.8),
+                CapacitySearch(0.8, 3.0),
                 headers={},
                 on_stage=lambda _: None,
                 on_step=lambda _: None,

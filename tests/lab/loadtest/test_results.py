@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from extproc.lab.loadtest.figures import FIGURES
 from extproc.lab.loadtest.measures import summarize_records
 from extproc.lab.loadtest.results import (
+    FIGURES,
     FORMAT,
     ResultError,
     describe_machine,

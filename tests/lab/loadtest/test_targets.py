@@ -23,11 +23,10 @@ from extproc.lab.loadtest.fleetfiles import (
     policy_section,
     router_config,
 )
+from extproc.lab.loadtest.listing import TargetError, fetch_listing
 from extproc.lab.loadtest.targets import (
-    TargetError,
     TargetSpec,
     found_target,
-    listed_models,
     parse_target,
     parse_targets,
     suite_targets,
@@ -178,7 +177,7 @@ def test_envoys_own_balancer_knows_every_pod_and_no_router(balancer: str) -> Non
 async def test_an_endpoint_lists_its_models() -> None:
     pod = await start_pod(PodConfig(base_model="llama", adapters=["a", "b"]))
     try:
-        assert await listed_models(pod.url, {}) == ("llama", ["a", "b"])
+        assert (await fetch_listing(pod.url, {})).adapters == ("a", "b")
         target = await found_target(TargetSpec("url", pod.url, "mine"), {})
     finally:
         await pod.stop()
@@ -190,8 +189,9 @@ async def test_models_are_listed_with_the_key() -> None:
     pod = await start_pod(PodConfig(adapters=["a"], api_key="secret"))
     try:
         with pytest.raises(TargetError, match="401"):
-            await listed_models(pod.url, {})
-        assert (await listed_models(pod.url, {"authorization": "Bearer secret"}))[1] == ["a"]
+            await fetch_listing(pod.url, {})
+        listing = await fetch_listing(pod.url, {"authorization": "Bearer secret"})
+        assert listing.adapters == ("a",)
     finally:
         await pod.stop()
 
@@ -199,7 +199,8 @@ async def test_models_are_listed_with_the_key() -> None:
 async def test_an_endpoint_without_adapters_stands_for_them_by_its_models() -> None:
     pod = await start_pod(PodConfig(base_model="llama"))
     try:
-        assert await listed_models(pod.url, {}) == ("llama", ["llama"])
+        listing = await fetch_listing(pod.url, {})
+        assert (listing.base, listing.adapters) == ("llama", ("llama",))
     finally:
         await pod.stop()
 
@@ -209,7 +210,7 @@ async def test_a_missing_endpoint_is_named() -> None:
     await pod.stop()
 
     with pytest.raises(TargetError, match=f"{pod.url}/v1/models: Cannot connect"):
-        await listed_models(pod.url, {})
+        await fetch_listing(pod.url, {})
 
 
 def test_a_suites_kinds_of_pods_are_the_routers_groups() -> None:

@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from extproc.config.file import parse_config
+from extproc.lab.fleet.router import claim_of
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.fleet.tenancy import claim_of
-from extproc.lab.loadtest.fleetfiles import router_config
-from extproc.lab.loadtest.tenancy import claim_headers
+from extproc.lab.loadtest.fleetfiles import claim_headers, router_config
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import PLAIN, Tenant
 from extproc.queue import QueueSettings

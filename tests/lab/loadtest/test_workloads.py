@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.lab.loadtest.workloads import NAMES, WorkloadError, make, names, renamed
-from extproc.lab.trials.suites import find_suite, make_trial_parts, parse_suite
+from extproc.lab.loadtest.workloads import NAMES, make, names, renamed
+from extproc.lab.trials.suites import PlanError, find_suite, make_trial_parts, parse_suite
 from extproc.lab.workload.requests import Arrival, Workload
 from extproc.lab.workload.slora import SETTINGS
 
@@ -93,7 +93,7 @@ def test_the_number_of_adapters_can_be_another(name: str) -> None:
     [
         ("nothing", {}, "no workload 'nothing'"),
         ("nothing/at-all", {}, "suite nothing: no such file"),
-        ("quick/at-all", {}, "no scenario 'at-all': zipf-60"),
+        ("quick/at-all", {}, "no scenario at-all: zipf-60"),
         ("zipf", {"rate_rps": 0.0}, "not positive"),
         ("zipf", {"num_requests": 0}, "0 requests"),
         ("zipf", {"num_adapters": 0}, "0 adapters"),
@@ -103,7 +103,7 @@ def test_the_number_of_adapters_can_be_another(name: str) -> None:
 def test_an_impossible_workload_is_an_error_of_one_line(
     name: str, changes: dict[str, float], says: str
 ) -> None:
-    with pytest.raises(WorkloadError) as caught:
+    with pytest.raises(PlanError) as caught:
         small(name, **changes)
 
     assert says in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_file_that_is_not_a_workload_is_an_error(tmp_path: Path, text: str) ->
     path = tmp_path / "file"
     path.write_text(text)
 
-    with pytest.raises(WorkloadError, match=r"not a workload"):
+    with pytest.raises(PlanError, match=r"not a workload"):
         small(str(path))
 
 
@@ -123,7 +123,7 @@ def test_a_saved_workload_that_comes_at_once_has_no_rate_to_change(tmp_path: Pat
     path = tmp_path / "file"
     Workload("w", (Arrival(0.0, None, 1, 1),), {}).save(path)
 
-    with pytest.raises(WorkloadError, match="at once"):
+    with pytest.raises(PlanError, match="at once"):
         small(str(path))
 
 
@@ -157,5 +157,5 @@ def test_names_that_are_listed_stay() -> None:
 
 
 def test_an_empty_list_of_names_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match="lists nothing"):
+    with pytest.raises(PlanError, match="lists nothing"):
         renamed(small("zipf"), [])

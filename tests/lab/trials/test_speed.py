@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from extproc.commands.labrun import run
-from extproc.lab.trials.suites import SuiteError
+from extproc.lab.trials.suites import PlanError
 from extproc.lab.trials.summary import speed
 
 SUITE = """
@@ -40,7 +40,7 @@ def test_one_policy_alone_is_run_without_bounds_and_sweeps(suite: str, tmp_path:
 
 
 def test_an_unknown_policy_is_refused(suite: str, tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="unknown policies: fastest"):
+    with pytest.raises(PlanError, match="unknown policies: fastest"):
         run(suite, only=["fastest"], jobs=1, out=tmp_path)
 
 

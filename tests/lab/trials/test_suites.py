@@ -18,7 +18,7 @@ from extproc.lab.trials.report import render
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.suites import (
     SCENARIOS_DIR,
-    SuiteError,
+    PlanError,
     find_suite,
     make_trial_parts,
     parse_suite,
@@ -103,14 +103,14 @@ def test_development_and_evaluation_share_no_seed() -> None:
 def test_a_suite_that_could_not_run_is_refused_at_once(
     fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SuiteError, match=message):
+    with pytest.raises(PlanError, match=message):
         tiny(**fields)
 
 
 def test_a_file_that_is_no_suite_is_refused() -> None:
-    with pytest.raises(SuiteError, match="not a suite"):
+    with pytest.raises(PlanError, match="not a suite"):
         parse_suite("a: [")
-    with pytest.raises(SuiteError, match="known: .*quick"):
+    with pytest.raises(PlanError, match="known: .*quick"):
         find_suite("nonsense")
 
 
@@ -204,7 +204,7 @@ def test_a_sweep_varies_one_factor() -> None:
             "lora_ratio": settings.profile.lora_ratio,
         }
         assert found[key] == value
-    with pytest.raises(SuiteError, match="unknown scenario or section"):
+    with pytest.raises(PlanError, match="unknown scenario or section"):
         tiny(sweeps=[sweep("nonsense", "x", 1)])
 
 
@@ -215,7 +215,7 @@ def test_a_profiles_counts_are_whole_numbers_whatever_the_file_makes_of_them() -
 
     assert isinstance(settings.profile.kv_capacity_tokens, int)
     assert isinstance(settings.profile.step_s, float)
-    with pytest.raises(SuiteError, match="nonsense"):
+    with pytest.raises(PlanError, match="nonsense"):
         tiny(scenarios=[{"name": "z", "profile": {"nonsense": 1}}])
 
 
@@ -333,7 +333,7 @@ def test_a_variant_is_a_policy_in_a_changed_fleet_with_a_row_of_its_own(tmp_path
 def test_a_variant_that_could_not_run_is_refused_at_once(
     fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SuiteError, match=message):
+    with pytest.raises(PlanError, match=message):
         tiny(variants=[{**VARIANT, **fields}])
 
 

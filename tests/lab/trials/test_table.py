@@ -15,7 +15,7 @@ from extproc.commands.lab import lab_app
 from extproc.commands.twins import virtual_run
 from extproc.lab.loadtest.results import LoadResult, save
 from extproc.lab.trials.plan import with_alone
-from extproc.lab.trials.suites import SuiteError
+from extproc.lab.trials.suites import PlanError
 from extproc.lab.trials.summary import FIXED, FORMAT
 from extproc.lab.trials.table import places, ratios
 from tests.lab.trials.test_suites import suite_text, tiny
@@ -205,7 +205,7 @@ def test_the_command_prints_tenants_and_what_is_served_well(tmp_path: Path) -> N
 
 
 def test_a_queue_that_there_is_not_is_said_so() -> None:
-    with pytest.raises(SuiteError, match="nonsense"):
+    with pytest.raises(PlanError, match="nonsense"):
         tiny(fleet={"queue": {"nonsense": 1}})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.lab.workload.files import own_folder
+from extproc.lab.workload.clientele import own_folder
 
 
 @pytest.mark.parametrize(("name", "file"), [("scenarios", "quick.yaml"), ("data", "arena27.csv")])

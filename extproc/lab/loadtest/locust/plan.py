@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from extproc.lab.loadtest.blocks import PlanError
-from extproc.lab.loadtest.listing import Listing, ListingError, base_url, fetch_listing
+from extproc.lab.loadtest.listing import Listing, TargetError, base_url, fetch_listing
 from extproc.lab.loadtest.locust.threads import LoopThread
 from extproc.lab.loadtest.replay import ReplaySettings
-from extproc.lab.loadtest.workloads import NAMES, WorkloadError, make, renamed
+from extproc.lab.loadtest.workloads import NAMES, make, renamed
+from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import CHAT, COMPLETIONS, RequestForm
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Arrival, Workload
@@ -96,17 +96,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             PlanError: There is no such workload.
         """
-        try:
-            made = make(
-                self.workload,
-                rate_rps=self.rate_rps or None,
-                num_requests=self.num_requests or None,
-                seed=self.seed,
-                num_adapters=self.num_adapters or None,
-            )
-            return made if self.listed is None else renamed(made, self.listed)
-        except WorkloadError as error:
-            raise PlanError(str(error)) from error
+        made = make(
+            self.workload,
+            rate_rps=self.rate_rps or None,
+            num_requests=self.num_requests or None,
+            seed=self.seed,
+            num_adapters=self.num_adapters or None,
+        )
+        return made if self.listed is None else renamed(made, self.listed)
 
     def share(self, workload: Workload, place: int) -> Iterator[tuple[int, Arrival]]:
         """Return the share of a process by its place in `workers`: every n-th request of n."""
@@ -167,7 +164,7 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
     given: dict[str, Any] = {**vars(options), "workers": workers}
     try:
         plan = msgspec.convert({**given, "url": base_url(url)}, type=Plan)
-    except ListingError as error:
+    except TargetError as error:
         raise PlanError(f"--host: {error}") from error
     except msgspec.ValidationError as error:
         raise PlanError(f"an option cannot be used: {error}") from error
@@ -183,5 +180,5 @@ def _listed(plan: Plan) -> Listing:
     with LoopThread() as thread:
         try:
             return thread.wait(lambda: fetch_listing(plan.url, plan.settings.headers))
-        except ListingError as error:
+        except TargetError as error:
             raise PlanError(f"the endpoint does not list its models: {error}") from error

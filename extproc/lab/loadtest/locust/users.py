@@ -31,11 +31,11 @@ from locust.runners import (
     WorkerRunner,
 )
 
-from extproc.lab.loadtest.blocks import PlanError
 from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
 from extproc.lab.loadtest.locust.rows import conclude, log_record
 from extproc.lab.loadtest.locust.share import Share
 from extproc.lab.loadtest.locust.threads import WATCH_S
+from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import RequestRecord, save_records
 
 LEAD_S = 0.3
