@@ -191,12 +191,7 @@ class Planner:
             failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(book, kept))
             without = without_effect(book, kept)
             failures.update((address, Failure.NO_EFFECT) for address in without)
-        return Counts(
-            Counter(states),
-            failures,
-            len(book.deleted),
-            {address: len(pod.leftover) for address, pod in book.fleet.pods.items()},
-        )
+        return Counts(Counter(states), failures)
 
 
 def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:
