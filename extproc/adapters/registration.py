@@ -29,10 +29,11 @@ from extproc.adapters.stores.content import (
     ConflictError,
     Put,
     Stored,
+    StoreError,
+    StoreFullError,
     as_json,
     decode_asked,
 )
-from extproc.adapters.stores.medium import StoreError, StoreFullError
 from extproc.adapters.tokens import Places, Tokens, TooManyError
 from extproc.openai import error_type
 from extproc.wire.httpserver import Handler

@@ -26,8 +26,7 @@ from google.protobuf.message import DecodeError
 
 from extproc.fleet.accounting import DecisionRecord
 from extproc.gen import decisions_pb2
-from extproc.observe.explanation import explain
-from extproc.observe.records import describe_result
+from extproc.observe.explanation import describe_result, explain
 from extproc.types import Rejection
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
-from extproc.adapters.peers import Word
 from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.peers.adapterpeers import Word
 from extproc.peers.encoding import MAX_TOLD, Tidings, encode, encode_word, split
 from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink
 from extproc.peers.relay import Relay

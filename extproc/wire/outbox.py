@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from extproc.wire import frames
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.limits import ConnectionFault, ErrorCode
 
 SHARED_BYTES: Final = 16 * 1024
 """Of a message from which on it is not copied to wait for a window."""

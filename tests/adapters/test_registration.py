@@ -17,8 +17,7 @@ from yarl import URL
 
 from extproc.adapters.declared import Declaration
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
-from extproc.adapters.stores.content import Put, Stored
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import Put, Stored, StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
 from extproc.adapters.tokens import Tokens

@@ -9,8 +9,8 @@ from hyperframe import frame as hf
 
 from extproc.wire import Abuse, Counters, Limits, frames
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ErrorCode
-from extproc.wire.service import Code
+from extproc.wire.limits import ErrorCode
+from extproc.wire.rpc import Code
 from tests.wire.peer import WATCH, Peer, message, request
 
 WINDOW = 65_535
@@ -307,9 +307,10 @@ def test_half_received_messages_do_not_starve_the_connection() -> None:
 def test_more_than_the_stream_window_is_a_stream_error() -> None:
     peer = Peer(limits=Limits(stream_window_bytes=65_535))
     peer.open()
-    peer.connection.windows._stream_bytes = 2**31  # the peer is never given anything back
+    # The peer is never given anything back.
+    peer.connection.streams.limits = Limits(stream_window_bytes=2**31)
     peer.feed(peer.data(1, message(b"x" * 100_000)[:16_384]) * 5)
-    peer.connection.windows._stream_bytes = 65_535
+    peer.connection.streams.limits = Limits(stream_window_bytes=65_535)
     peer.feed(peer.data(1, b"x"))
 
     assert peer.reset_with() == ErrorCode.FLOW_CONTROL_ERROR

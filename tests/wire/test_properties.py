@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.wire import Counters, Limits, frames
 from extproc.wire.budget import Budget
-from extproc.wire.service import Code
+from extproc.wire.rpc import Code
 from tests.wire.peer import (
     BROKEN,
     ECHO,

@@ -14,13 +14,14 @@ gets one home, then the rest: what is popular takes no room from what else would
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil, inf
+from operator import attrgetter
 
 from msgspec import Struct
 
-from extproc.adapters.placement.levels import COOL_S, level_of, rate_of
-from extproc.adapters.placement.orders import DEPTH
+from extproc.adapters.placement.levels import COOL_S, Levels, level_of, rate_of
+from extproc.adapters.placement.orders import DEPTH, Orders
 
 
 class Capacity(Struct, frozen=True):
@@ -174,3 +175,67 @@ class _Rooms:
 
 def _stepped(value: float) -> float:
     return rate_of(level_of(value))
+
+
+MAX_DRAWS = 50_000
+"""In one update, for the heads of the orders of adapters that are new: some 30 ms. One that finds
+no room in its head takes a draw of every endpoint besides, once."""
+
+
+class Placement:
+    """Where each adapter should be: the homes of all of them, kept up.
+
+    Once it is settled, its answer depends on the levels and the endpoints alone, not on how they
+    came about.
+
+    Attributes:
+        is_settled: All adapters are placed. Many that are new at once take several updates.
+        homes: Of each adapter, the one to fill first first; empty where no endpoint has room. A new
+            mapping after each change, never mutated.
+    """
+
+    def __init__(self, settings: PlacementSettings | None = None) -> None:
+        self._settings = settings or PlacementSettings()
+        self._levels = Levels(self._settings.cool_s)
+        self._orders = Orders()
+        self._capacities: tuple[Capacity, ...] = ()
+        self.is_settled = True
+        self.homes: Mapping[str, Sequence[str]] = {}
+
+    def update(
+        self, rates: Mapping[str, float], capacities: Iterable[Capacity], *, now: float
+    ) -> None:
+        """Place anew, if a level or an endpoint has changed. To be called every second or so.
+
+        Args:
+            rates: Offered work in seconds per second, of all adapters that there are: one without
+                work has a home too, one that is not among them has none.
+            capacities: Of the endpoints that may be homes.
+            now: Monotonic seconds.
+        """
+        before, capacities = (
+            self._levels.by_adapter,
+            tuple(sorted(capacities, key=attrgetter("address"))),
+        )
+        self._levels.update(rates, now=now)
+        levels = self._levels.by_adapter
+        if levels is before and capacities == self._capacities and self.is_settled:
+            return
+        self._capacities = capacities
+        self._orders.set_endpoints([each.address for each in capacities])
+        most_work_first = sorted(sorted(levels), key=levels.__getitem__, reverse=True)
+        known = self._orders.learn(most_work_first, max_draws=MAX_DRAWS)
+        self.is_settled = len(known) == len(levels)
+        placed = {adapter: levels[adapter] for adapter in known}
+        self.homes = place(placed, capacities, self._orders.walk, self._settings)
+
+    def walk(self, adapter: str) -> Iterator[str]:
+        """Yield all endpoints, those to try first first: its homes, then the rest of its order.
+
+        One by one: the first few cost little among however many endpoints.
+        """
+        homes = self.homes.get(adapter, ())
+        yield from homes
+        for address in self._orders.walk(adapter):
+            if address not in homes:
+                yield address

@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from extproc.adapters.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import (
+    MAX_CONTENT_BYTES,
+    MAX_DECLARATIONS,
+    StoreError,
+    StoreFullError,
+)
 
 _BUSY_S = 5.0
 """Longest wait for another writer, which takes milliseconds."""
