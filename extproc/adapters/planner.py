@@ -14,7 +14,6 @@ from extproc.adapters.book import Book
 from extproc.adapters.calls import calls, next_s
 from extproc.adapters.declared import Declaration
 from extproc.adapters.judging import judge
-from extproc.adapters.placement import PlacementSettings
 from extproc.adapters.states import (
     Action,
     AdapterSettings,
@@ -38,12 +37,8 @@ class Planner:
         next_s: When `tick` has something to do although nothing is new; inf for never.
     """
 
-    def __init__(
-        self,
-        settings: AdapterSettings | None = None,
-        placement: PlacementSettings | None = None,
-    ) -> None:
-        self._book = Book(settings or AdapterSettings(), placement)
+    def __init__(self, settings: AdapterSettings | None = None) -> None:
+        self._book = Book(settings or AdapterSettings())
         self._now = -inf
         self.next_s = inf
 

@@ -97,8 +97,7 @@ class EdsService:
         )
         if self.cluster_name in names:
             response.resources.append(self._resource)
-        encoded: bytes = response.SerializeToString()
-        return encoded
+        return bytes(response.SerializeToString())
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         stream = _Stream(self, call, self._streams)

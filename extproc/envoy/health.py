@@ -83,8 +83,7 @@ class HealthService:
         response = health_pb2.HealthListResponse()
         for name in self._is_serving:
             response.statuses[name].status = self.status(name)
-        encoded: bytes = response.SerializeToString()
-        return encoded
+        return bytes(response.SerializeToString())
 
     def _watch(self, call: Call, metadata: Metadata) -> Session:
         return _Watch(call, self.status, self._watches)
@@ -162,10 +161,8 @@ class _Watch:
 
 
 def _service_name(message: bytes) -> str:
-    name: str = health_pb2.HealthCheckRequest.FromString(message).service
-    return name
+    return str(health_pb2.HealthCheckRequest.FromString(message).service)
 
 
 def _encode(status: int) -> bytes:
-    encoded: bytes = _Response(status=status).SerializeToString()
-    return encoded
+    return bytes(_Response(status=status).SerializeToString())

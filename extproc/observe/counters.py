@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from extproc.bounds import plain
+from extproc.observe.attainment import OTHER
 
-OTHER = "other"
 MAX_LABEL_CHARS = 256
 """Longest label value chosen by a client: a model's name (`openai.MAX_MODEL_BYTES`)."""
 

@@ -103,10 +103,6 @@ class DecisionsService:
         """Return Watch."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
-    def kept(self) -> Iterator[tuple[int, DecisionRecord]]:
-        """Yield the decisions that can be replayed, oldest first."""
-        return reversed(self.last(MAX_REPLAYED))
-
     def join(self, watcher: _Watcher) -> bool:
         """Add a watcher; False if there are too many."""
         if len(self._watchers) >= self.max_watchers:
@@ -231,7 +227,7 @@ class _Watcher:
         """Return the sequence number to start after: the last, or that before the replayed ones."""
         wanted = [
             sequence
-            for sequence, record in self.service.kept()
+            for sequence, record in reversed(self.service.last(MAX_REPLAYED))
             if sequence > self._request.after_sequence and self.wants(record)
         ]
         first = max(0, len(wanted) - self._request.replay_last)

@@ -250,14 +250,6 @@ class Connection:
         if not self.is_failed:
             self._lifetime.start_drain(now=now)
 
-    def pause_sending(self) -> None:
-        """Stop sending DATA while the socket is full; reading continues."""
-        self.outbox.pause()
-
-    def resume_sending(self) -> None:
-        """Continue when the socket has room again."""
-        self.outbox.resume()
-
     def data_to_send(self) -> bytes:
         """Return all bytes to write now."""
         outbox = self.outbox

@@ -233,5 +233,4 @@ def _check_window(initial_bytes: int) -> int:
 
 def depends_on_itself(stream_id: int, fields: bytes) -> bool:
     """7540 5.3.1: "A stream cannot depend on itself", a stream error of type PROTOCOL_ERROR."""
-    dependency: int = frames.U32.unpack_from(fields)[0]
-    return dependency & frames.LARGEST_STREAM_ID == stream_id
+    return bool(frames.U32.unpack_from(fields)[0] & frames.LARGEST_STREAM_ID == stream_id)

@@ -208,7 +208,7 @@ class Outbox:
             self._held_window_bytes += increment_bytes
 
     def pause(self) -> None:
-        """Stop DATA while the socket is full; control frames are still sent."""
+        """Stop DATA while the socket is full; control frames are sent, and reading goes on."""
         if self._held_window_bytes is None:
             self._held_window_bytes, self.window_bytes = self.window_bytes, 0
 

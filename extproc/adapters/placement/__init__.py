@@ -10,8 +10,8 @@ Sources: rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998), with bo
 each takes a slot that another adapter lacks.
 """
 
-from extproc.adapters.placement.homes import Capacity, Placement, PlacementSettings
+from extproc.adapters.placement.homes import Capacity, Placement
 from extproc.adapters.placement.levels import Demand, Levels
 from extproc.adapters.placement.orders import order
 
-__all__ = ["Capacity", "Demand", "Levels", "Placement", "PlacementSettings", "order"]
+__all__ = ["Capacity", "Demand", "Levels", "Placement", "order"]

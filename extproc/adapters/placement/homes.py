@@ -20,45 +20,33 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from extproc.adapters.placement.levels import COOL_S, Levels, level_of, rate_of
+from extproc.adapters.placement.levels import Levels, level_of, rate_of
 from extproc.adapters.placement.orders import DEPTH, Orders
+
+CARRIED = 0.5
+"""Work of one adapter that a replica carries, in seconds per second. Well below 1: an endpoint has
+other adapters, and work comes in bursts."""
+SLACK = 0.25
+"""How far an endpoint may be above its part, as a part of that."""
 
 
 class Capacity(Struct, frozen=True):
-    """What one endpoint can hold and do.
+    """What one endpoint can hold.
 
     Attributes:
         max_loras: Adapters in its GPU slots; None for unknown, which bounds nothing.
         max_cpu_loras: Adapters in its host memory, those in slots included; None likewise.
-        speed: Seconds of work that it does in a second; above 0.
     """
 
     address: str
     max_loras: int | None = None
     max_cpu_loras: int | None = None
-    speed: float = 1.0
-
-
-class PlacementSettings(Struct, frozen=True):
-    """Settings of placement.
-
-    Attributes:
-        carried: Work of one adapter that a replica carries, in seconds per second, at speed 1. Well
-            below 1: an endpoint has other adapters, and work comes in bursts.
-        slack: How far an endpoint may be above its part, as a part of that.
-        cool_s: Time for which an adapter must have had less work to lose a home.
-    """
-
-    carried: float = 0.5
-    slack: float = 0.25
-    cool_s: float = COOL_S
 
 
 def place(
     levels: Mapping[str, int],
     capacities: Sequence[Capacity],
     order: Callable[[str], Iterable[str]],
-    settings: PlacementSettings,
 ) -> dict[str, tuple[str, ...]]:
     """Return the homes of each adapter, none for those that find no room.
 
@@ -69,11 +57,11 @@ def place(
     """
     if not capacities:
         return dict.fromkeys(levels, ())
-    rooms = _Rooms(capacities, levels.values(), settings)
+    rooms = _Rooms(capacities, levels.values())
     most_work_first = sorted(sorted(levels), key=levels.__getitem__, reverse=True)
     homes = {adapter: rooms.first(order(adapter), levels[adapter]) for adapter in most_work_first}
     for adapter, own in homes.items():
-        if own and rooms.is_short(own, levels[adapter]):
+        if own and _is_short(own, levels[adapter]):
             homes[adapter] = rooms.more(own, order(adapter), levels[adapter])
     return homes
 
@@ -85,55 +73,40 @@ class _Room(Struct):
         num_places: Homes, in its host memory.
         num_homes: Homes within its part of all.
         work: Within its part of all work, in seconds per second.
-        carried: Work that it carries for one adapter, likewise.
     """
 
     num_places: float
     num_homes: float
     work: float
-    carried: float
 
 
 class _Rooms:
     """The room on all endpoints. With thousands of adapters all that depends on a level alone is
     computed once."""
 
-    def __init__(
-        self, capacities: Sequence[Capacity], levels: Iterable[int], settings: PlacementSettings
-    ) -> None:
+    def __init__(self, capacities: Sequence[Capacity], levels: Iterable[int]) -> None:
         num_of_level = Counter(levels)
-        speed = sum([each.speed for each in capacities])
         slots = sum([each.max_loras or 0 for each in capacities])
-        carried = settings.carried * speed / len(capacities)
         num_homes = {
-            level: min(len(capacities), ceil(rate_of(level) / carried)) or 1
+            level: min(len(capacities), ceil(rate_of(level) / CARRIED)) or 1
             for level in num_of_level
         }
         self._work = {level: rate_of(level) / num for level, num in num_homes.items()}
         all_homes = sum([num * num_homes[level] for level, num in num_of_level.items()])
         all_work = sum([num * rate_of(level) for level, num in num_of_level.items()])
         # In steps, so that routers whose sums differ a little have the same bounds.
-        parts = (1 + settings.slack) * _stepped(all_homes) / (slots or 1)
+        parts = (1 + SLACK) * _stepped(all_homes) / (slots or 1)
         homes_a_slot = parts if all_homes > slots else 1
-        work_a_speed = (1 + settings.slack) * _stepped(all_work) / speed
+        work = max(CARRIED, (1 + SLACK) * _stepped(all_work) / len(capacities))
         self._rooms = {
             each.address: _Room(
                 inf if each.max_cpu_loras is None else each.max_cpu_loras,
                 inf if each.max_loras is None else ceil(each.max_loras * homes_a_slot),
-                each.speed * max(settings.carried, work_a_speed),
-                each.speed * settings.carried,
+                work,
             )
             for each in capacities
         }
         self._num_with_places = sum([room.num_places >= 1 for room in self._rooms.values()])
-        self._least_carried = min([room.carried for room in self._rooms.values()])
-
-    def is_short(self, homes: Sequence[str], level: int) -> bool:
-        """Return whether an adapter has more work than these endpoints carry."""
-        rate = rate_of(level)
-        if rate <= self._least_carried:
-            return False
-        return rate > sum([self._rooms[address].carried for address in homes])
 
     def first(self, order: Iterable[str], level: int) -> tuple[str, ...]:
         """Return an adapter's first home, if any endpoint has room."""
@@ -155,7 +128,7 @@ class _Rooms:
         for address in order:
             if address not in homes and self._is_open(address, level):
                 homes += self._taken(address, level)
-                if not self.is_short(homes, level):
+                if not _is_short(homes, level):
                     break
         return homes
 
@@ -171,6 +144,11 @@ class _Rooms:
         room.work -= self._work[level]
         self._num_with_places -= room.num_places < 1
         return (address,)
+
+
+def _is_short(homes: Sequence[str], level: int) -> bool:
+    """Return whether an adapter has more work than so many endpoints carry."""
+    return rate_of(level) > CARRIED * len(homes)
 
 
 def _stepped(value: float) -> float:
@@ -194,9 +172,8 @@ class Placement:
             mapping after each change, never mutated.
     """
 
-    def __init__(self, settings: PlacementSettings | None = None) -> None:
-        self._settings = settings or PlacementSettings()
-        self._levels = Levels(self._settings.cool_s)
+    def __init__(self) -> None:
+        self._levels = Levels()
         self._orders = Orders()
         self._capacities: tuple[Capacity, ...] = ()
         self.is_settled = True
@@ -227,7 +204,7 @@ class Placement:
         known = self._orders.learn(most_work_first, max_draws=MAX_DRAWS)
         self.is_settled = len(known) == len(levels)
         placed = {adapter: levels[adapter] for adapter in known}
-        self.homes = place(placed, capacities, self._orders.walk, self._settings)
+        self.homes = place(placed, capacities, self._orders.walk)
 
     def walk(self, adapter: str) -> Iterator[str]:
         """Yield all endpoints, those to try first first: its homes, then the rest of its order.

@@ -30,16 +30,15 @@ def rate_of(level: int) -> float:
 
 
 class Levels:
-    """The level of each adapter: about the highest that it had within `cool_s`.
+    """The level of each adapter: about the highest that it had within `COOL_S`.
 
-    One that has been below the held one for `cool_s` falls to the highest of the last half of that.
+    One that has been below the held one for `COOL_S` falls to the highest of the last half of that.
 
     Attributes:
         by_adapter: A new mapping after each change, never mutated.
     """
 
-    def __init__(self, cool_s: float = COOL_S) -> None:
-        self._cool_s = cool_s
+    def __init__(self) -> None:
         self._cooling: dict[str, _Cooling] = {}
         self.by_adapter: Mapping[str, int] = {}
 
@@ -66,8 +65,8 @@ class Levels:
         if level >= before:
             self._cooling.pop(adapter, None)
             return level
-        cooling = self._cooling.setdefault(adapter, _Cooling(now + self._cool_s, level))
-        is_early = now < cooling.until_s - self._cool_s / 2
+        cooling = self._cooling.setdefault(adapter, _Cooling(now + COOL_S, level))
+        is_early = now < cooling.until_s - COOL_S / 2
         cooling.highest = level if is_early else max(cooling.highest, level)
         if now < cooling.until_s:
             return before
@@ -96,33 +95,32 @@ MAX_EXPONENT = 50.0
 class Demand:
     """The work that is offered for each adapter, in seconds per second: a rate that forgets.
 
-    Work is weighted by exp(time / `decay_s`) and the sums are divided by the weight of the present
+    Work is weighted by exp(time / `DECAY_S`) and the sums are divided by the weight of the present
     (forward decay: Cormode et al., ICDE 2009). So a rate is a sum, which does not depend on the
     order in which work is told, and routers that hear of the same have the same.
     """
 
-    def __init__(self, decay_s: float = DECAY_S) -> None:
-        self._decay_s = decay_s
+    def __init__(self) -> None:
         self._epoch_s = 0.0
         self._sums: dict[str, float] = {}
 
     def add(self, adapter: str, work_s: float, *, at_s: float) -> None:
         """Count a request of so many seconds' work that was sent at `at_s`."""
-        if at_s - self._epoch_s > MAX_EXPONENT * self._decay_s:
+        if at_s - self._epoch_s > MAX_EXPONENT * DECAY_S:
             self._move_epoch(at_s)
-        weight = exp((at_s - self._epoch_s) / self._decay_s)
+        weight = exp((at_s - self._epoch_s) / DECAY_S)
         self._sums[adapter] = self._sums.get(adapter, 0.0) + work_s * weight
 
     def rates(self, now: float) -> Mapping[str, float]:
         """Return the rate of each adapter that has one, as of `now`."""
         self._move_epoch(now)
-        rates = {adapter: each / self._decay_s for adapter, each in self._sums.items()}
+        rates = {adapter: each / DECAY_S for adapter, each in self._sums.items()}
         return {adapter: rate for adapter, rate in rates.items() if rate >= MIN_RATE}
 
     def _move_epoch(self, at_s: float) -> None:
         """Weigh by the distance from another time, and forget what is next to nothing then."""
-        factor = exp(min((self._epoch_s - at_s) / self._decay_s, MAX_EXPONENT))
-        least = FORGOTTEN_RATE * self._decay_s
+        factor = exp(min((self._epoch_s - at_s) / DECAY_S, MAX_EXPONENT))
+        least = FORGOTTEN_RATE * DECAY_S
         scaled = {adapter: each * factor for adapter, each in self._sums.items()}
         self._sums = {adapter: each for adapter, each in scaled.items() if each >= least}
         self._epoch_s = at_s

@@ -41,7 +41,6 @@ MODEL_NAMESPACE = "extproc.request"
 MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
-_EXT_PROC = "envoy.filters.http.ext_proc"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's where PyYAML has it: seven times as fast."""
@@ -219,7 +218,7 @@ def _seconds(duration_s: float) -> str:
 
 def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     filters = manager["http_filters"]
-    config = next(f for f in filters if f["name"] == _EXT_PROC)["typed_config"]
+    config = next(f for f in filters if f["name"] == registration.EXT_PROC)["typed_config"]
     config["message_timeout"] = _seconds(options.message_timeout_s)
     config["max_message_timeout"] = _seconds(options.max_message_timeout_s)
     if options.failure_mode_allow is not None:
