@@ -157,6 +157,7 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     static = document["static_resources"]
     listener = static["listeners"][0]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    host = manager["route_config"]["virtual_hosts"][0]
     clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
 
     set_address(document["admin"]["address"], options.admin)
@@ -167,12 +168,11 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     )
     manager["request_timeout"] = _seconds(options.request_timeout_s)
     _set_overload(document["overload_manager"], options)
-    _set_routes(manager["route_config"]["virtual_hosts"][0], options)
+    _set_routes(host, options)
     _set_ext_proc(manager, options)
     _set_routers(clusters["router"], options)
     static["clusters"] += _set_access_log(manager, clusters["router"], options)
     if options.registration:
-        host = manager["route_config"]["virtual_hosts"][0]
         guard = next(n for n, route in enumerate(host["routes"]) if "path" in route["match"])
         host["routes"][guard:guard] = registration.routes()
         manager["local_reply_config"]["mappers"].insert(0, registration.local_reply())
@@ -180,7 +180,6 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     if options.keep_request_ids:
         manager["preserve_external_request_id"] = True
     if options.cors_origins:
-        host = manager["route_config"]["virtual_hosts"][0]
         host["typed_per_filter_config"][cors.FILTER] = cors.policy(options.cors_origins)
         host["routes"].insert(0, cors.route())
         static["clusters"].append(cors.cluster())
