@@ -160,7 +160,9 @@ class Pod:
             for name, card in models.items()
             if card.parent is not None and name not in self._unloaded
         }
-        bases = {each for card in models.values() if card.parent is None for each in _names(card)}
+        bases = {
+            each for card in models.values() if card.parent is None for each in (card.id, card.root)
+        }
         lost = self.listed.keys() - listed.keys() - {self.leaving}
         is_restarted = bool(lost) and self.state.process is None
         if is_restarted:
@@ -173,10 +175,6 @@ class Pod:
             self.bases = frozenset(bases)
         self.is_known, self._models = True, models
         return is_restarted
-
-
-def _names(card: ModelCard) -> tuple[str, str]:
-    return card.id, card.root
 
 
 def _is_restart(before: float | None, after: float | None) -> bool:

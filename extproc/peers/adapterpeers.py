@@ -1,67 +1,18 @@
-"""Several routers, of which one has pods load adapters: what they tell each other of that.
-
-1. A router may load if it has the lease of the store, or if nothing leases. Of those that may,
-   and hear each other, the one with the smallest id does.
-2. Who hears one that loads, and that has the same declared, makes no calls. It tells what its
-   requests want, and hears what cannot be loaded, and which pods have changed.
-3. Who hears none loads what it may: everything, or else what its own requests wait for.
-4. What a router says is believed until it says something else, for `WORD_S` at most.
-"""
+"""What routers tell each other of adapters, so that one loads for all."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
-
-import msgspec
 
 from extproc.adapters.declared import Declaration
+from extproc.adapters.peers import SAY_S, Peers, Trouble, Word, digest
 from extproc.adapters.states import Action, Kind, State
 from extproc.routing.catalog import Catalog
 
-WORD_S = 5.0
-SAY_S = 1.0
-"""From one word to the next where nothing is new."""
-LEAVING_S = 2.0
-"""Time for which no request goes to an adapter that is being unloaded, after the last word of
-that: by then the pod's list of models says whether it still has it."""
-
-MAX_LEAVING = 4096
-"""Of these, and as many again as a word has."""
 HEARD_S = 0.1
 """By then others have heard a word, and their last requests before it have reached their pods."""
-
-
-class Trouble(NamedTuple):
-    """Why an adapter cannot be loaded: its name, a slug, and a sentence for operators."""
-
-    name: str
-    reason: str
-    message: str
-
-
-class Word(NamedTuple):
-    """What a router says of adapters.
-
-    Attributes:
-        loads: It makes all calls.
-        declared: `digest` of what it has declared.
-        wanted: Names that its requests wait for, the next first.
-        failed: Of those that others want, what it cannot load.
-        changed: Addresses of pods, on which its calls have ended since its last word.
-        leaving: Addresses of pods that it has unload an adapter now, each with the served name.
-    """
-
-    loads: bool
-    declared: int
-    wanted: tuple[str, ...] = ()
-    failed: tuple[Trouble, ...] = ()
-    changed: tuple[str, ...] = ()
-    leaving: tuple[tuple[str, str], ...] = ()
-
 
 Say = Callable[[Word], None]
 Discuss = Callable[[Callable[[str, Word], None], Callable[[str], None]], Say | None]
@@ -89,9 +40,7 @@ class AdapterPeers:
         clock: Callable[[], float],
         discuss: Discuss = lambda _hear, _forget: None,
     ) -> None:
-        self._router_id = router_id
-        self._words: dict[str, tuple[float, Word]] = {}
-        self._leaving: dict[tuple[str, str], float] = {}
+        self._peers = Peers(router_id)
         self._catalog = catalog
         self._poke, self._look, self._clock = poke, look, clock
         self._declared = 0
@@ -109,16 +58,12 @@ class AdapterPeers:
         """Take another router's word."""
         for address in word.changed:
             self._poke(address)
-        before, now = self._words.get(router_id), self._clock()
-        self._words[router_id] = now, word
-        if len(self._leaving) < MAX_LEAVING:
-            self._leaving.update(dict.fromkeys(word.leaving, now + LEAVING_S))
-        if before is None or before[1] != word:
+        if self._peers.hear(router_id, word, now=self._clock()):
             self._look()
 
     def forget(self, router_id: str) -> None:
         """Forget a router that is gone."""
-        self._words.pop(router_id, None)
+        self._peers.forget(router_id)
         self._look()
 
     async def wait(self, action: Action) -> None:
@@ -134,29 +79,15 @@ class AdapterPeers:
         """Return whether another router makes this one's calls; note what others unload, and what
         that one cannot load.
         """
-        leader = self._leader(may_load=may_load, now=now)
+        leader = self._peers.leader(self._declared, may_load=may_load, now=now)
         failed = () if leader is None else leader.failed
-        self._leaving = {each: until_s for each, until_s in self._leaving.items() if now < until_s}
-        self._catalog.planner.set_leaving(frozenset(self._leaving))
+        self._catalog.planner.set_leaving(self._peers.leaving(now))
         self._catalog.failed = {each.name: (each.reason, each.message) for each in failed}
         return leader is not None
 
-    def _leader(self, *, may_load: bool, now: float) -> Word | None:
-        """Return the word of the router that makes this one's calls; None where none does."""
-        for router_id, word in self._heard(now):
-            is_first = not may_load or router_id < self._router_id
-            if word.loads and word.declared == self._declared and is_first:
-                return word
-        return None
-
-    def _heard(self, now: float) -> Iterator[tuple[str, Word]]:
-        for router_id, (said_s, word) in self._words.items():
-            if now - said_s <= WORD_S:
-                yield router_id, word
-
     def wanted(self, now: float) -> list[str]:
-        """Return what the other routers' requests wait for, each name once."""
-        return list(dict.fromkeys(name for _, word in self._heard(now) for name in word.wanted))
+        """Return what the other routers' requests wait for."""
+        return self._peers.wanted(now)
 
     def tell(
         self, held: Sequence[str], rates: Mapping[str, float], *, loads: bool, now: float
@@ -182,15 +113,8 @@ class AdapterPeers:
     def _failed(self, now: float) -> tuple[Trouble, ...]:
         """Return what the others want and cannot have."""
         planner, found = self._catalog.planner, []
-        for name in self.wanted(now):
+        for name in self._peers.wanted(now):
             status = planner.status(name) if planner.state(name) is State.FAILED else None
             if status is not None:
                 found.append(Trouble(name, status.reason or "", status.message))
         return tuple(found)
-
-
-def digest(declarations: Iterable[Declaration]) -> int:
-    """Return 64 bits that are the same in each router that has the same declared."""
-    each = sorted(declarations, key=lambda declaration: declaration.name)
-    data = msgspec.json.encode(each, order="deterministic")
-    return int.from_bytes(blake2b(data, digest_size=8).digest())

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from extproc.adapters.peers import Word
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import Word
 from extproc.peers.encoding import Tidings, decode, decode_word
 from extproc.peers.keys import NONCE_BYTES, End, is_proven, new_nonce, prove
 from extproc.peers.relay import Link, Relay
@@ -65,7 +65,7 @@ class Links(Protocol):
     def lost(self, router_id: str, session: PeerLink) -> None:
         """Take note that the link has closed."""
 
-    def closed(self, session: PeerLink) -> None:
+    def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
         """Forget the link."""
 
 
@@ -136,7 +136,7 @@ class PeerLink:
 
     def closed(self) -> None:
         """Forget the link, which has ended."""
-        self._service.closed(self)
+        self._service.closed(self, is_inbound=self.is_inbound)
         self._drop_link()
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:

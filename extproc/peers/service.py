@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
+from extproc.adapters.peers import Word
 from extproc.fleet.peerpicks import ToldEnd, ToldPick
-from extproc.peers.adapterpeers import Word
 from extproc.peers.encoding import MAX_TOLD, Tidings, encode, encode_word, split
 from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink
 from extproc.peers.relay import Relay
@@ -86,6 +86,7 @@ class PeersService:
     _sessions: list[PeerLink] = field(default_factory=list)
     _telling: dict[str, PeerLink] = field(default_factory=dict)
     _begun_at_s: float = -inf
+    _num_inbound: int = 0
 
     def methods(self) -> tuple[Method, ...]:
         """Return Link."""
@@ -198,13 +199,13 @@ class PeersService:
         if session.is_believed and not any(each.is_believed for each in links):
             self.on_gone(router_id)
 
-    def closed(self, session: PeerLink) -> None:
+    def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
         """Forget a closed session."""
         self._sessions.remove(session)
+        self._num_inbound -= is_inbound
 
     def _accept(self, call: Call, metadata: Metadata) -> Session:
-        num_inbound = sum(each.is_inbound for each in self._sessions)
-        if num_inbound >= MAX_LINKS and not self._make_room():
+        if self._num_inbound >= MAX_LINKS and not self._make_room():
             call.end(Code.RESOURCE_EXHAUSTED, "too many links")
             return NO_SESSION
         return self._begin(call, lambda _: None, is_inbound=True)
@@ -220,6 +221,7 @@ class PeersService:
     def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> PeerLink:
         session = PeerLink(self, call, on_hello, is_inbound=is_inbound)
         self._sessions.append(session)
+        self._num_inbound += is_inbound
         return session
 
 

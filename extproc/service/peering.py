@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from extproc.adapters.peers import Word
 from extproc.config import Config
 from extproc.config.peers import PeersConfig
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.adapterpeers import Word
 from extproc.peers.relay import Relay, RelaySettings, count_routers
 from extproc.peers.service import METHOD, PeersService
 from extproc.peers.telling import Telling

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from extproc.adapters.declared import Declaration
+from extproc.adapters.peers import SAY_S, Trouble, Word, digest
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
 from extproc.fleet.podstate import PodState
-from extproc.peers import adapterpeers
-from extproc.peers.adapterpeers import (
-    HEARD_S,
-    LEAVING_S,
-    SAY_S,
-    WORD_S,
-    AdapterPeers,
-    Trouble,
-    Word,
-    digest,
-)
+from extproc.peers.adapterpeers import HEARD_S, AdapterPeers
 from extproc.routing.catalog import Catalog
 from extproc.types import ModelCard
 from tests.builders import BASE, address, base_card
@@ -28,7 +17,6 @@ from tests.virtualtime import in_virtual_time
 SQL, COLD = Declaration("sql", "/adapters/sql"), Declaration("cold", "/adapters/cold")
 DECLARED = digest([SQL, COLD])
 SETTINGS = AdapterSettings()
-LOADS, IS_LED = Word(True, DECLARED), Word(False, DECLARED)
 
 
 class Scene:
@@ -157,71 +145,6 @@ def test_no_request_goes_where_another_router_says_that_it_unloads() -> None:
     scene.peers.hear("z", Word(True, DECLARED, leaving=((address(1), "sql"),)))
     scene.peers.is_led(may_load=False, now=0.0)
     assert not scene.catalog.planner.holders("sql")
-
-
-@pytest.mark.parametrize(
-    ("words", "may_load", "is_led"),
-    [
-        ({}, True, False),
-        ({}, False, False),
-        ({"z": LOADS}, False, True),  # it has the lease
-        ({"a": LOADS}, True, True),
-        ({"z": LOADS}, True, False),  # that one leaves it to this one
-        ({"z": LOADS, "a": LOADS}, True, True),
-        ({"a": IS_LED, "z": IS_LED}, False, False),  # by one that this one does not hear
-        ({"a": Word(True, 8)}, False, False),  # it has something else declared
-    ],
-)
-def test_who_hears_a_router_that_loads_the_same_makes_no_calls(
-    words: dict[str, Word], may_load: bool, is_led: bool
-) -> None:
-    scene = Scene()
-    for router_id, word in words.items():
-        scene.peers.hear(router_id, word)
-    assert scene.peers.is_led(may_load=may_load, now=WORD_S) is is_led
-
-
-def test_a_router_that_is_silent_loads_for_nobody_and_wants_nothing() -> None:
-    scene = Scene()
-    scene.peers.hear("a", Word(True, DECLARED, ("sql",)))
-
-    assert not scene.peers.is_led(may_load=False, now=WORD_S + 0.1)
-    assert scene.peers.wanted(WORD_S + 0.1) == []
-
-
-def test_what_others_want_is_listed_once() -> None:
-    scene = Scene()
-    scene.peers.hear("a", Word(False, DECLARED, ("x", "y")))
-    scene.peers.hear("b", Word(False, 8, ("z", "x")))
-    assert scene.peers.wanted(0.0) == ["x", "y", "z"]
-
-
-def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word() -> None:
-    scene = Scene()
-    word = Word(True, DECLARED, leaving=((address(1), "sql"),))
-    for scene.now in (0.0, 1.0):
-        scene.peers.hear("x", word)
-    for now, is_left_alone in ((LEAVING_S, True), (1.0 + LEAVING_S, False)):
-        scene.peers.is_led(may_load=False, now=now)
-        assert (not scene.catalog.planner.holders("sql")) is is_left_alone
-
-
-def test_of_what_others_unload_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapterpeers, "MAX_LEAVING", 1)
-    scene = Scene()
-    for router_id, name in (("x", "other"), ("y", "sql")):
-        scene.peers.hear(router_id, Word(True, DECLARED, leaving=((address(1), name),)))
-    scene.peers.is_led(may_load=False, now=0.0)
-    assert scene.catalog.planner.holders("sql") == {address(1)}
-
-
-def test_two_routers_have_the_same_declared_in_whichever_order() -> None:
-    pools = [frozenset({"one", "two"}), frozenset({"two", "one"})]
-    a, again = (Declaration("a", "/a", pools=each) for each in pools)
-    b = Declaration("b", "/b")
-
-    assert digest([a, b]) == digest([b, again])
-    assert len({digest([]), digest([a]), digest([a, b]), digest([Declaration("a", "/c")])}) == 4
 
 
 def test_without_other_routers_nothing_is_said() -> None:

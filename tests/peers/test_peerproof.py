@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.adapters.peers import Word
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import Word
 from extproc.peers.keys import (
     MAX_KEY_FILE_BYTES,
     MIN_KEY_CHARS,

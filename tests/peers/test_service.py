@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.adapters.peers import Trouble, Word
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS
 from extproc.fleet.peerpicks import ToldEnd, ToldPick
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import Trouble, Word
 from extproc.peers.encoding import (
     MAX_ADAPTER_CHARS,
     MAX_FLOW_CHARS,
