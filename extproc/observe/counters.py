@@ -51,10 +51,10 @@ def labelled(
     values: Mapping[Any, float],
 ) -> Metric:
     """Return a family; with a tuple of labels, the keys of the values are tuples, too."""
-    is_one = isinstance(labels, str)
-    family = kind(name, documentation, labels=(labels,) if is_one else labels)
+    names = (labels,) if isinstance(labels, str) else labels
+    family = kind(name, documentation, labels=names)
     for value, number in values.items():
-        family.add_metric((value,) if is_one else value, number)
+        family.add_metric((value,) if isinstance(labels, str) else value, number)
     return family
 
 
