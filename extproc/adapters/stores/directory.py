@@ -22,7 +22,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -223,13 +222,17 @@ class Directory:
     def _write(self, file_name: str, content: bytes) -> None:
         """Write a file so that it is there whole, or not at all."""
         new = self._path / f"{_NEW}{secrets.token_hex(8)}"
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with open(new, "xb", opener=partial(os.open, mode=0o600)) as file:
+            try:
                 # Both times are the file server's: clocks of two machines are never compared.
-                self._remove_remains(os.fstat(file.fileno()).st_mtime - _REMAINS_S)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                self._remove_remains(os.fstat(descriptor).st_mtime - _REMAINS_S)
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             os.replace(new, self._path / file_name)
         except OSError:
             new.unlink(missing_ok=True)
