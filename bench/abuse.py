@@ -26,7 +26,7 @@ from bench.report import keep, parser
 from extproc.stack.processes import StackError
 from extproc.wire import Connection, Counters, frames
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ErrorCode
+from extproc.wire.limits import ErrorCode
 from extproc.wire.rpc import Call, Code, Method
 
 # Last stream, error code (9113 6.8).

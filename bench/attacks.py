@@ -12,7 +12,7 @@ from typing import Final
 
 from extproc.wire import Abuse, frames
 from extproc.wire.budget import DEFAULT_MAX_BYTES
-from extproc.wire.floods import ANSWERED_COST, SETTINGS_COST
+from extproc.wire.control import ANSWERED_COST, SETTINGS_COST
 from extproc.wire.grpc import literal
 from extproc.wire.limits import DEFAULT_LIMITS as LIMITS
 

@@ -81,7 +81,7 @@ ARROWS_IN_LAB = {
 
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "yamltext"),
-    "wire": ("certificates", "grpcio", "httpserver", "selfsigned", "server", "tls", "tlsbytes"),
+    "wire": ("grpcio", "httpserver", "server", "tls", "tlsbytes"),
     "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "scraper"),
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),

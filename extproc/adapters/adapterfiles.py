@@ -45,19 +45,6 @@ class Root:
     router: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What the files of an adapter show; nothing where they cannot be seen.
-
-    Attributes:
-        rank: The largest rank in its configuration.
-        problem: Why pods would refuse it.
-    """
-
-    rank: int | None = None
-    problem: Result | None = None
-
-
 @dataclass(eq=False, slots=True)
 class _Followed:
     root: Root
@@ -90,31 +77,30 @@ class AdapterFiles:
         self._interval_s = interval_s
         self._followed: dict[str, _Followed] = {}
 
-    async def check(
-        self, path: str, *, max_rank: int | None = None, base: str | None = None
-    ) -> Checked:
-        """Check the adapter in the folder that pods see at `path`.
+    async def check(self, path: str, *, max_rank: int | None = None) -> Result | None:
+        """Return why pods would refuse the adapter in the folder that they see at `path`.
+
+        None where they should take it, or its files cannot be seen.
 
         Args:
             path: What a pod would be told to load.
             max_rank: The pods' `--max-lora-rank`; None where unknown.
-            base: The pods' `--model`, where their resolver has to find the adapter.
         """
         place = locate(path, self._roots)
         if place is None:
-            return Checked()
+            return None
         root, folder = place
 
-        def look() -> tuple[Stamp, Checked]:
-            return read_stamp(folder), inspect(root, folder, max_rank=max_rank, base=base)
+        def look() -> tuple[Stamp, Result | None]:
+            return read_stamp(folder), inspect(root, folder, max_rank=max_rank)
 
         try:
-            stamp, checked = await self._roots[root].call(look)
+            stamp, problem = await self._roots[root].call(look)
         except TimeoutError:
-            return Checked()
+            return None
         if path in self._followed:
             self._followed[path].stamp = stamp
-        return checked
+        return problem
 
     def follow(self, paths: Iterable[str]) -> None:
         """Follow the adapters in these folders, and no others."""
@@ -166,12 +152,10 @@ def locate(path: str, roots: Iterable[Root]) -> tuple[Root, Path] | None:
     return None
 
 
-def inspect(
-    root: Root, folder: Path, *, max_rank: int | None = None, base: str | None = None
-) -> Checked:
+def inspect(root: Root, folder: Path, *, max_rank: int | None = None) -> Result | None:
     """Check the adapter in `folder`, as `AdapterFiles.check` does. Waits for the disk."""
     if not os.path.isdir(root.router):
-        return Checked()  # not mounted here
+        return None  # not mounted here
     try:
         content = read_bytes(folder / CONFIG, max_bytes=MAX_CONFIG_BYTES, within=root.router)
         config = decode_config(content)
@@ -179,16 +163,15 @@ def inspect(
     except (FileNotFoundError, NotADirectoryError):
         return _broken(f"there is no {CONFIG}")
     except UnreadableError:
-        return Checked()
+        return None
     except FileError as error:
         return _broken(f"{Path(str(error.filename)).name}: {error.strerror}")
     except AdapterConfigError as error:
         return _broken(f"{CONFIG}: {error}")
     except (OSError, ValueError):  # a path with characters that no file has
-        return Checked()
-    reasons = obstacles(config, max_rank=max_rank, base=base)
-    problem = Result(Failure.REFUSED, "; ".join(reasons)) if reasons else None
-    return Checked(config.rank, problem)
+        return None
+    reasons = obstacles(config, max_rank=max_rank)
+    return Result(Failure.REFUSED, "; ".join(reasons)) if reasons else None
 
 
 def read_stamp(folder: Path) -> Stamp:
@@ -227,5 +210,5 @@ def _check_weights(root: Root, folder: Path) -> None:
     raise FileError(folder / WEIGHTS[0], "missing")
 
 
-def _broken(reason: str) -> Checked:
-    return Checked(problem=Result(Failure.FILES, reason))
+def _broken(reason: str) -> Result:
+    return Result(Failure.FILES, reason)

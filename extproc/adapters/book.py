@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from extproc.adapters.declared import Declaration
 from extproc.adapters.ledger import Fleet
-from extproc.adapters.placement import PlacementSettings
 from extproc.adapters.states import AdapterSettings
 from extproc.adapters.versions import Kept, owner_of
 from extproc.adapters.wanted import Wanted
@@ -40,10 +39,10 @@ class Book:
         leaving_elsewhere: Where other routers have adapters unloaded: address and served name.
     """
 
-    def __init__(self, settings: AdapterSettings, placement: PlacementSettings | None) -> None:
+    def __init__(self, settings: AdapterSettings) -> None:
         self.settings = settings
         self.fleet = Fleet()
-        self.wanted = Wanted(placement)
+        self.wanted = Wanted()
         self.kept: dict[str, Kept] = {}
         self.deleted: dict[str, Deleted] = {}
         self.old: dict[str, float] = {}

@@ -34,7 +34,6 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 MAX_REASON_CHARS: Final = 500
 """Of an engine's reason: vLLM's begins with 80 characters of its own, and names paths."""
 
-_OK = Result()
 _VERDICTS = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR)
 _NO_RUNTIME = (
     "the server has no such path: it must run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or have its "
@@ -98,8 +97,6 @@ async def load(
     if isinstance(answer, Result):
         return answer
     status, reply = answer
-    if status == HTTPStatus.OK and reply.success is not False:
-        return _OK
     is_taken = reply.kind == "InvalidUserInput" or reply.lists(name) is True
     if status == HTTPStatus.BAD_REQUEST and is_taken:
         return Result(None, reply.reason)
@@ -122,8 +119,6 @@ async def unload(
     if isinstance(answer, Result):
         return answer
     status, reply = answer
-    if status == HTTPStatus.OK and reply.success is not False:
-        return _OK
     is_unknown = status == HTTPStatus.NOT_FOUND and (
         reply.kind == "NotFoundError" or reply.code == "model_not_found"  # of the Rust frontend
     )
@@ -166,7 +161,7 @@ async def has_effect(
 async def _call(
     session: aiohttp.ClientSession, url: str, document: Mapping[str, str], timeout_s: float
 ) -> tuple[int, _Reply] | Result:
-    """Return status and body of the response, or why there is none."""
+    """Return status and body of a response that is no success; else what came of the call."""
     try:
         async with asyncio.timeout(timeout_s):
             status, body = await post(session, URL(url), document, max_bytes=MAX_BODY_BYTES)
@@ -176,7 +171,9 @@ async def _call(
         return Result(Failure.ENGINE, describe(error))
     except FAILURES as error:
         return Result(Failure.UNREACHABLE, _line(describe(error)))
-    return status, _decode(body)
+    reply = _decode(body)
+    is_done = status == HTTPStatus.OK and reply.success is not False
+    return Result() if is_done else (status, reply)
 
 
 def _decode(body: bytes) -> _Reply:

@@ -32,7 +32,6 @@ class AdapterConfig(Struct, frozen=True):
     use_dora: bool | None = None
     modules_to_save: list[str] | None = None
     rank_pattern: dict[str, int] | None = None
-    base_model_name_or_path: str | None = None
 
     @property
     def rank(self) -> int | None:
@@ -55,15 +54,11 @@ def decode_config(content: bytes) -> AdapterConfig:
         raise AdapterConfigError(f"not an adapter's configuration: {error}") from None
 
 
-def obstacles(
-    config: AdapterConfig, *, max_rank: int | None = None, base: str | None = None
-) -> list[str]:
+def obstacles(config: AdapterConfig, *, max_rank: int | None = None) -> list[str]:
     """Return why pods would refuse the adapter, in plain words; none if they should take it.
 
     Args:
         max_rank: The pods' `--max-lora-rank`; None where unknown.
-        base: The pods' `--model`, where their resolver has to find the adapter: it takes those
-            alone that name it. None where we load the adapter.
     """
     found = [*_kind(config), *_ranks(config, max_rank)]
     if config.bias not in (None, "none"):
@@ -74,9 +69,6 @@ def obstacles(
     if saved:
         names = ", ".join(map(short, saved[:MAX_NAMED]))
         found.append(f"modules_to_save has whole modules, which cannot be served: {names}")
-    if base is not None and config.base_model_name_or_path != base:
-        named = short(config.base_model_name_or_path or "")
-        found.append(f"base_model_name_or_path is {named!r}, and must be the pods' --model {base}")
     return found
 
 

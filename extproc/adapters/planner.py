@@ -14,7 +14,6 @@ from extproc.adapters.book import Book
 from extproc.adapters.calls import calls, next_s
 from extproc.adapters.declared import Declaration
 from extproc.adapters.judging import judge
-from extproc.adapters.placement import PlacementSettings
 from extproc.adapters.states import (
     Action,
     AdapterSettings,
@@ -38,12 +37,8 @@ class Planner:
         next_s: When `tick` has something to do although nothing is new; inf for never.
     """
 
-    def __init__(
-        self,
-        settings: AdapterSettings | None = None,
-        placement: PlacementSettings | None = None,
-    ) -> None:
-        self._book = Book(settings or AdapterSettings(), placement)
+    def __init__(self, settings: AdapterSettings | None = None) -> None:
+        self._book = Book(settings or AdapterSettings())
         self._now = -inf
         self.next_s = inf
 
@@ -191,12 +186,7 @@ class Planner:
             failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(book, kept))
             without = without_effect(book, kept)
             failures.update((address, Failure.NO_EFFECT) for address in without)
-        return Counts(
-            Counter(states),
-            failures,
-            len(book.deleted),
-            {address: len(pod.leftover) for address, pod in book.fleet.pods.items()},
-        )
+        return Counts(Counter(states), failures)
 
 
 def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from math import inf
 
@@ -51,8 +50,6 @@ class Pod:
         is_known: It has listed its models since it started.
         verifying: Loaded, and not listed yet: until when to wait for that.
         leaving: Being unloaded now.
-        leftover: Unloaded, and in the engine's memory until others push them out, oldest first:
-            vLLM's unloading frees nothing (vllm-project/vllm issue 54839).
         ineffective: Loaded, and without any effect there, as far as that was tried.
         starts: Of loads that began while it had requests.
         refusal: Why it loads nothing, and until when that is believed.
@@ -61,16 +58,7 @@ class Pod:
     """
 
     __slots__ = (
-        *(
-            "bases",
-            "epoch",
-            "full_since_s",
-            "ineffective",
-            "is_known",
-            "leaving",
-            "leftover",
-            "listed",
-        ),
+        *("bases", "epoch", "full_since_s", "ineffective", "is_known", "leaving", "listed"),
         *("refusal", "since", "starts", "state", "verifying"),
         *("_listed_at_s", "_models", "_unloaded"),
     )
@@ -96,7 +84,6 @@ class Pod:
 
     def _forget_calls(self) -> None:
         self.verifying: dict[str, float] = {}
-        self.leftover: deque[str] = deque()
         self.ineffective: set[str] = set()
         self.refusal: tuple[Failure, str, float] | None = None
         self._unloaded: dict[str, float] = {}
@@ -123,14 +110,11 @@ class Pod:
         self.listed = {each: root for each, root in self.listed.items() if each != name}
         self._unloaded[name] = now
         self.ineffective.discard(name)
-        self.leftover.append(name)
 
     def loaded(self, name: str, *, until_s: float, has_effect: bool = True) -> None:
         """It says that it has loaded an adapter: to be listed until then."""
         (self.ineffective.discard if has_effect else self.ineffective.add)(name)
         self.verifying[name] = until_s
-        if not self.has_place() and self.leftover:
-            self.leftover.popleft()
 
     def see(self, state: PodState, *, now: float) -> Seen:
         """Take what is known now."""
@@ -176,7 +160,9 @@ class Pod:
             for name, card in models.items()
             if card.parent is not None and name not in self._unloaded
         }
-        bases = {each for card in models.values() if card.parent is None for each in _names(card)}
+        bases = {
+            each for card in models.values() if card.parent is None for each in (card.id, card.root)
+        }
         lost = self.listed.keys() - listed.keys() - {self.leaving}
         is_restarted = bool(lost) and self.state.process is None
         if is_restarted:
@@ -189,10 +175,6 @@ class Pod:
             self.bases = frozenset(bases)
         self.is_known, self._models = True, models
         return is_restarted
-
-
-def _names(card: ModelCard) -> tuple[str, str]:
-    return card.id, card.root
 
 
 def _is_restart(before: float | None, after: float | None) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -29,10 +29,12 @@ from extproc.adapters.stores.content import (
     ConflictError,
     Put,
     Stored,
+    StoreError,
+    StoreFullError,
     as_json,
     decode_asked,
 )
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.store import Store
 from extproc.adapters.tokens import Places, Tokens, TooManyError
 from extproc.openai import error_type
 from extproc.wire.httpserver import Handler
@@ -52,18 +54,6 @@ Wait = Callable[[str, float], Awaitable[bool]]
 WhyNot = Callable[[Declaration], str]
 
 
-class Declarations(Protocol):
-    """What is declared over HTTP: a store."""
-
-    entries: Mapping[str, Stored]
-
-    async def put(self, declaration: Declaration, *, if_match: str | None = None) -> Put:
-        """Declare an adapter."""
-
-    async def delete(self, name: str, *, if_match: str | None = None) -> bool:
-        """Delete a declaration."""
-
-
 class Registration:
     """The paths for holders of a token.
 
@@ -79,7 +69,7 @@ class Registration:
 
     def __init__(
         self,
-        declarations: Declarations,
+        declarations: Store,
         tokens: Tokens,
         *,
         status: Status,

@@ -166,15 +166,6 @@ class AdapterStatus(Struct, frozen=True):
         """No pod can load it, for a reason that will not pass by itself."""
         return self.state is State.FAILED and self.reason not in PASSING
 
-    @property
-    def is_degraded(self) -> bool:
-        """Requests are served, and not as declared: another version, or too few pods."""
-        declared = self.versions[0]
-        is_short = declared.ready < declared.desired
-        return self.state is State.READY and (
-            is_short or declared.state is not VersionState.SERVING
-        )
-
 
 class Counts(Struct, frozen=True):
     """How many there are.
@@ -182,11 +173,7 @@ class Counts(Struct, frozen=True):
     Attributes:
         by_state: Declared adapters.
         failures: Adapters by address and reason.
-        num_deleted: Deleted adapters that a pod may still have.
-        num_leftover: Unloaded adapters that still take places in the pods' memory, by address.
     """
 
     by_state: Mapping[State, int]
     failures: Mapping[tuple[str, Failure], int]
-    num_deleted: int
-    num_leftover: Mapping[str, int]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 
 from extproc.adapters.declared import Declaration, LoadMode
-from extproc.adapters.placement import Capacity, Placement, PlacementSettings
+from extproc.adapters.placement import Capacity, Placement
 from extproc.adapters.podhistory import Pod
 
 _Key = tuple[str, frozenset[str]]
@@ -24,8 +24,8 @@ class _Group:
         fits: All of them fit into the pods' memory, but for those that are only loaded on request.
     """
 
-    def __init__(self, settings: PlacementSettings | None) -> None:
-        self.placement = Placement(settings)
+    def __init__(self) -> None:
+        self.placement = Placement()
         self.adapters: list[str] = []
         self.capacities: list[Capacity] = []
         self.fits = True
@@ -34,8 +34,7 @@ class _Group:
 class Wanted:
     """Where each adapter should be."""
 
-    def __init__(self, settings: PlacementSettings | None = None) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._groups: dict[_Key, _Group] = {}
         self._group_of: dict[str, _Group] = {}
 
@@ -67,7 +66,7 @@ class Wanted:
                 key = keys[own] = _key(own, usable)
             group = groups.get(key)
             if group is None:
-                group = groups[key] = self._groups.get(key) or _Group(self._settings)
+                group = groups[key] = self._groups.get(key) or _Group()
                 group.adapters = []
                 group.capacities = [_capacity(pod, foreign) for pod in usable if _has(pod, key)]
                 num_wanted[key] = 0

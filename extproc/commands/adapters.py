@@ -104,7 +104,7 @@ async def _read(store: Store) -> None:
     Raises:
         StoreError: It cannot be read.
     """
-    from extproc.adapters.stores.medium import StoreError
+    from extproc.adapters.stores.content import StoreError
     from extproc.adapters.stores.store import SETTLED_AFTER
 
     for _ in range(SETTLED_AFTER):
@@ -115,8 +115,7 @@ async def _read(store: Store) -> None:
 
 def _with_store(config: ConfigOption, run: Callable[[Store], Awaitable[T]]) -> T:
     """Return the result of `run` on the store that the configuration names."""
-    from extproc.adapters.stores.content import ConflictError
-    from extproc.adapters.stores.medium import StoreError
+    from extproc.adapters.stores.content import ConflictError, StoreError
     from extproc.config.file import ConfigError, load_config
     from extproc.service.stores import make_store
 

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     from extproc.commands.eppflags import help_text
     from extproc.commands.eppplan import plan
     from extproc.service import startup
-    from extproc.wire.selfsigned import make_certificate
+    from extproc.wire.tls import make_certificate
 
     if any(argument in HELP for argument in arguments):
         sys.stdout.write(f"{help_text()}\n")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from extproc.config.base import Section
+from extproc.config.base import Section, check_one_of
 from extproc.config.declared import DeclaredConfig
 
 MAX_PATTERNS = 100
@@ -92,9 +92,7 @@ class StoreConfig(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> StoreConfig:
-        kinds = {"directory": self.directory, "sqlite": self.sqlite, "redis": self.redis}
-        if sum(kind is not None for kind in kinds.values()) != 1:
-            raise ValueError(f"give exactly one of: {', '.join(kinds)}")
+        check_one_of(directory=self.directory, sqlite=self.sqlite, redis=self.redis)
         return self
 
 

@@ -45,6 +45,12 @@ IpPort = Annotated[str, AfterValidator(check_ip_port)]
 """The same where nothing looks a name up."""
 
 
+def check_one_of(**given: object) -> None:
+    """Raise ValueError unless exactly one of these is given: all others are None."""
+    if sum(each is not None for each in given.values()) != 1:
+        raise ValueError(f"give exactly one of: {', '.join(given)}")
+
+
 class Section(BaseModel):
     """A mapping in the file: unknown keys are errors, and instances are immutable."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from extproc.address import MAX_PORT, check_endpoint_address
-from extproc.config.base import IpPort, Section
+from extproc.config.base import IpPort, Section, check_one_of
 
 _KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _KubernetesName = Annotated[str, Field(pattern=_KUBERNETES_NAME)]
@@ -107,13 +107,11 @@ class KubernetesConfig(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> KubernetesConfig:
-        kinds = {
-            "pod_selector": self.pod_selector,
-            "service": self.service,
-            "inference_pool": self.inference_pool,
-        }
-        if sum(kind is not None for kind in kinds.values()) != 1:
-            raise ValueError(f"give exactly one of: {', '.join(kinds)}")
+        check_one_of(
+            pod_selector=self.pod_selector,
+            service=self.service,
+            inference_pool=self.inference_pool,
+        )
         is_number = isinstance(self.port, int) or (isinstance(self.port, tuple) and self.port)
         if self.pod_selector is not None and not is_number:
             raise ValueError("pod_selector needs port: a number, or a list of numbers")
@@ -223,19 +221,14 @@ class DiscoveryConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> DiscoveryConfig:
-        if len(self._given()) != 1:
-            raise ValueError(f"give exactly one of: {', '.join(self._sources())}")
+        check_one_of(**self._sources())
         return self
 
     @property
     def source(self) -> tuple[str, Any]:
         """The name of the given source, and its value."""
-        return self._given()[0]
+        return next(each for each in self._sources().items() if each[1] is not None)
 
-    @classmethod
-    def _sources(cls) -> list[str]:
-        return [name for name in cls.model_fields if name != "file_interval_s"]
-
-    def _given(self) -> list[tuple[str, Any]]:
-        values = [(name, getattr(self, name)) for name in self._sources()]
-        return [(name, value) for name, value in values if value is not None]
+    def _sources(self) -> dict[str, Any]:
+        names = [name for name in type(self).model_fields if name != "file_interval_s"]
+        return {name: getattr(self, name) for name in names}

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from extproc.address import MAX_PORT
-from extproc.config.base import HostPort, IpPort, Section
+from extproc.config.base import HostPort, IpPort, Section, check_one_of
 
 
 class PeersConfig(Section):
@@ -79,7 +79,5 @@ class PeersConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> PeersConfig:
-        sources = {"service": self.service, "dns": self.dns, "static": self.static}
-        if sum(source is not None for source in sources.values()) != 1:
-            raise ValueError(f"give exactly one of: {', '.join(sources)}")
+        check_one_of(service=self.service, dns=self.dns, static=self.static)
         return self

@@ -69,13 +69,8 @@ class EdsService:
         """Return StreamEndpoints."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
-    def set_endpoints(self, endpoints: Iterable[Endpoint] | None) -> None:
-        """Publish the endpoints, in the order of their addresses.
-
-        None means "not known" and changes nothing; an empty iterable empties the cluster.
-        """
-        if endpoints is None:
-            return
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Publish the endpoints, in the order of their addresses; none empty the cluster."""
         assignment = endpoint_pb2.ClusterLoadAssignment(cluster_name=self.cluster_name)
         usable = assignment.endpoints.add().lb_endpoints
         for address, endpoint in sorted({each.address: each for each in endpoints}.items()):
@@ -97,8 +92,7 @@ class EdsService:
         )
         if self.cluster_name in names:
             response.resources.append(self._resource)
-        encoded: bytes = response.SerializeToString()
-        return encoded
+        return bytes(response.SerializeToString())
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         stream = _Stream(self, call, self._streams)

@@ -24,7 +24,8 @@ READINESS = "readiness"
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 CHARTS_NAME = "inference-extension"
 """The name in the charts of gateways, for liveness and readiness of a single replica."""
-FOLLOWERS_OF_READINESS = ("", READINESS, EXT_PROC, CHARTS_NAME)
+_NAMES = (LIVENESS, "", READINESS, EXT_PROC, CHARTS_NAME)
+"""All names; all but the first follow readiness."""
 
 MAX_WATCHES = 1024
 """Watches at one time; the kubelet uses `Check`."""
@@ -38,24 +39,12 @@ class HealthService:
     """Statuses by name; not ready at first."""
 
     def __init__(self) -> None:
-        self._is_serving: dict[str, bool] = {LIVENESS: True}
+        self._is_ready = False
         self._watches: dict[_Watch, None] = {}
-        self.set_ready(False)
 
     def set_ready(self, is_ready: bool) -> None:
         """Set every name that follows readiness, and notify watches."""
-        for name in FOLLOWERS_OF_READINESS:
-            self.set_status(name, is_ready)
-
-    def set_status(self, name: str, is_serving: bool) -> None:
-        """Set one name, new or known, and notify watches.
-
-        Raises:
-            ValueError: `liveness` cannot be unset: end the process instead.
-        """
-        if name == LIVENESS and not is_serving:
-            raise ValueError("liveness is serving while the process runs")
-        self._is_serving[name] = is_serving
+        self._is_ready = is_ready
         for watch in tuple(self._watches):
             watch.refresh()
 
@@ -69,9 +58,9 @@ class HealthService:
 
     def status(self, name: str) -> int | None:
         """Return the `ServingStatus` of `name`; None for an unknown name."""
-        is_serving = self._is_serving.get(name)
-        if is_serving is None:
+        if name not in _NAMES:
             return None
+        is_serving = self._is_ready or name == LIVENESS
         return int(_Response.SERVING if is_serving else _Response.NOT_SERVING)
 
     def _check(self, message: bytes) -> bytes | None:
@@ -81,10 +70,9 @@ class HealthService:
     def _list(self, message: bytes) -> bytes | None:
         health_pb2.HealthListRequest.FromString(message)
         response = health_pb2.HealthListResponse()
-        for name in self._is_serving:
+        for name in _NAMES:
             response.statuses[name].status = self.status(name)
-        encoded: bytes = response.SerializeToString()
-        return encoded
+        return bytes(response.SerializeToString())
 
     def _watch(self, call: Call, metadata: Metadata) -> Session:
         return _Watch(call, self.status, self._watches)
@@ -162,10 +150,8 @@ class _Watch:
 
 
 def _service_name(message: bytes) -> str:
-    name: str = health_pb2.HealthCheckRequest.FromString(message).service
-    return name
+    return str(health_pb2.HealthCheckRequest.FromString(message).service)
 
 
 def _encode(status: int) -> bytes:
-    encoded: bytes = _Response(status=status).SerializeToString()
-    return encoded
+    return bytes(_Response(status=status).SerializeToString())

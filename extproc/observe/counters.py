@@ -7,13 +7,19 @@ prefix `extproc_`. Event loop only: there are no locks.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 
 from extproc.bounds import plain
+from extproc.observe.attainment import OTHER
 
-OTHER = "other"
 MAX_LABEL_CHARS = 256
 """Longest label value chosen by a client: a model's name (`openai.MAX_MODEL_BYTES`)."""
 
@@ -35,6 +41,21 @@ class CappedLabel:
                 return OTHER
             self._values.add(value)
         return value
+
+
+def labelled(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    documentation: str,
+    labels: str | tuple[str, ...],
+    values: Mapping[Any, float],
+) -> Metric:
+    """Return a family; with a tuple of labels, the keys of the values are tuples, too."""
+    names = (labels,) if isinstance(labels, str) else labels
+    family = kind(name, documentation, labels=names)
+    for value, number in values.items():
+        family.add_metric((value,) if isinstance(labels, str) else value, number)
+    return family
 
 
 class Counter:
@@ -69,10 +90,9 @@ class Counter:
 
     def family(self) -> Metric:
         """Return the family as it is now."""
-        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for labels, count in self._counts.items():
-            family.add_metric(labels, count)
-        return family
+        return labelled(
+            CounterMetricFamily, self._name, self._documentation, self._labels, self._counts
+        )
 
 
 class Histogram:

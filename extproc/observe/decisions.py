@@ -26,8 +26,7 @@ from google.protobuf.message import DecodeError
 
 from extproc.fleet.accounting import DecisionRecord
 from extproc.gen import decisions_pb2
-from extproc.observe.explanation import explain
-from extproc.observe.records import describe_result
+from extproc.observe.explanation import describe_result, explain
 from extproc.types import Rejection
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
@@ -103,10 +102,6 @@ class DecisionsService:
     def methods(self) -> tuple[Method, ...]:
         """Return Watch."""
         return (Method(METHOD, self._open, is_long_lived=True),)
-
-    def kept(self) -> Iterator[tuple[int, DecisionRecord]]:
-        """Yield the decisions that can be replayed, oldest first."""
-        return reversed(self.last(MAX_REPLAYED))
 
     def join(self, watcher: _Watcher) -> bool:
         """Add a watcher; False if there are too many."""
@@ -232,7 +227,7 @@ class _Watcher:
         """Return the sequence number to start after: the last, or that before the replayed ones."""
         wanted = [
             sequence
-            for sequence, record in self.service.kept()
+            for sequence, record in reversed(self.service.last(MAX_REPLAYED))
             if sequence > self._request.after_sequence and self.wants(record)
         ]
         first = max(0, len(wanted) - self._request.replay_last)

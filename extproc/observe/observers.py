@@ -8,7 +8,7 @@ further.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 log = logging.getLogger(__name__)
@@ -21,15 +21,14 @@ NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay", "telling")
 
 
 class Observers:
-    """Calls observers."""
+    """Calls observers.
+
+    Attributes:
+        num_errors: Calls that raised, by observer.
+    """
 
     def __init__(self) -> None:
-        self._num_errors = dict.fromkeys(NAMES, 0)
-
-    @property
-    def num_errors(self) -> Mapping[str, int]:
-        """Calls that raised, by observer."""
-        return self._num_errors
+        self.num_errors = dict.fromkeys(NAMES, 0)
 
     def call(
         self, name: str, observe: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
@@ -38,6 +37,6 @@ class Observers:
         try:
             return observe(*args, **kwargs)
         except Exception:
-            self._num_errors[name] += 1
+            self.num_errors[name] += 1
             log.exception("%s failed, requests go on", name)
             return None

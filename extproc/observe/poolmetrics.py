@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from extproc.observe.counters import labelled
 from extproc.types import EndpointView, Snapshot
 
 _AVERAGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
@@ -53,20 +54,15 @@ class PoolMetrics:
         for name, documentation, read in _AVERAGES:
             means = {pool: sum(map(read, own)) / len(own) for pool, own in known.items() if own}
             yield _gauge(name, f"{documentation}, on average", means)
-        queues = GaugeMetricFamily(
+        yield labelled(
+            GaugeMetricFamily,
             "inference_pool_per_pod_queue_size",
             "Requests waiting in the engine",
-            labels=("name", "model_server_pod"),
+            ("name", "model_server_pod"),
+            {(pool, view.name): view.num_waiting for pool, own in known.items() for view in own},
         )
-        for pool, own in known.items():
-            for view in own:
-                queues.add_metric((pool, view.name), view.num_waiting)
-        yield queues
 
 
 def _gauge(name: str, documentation: str, values: Mapping[str, float]) -> Metric:
     """Return a family with the pools' names as its label."""
-    family = GaugeMetricFamily(f"inference_pool_{name}", documentation, labels=("name",))
-    for pool, value in values.items():
-        family.add_metric((pool,), value)
-    return family
+    return labelled(GaugeMetricFamily, f"inference_pool_{name}", documentation, "name", values)

@@ -24,7 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 
 from extproc.costs import BYTES_PER_TOKEN
-from extproc.observe.counters import CappedLabel, Counter, Histogram
+from extproc.observe.counters import CappedLabel, Counter, Histogram, labelled
 from extproc.queue import Ticket
 from extproc.routing.prices import chosen_terms
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
@@ -181,7 +181,7 @@ class Telemetry:
     ) -> None:
         """Add `extproc_<name>_total`, read at each scrape; labels as `add_gauges` has them."""
         self._readings.append(
-            lambda: _labelled(CounterMetricFamily, name, documentation, label, read())
+            lambda: labelled(CounterMetricFamily, f"extproc_{name}", documentation, label, read())
         )
 
     def add_gauges(
@@ -193,7 +193,7 @@ class Telemetry:
     ) -> None:
         """Add `extproc_<name>`, read at each scrape; with several labels, values are tuples."""
         self._readings.append(
-            lambda: _labelled(GaugeMetricFamily, name, documentation, label, read())
+            lambda: labelled(GaugeMetricFamily, f"extproc_{name}", documentation, label, read())
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -325,27 +325,11 @@ def _endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
     views, now = snapshot.endpoints, snapshot.now
     for name, documentation, read in _ENDPOINT_GAUGES:
         values = {view.address: value for view in views if (value := read(view)) is not None}
-        yield _labelled(GaugeMetricFamily, name, documentation, "endpoint", values)
+        yield labelled(GaugeMetricFamily, f"extproc_{name}", documentation, "endpoint", values)
     loads = {view.address: view.num_adapter_loads for view in views}
     documentation = "Adapters that came into a GPU slot"
-    yield _labelled(CounterMetricFamily, "adapter_loads", documentation, "endpoint", loads)
+    yield labelled(CounterMetricFamily, "extproc_adapter_loads", documentation, "endpoint", loads)
     times = {view.address: view.reported_at_s for view in views}
     ages = {address: now - at_s for address, at_s in times.items() if at_s is not None}
-    documentation = "Age of the last load report"
-    yield _labelled(
-        GaugeMetricFamily, "endpoint_report_age_seconds", documentation, "endpoint", ages
-    )
-
-
-def _labelled(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    name: str,
-    documentation: str,
-    label: _Labels,
-    values: Mapping[Any, float],
-) -> Metric:
-    labels = (label,) if isinstance(label, str) else label
-    family = kind(f"extproc_{name}", documentation, labels=labels)
-    for value, number in values.items():
-        family.add_metric((value,) if isinstance(label, str) else value, number)
-    return family
+    name, documentation = "extproc_endpoint_report_age_seconds", "Age of the last load report"
+    yield labelled(GaugeMetricFamily, name, documentation, "endpoint", ages)

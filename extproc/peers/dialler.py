@@ -140,12 +140,18 @@ class PeerDialler:
 
 
 class _Link:
-    """One connection, from dialling to its end."""
+    """One connection, from dialling to its end: the `Call` of its session.
+
+    It holds `MAX_UNSENT_BYTES` at most.
+    """
 
     def __init__(self, on_hello: Callable[[str], None]) -> None:
         self.is_open = False
         self._on_hello = on_hello
-        self._outbox = _Outbox()
+        self._reason = ""
+        self._over = asyncio.Event()
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+        self._num_bytes = 0
 
     async def run(self, channel: Channel, method: str, open_session: Open) -> None:
         """Dial, and run until either end closes the link.
@@ -166,7 +172,7 @@ class _Link:
                     self.is_open = True
                     self._on_hello(router_id)
 
-                session = open_session(self._outbox, learn)
+                session = open_session(self, learn)
                 await self._exchange(stream, session)
         finally:
             if session is not None:
@@ -177,9 +183,9 @@ class _Link:
         loop = asyncio.get_running_loop()
         # The first to end ends the link; a TaskGroup would wait for the other.
         reader = loop.create_task(self._read(stream, session))
-        writer = loop.create_task(self._outbox.write_to(stream))
+        writer = loop.create_task(self._write(stream))
         # An end does not wait for the writer: the other end may never read what it sends.
-        tasks = (reader, writer, loop.create_task(self._outbox.over.wait()))
+        tasks = (reader, writer, loop.create_task(self._over.wait()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -189,24 +195,14 @@ class _Link:
         for result in results:
             if isinstance(result, Exception):
                 raise result
-        if self._outbox.reason:
-            raise StreamTerminatedError(self._outbox.reason)
+        if self._reason:
+            raise StreamTerminatedError(self._reason)
         if reader not in done:  # else `stream` itself reads the status from the other end
             await stream.cancel()
 
     async def _read(self, stream: Stream[bytes, bytes], session: Session) -> None:
         while (message := await stream.recv_message()) is not None:
             session.receive(message)
-
-
-class _Outbox:
-    """The link as a `Call` of its session; holds `MAX_UNSENT_BYTES` at most."""
-
-    def __init__(self) -> None:
-        self.reason = ""
-        self.over = asyncio.Event()
-        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
-        self._num_bytes = 0
 
     def send(self, message: bytes) -> None:
         num_bytes = self._num_bytes + len(message) + MESSAGE_BYTES
@@ -217,13 +213,13 @@ class _Outbox:
             self._messages.put_nowait(message)
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:
-        self.reason = self.reason or details
-        self.over.set()
+        self._reason = self._reason or details
+        self._over.set()
 
     def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
         """Do nothing: this transport has no budget."""
 
-    async def write_to(self, stream: Stream[bytes, bytes]) -> None:
+    async def _write(self, stream: Stream[bytes, bytes]) -> None:
         while True:
             message = await self._messages.get()
             await stream.send_message(message)

@@ -37,7 +37,7 @@ CUT_FROM_BYTES = 256 * 1024
 _MODES = {mode.value: mode for mode in BodyMode}
 
 
-class Codec:
+class Codec(Encoder):
     """Decodes messages to events, and encodes commands.
 
     Args:
@@ -62,11 +62,7 @@ class Codec:
         self._honours_subset = honours_subset
         self._headers = NEEDED_HEADERS | {session_header}
         self._model_key = model_key
-        self._encoder = Encoder(asks_for_load=asks_for_load, tells_scores=tells_scores)
-
-    def encode(self, command: m.Command) -> bytes:
-        """Encode one command, other than `End` and `WakeAt`."""
-        return self._encoder.encode(command)
+        super().__init__(asks_for_load=asks_for_load, tells_scores=tells_scores)
 
     def decode(self, message: bytes) -> m.Event:
         """Decode one message of the data plane.

@@ -21,7 +21,7 @@ from extproc.errors import ProtocolError
 from extproc.request import messages as m
 from extproc.request.codec import Codec
 from extproc.request.stream import Stream
-from extproc.wire.rpc import Call, Code, Metadata, Method, Session
+from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -120,7 +120,8 @@ class ExternalProcessor:
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         if not self.is_open():
-            return _NotReady(call)
+            call.end(Code.UNAVAILABLE, "not ready yet")
+            return NO_SESSION
         self.num_open += 1
         session = _Session(self, call, metadata)
         self._checked_at[session] = session.received_s
@@ -148,22 +149,6 @@ class ExternalProcessor:
         """Forget a closed RPC."""
         self.num_open -= 1
         self._checked_at.pop(session, None)
-
-
-class _NotReady:
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def receive(self, _message: bytes) -> None:
-        self._call.end(Code.UNAVAILABLE, "not ready yet")
-
-    def half_close(self) -> None:
-        self._call.end(Code.UNAVAILABLE, "not ready yet")
-
-    def closed(self) -> None:
-        pass
 
 
 class _Session:

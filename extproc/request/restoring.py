@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Protocol
 
 import msgspec
 
@@ -23,16 +22,6 @@ from extproc.request.passes import Place
 _ENTERED = frozenset((b"response", b"message"))
 _FIELD = b"data:"
 _LINE_END = re.compile(rb"[\r\n]")
-
-
-class Restorer(Protocol):
-    """Changes one body on its way."""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return what goes on, now that `data` has come."""
-
-    def end(self) -> bytes:
-        """Return what was kept; no more will come."""
 
 
 def restorer_of(
@@ -71,7 +60,7 @@ class JsonRestorer:
         self.is_done = False
 
     def feed(self, data: bytes) -> bytes:
-        """See `Restorer`."""
+        """Return what goes on, now that `data` has come."""
         if self.is_done:
             return data
         text, begin = self._kept + data, self._num_bytes - len(self._kept)
@@ -89,7 +78,7 @@ class JsonRestorer:
         return text[:first] + self.value + text[last:]
 
     def end(self) -> bytes:
-        """See `Restorer`."""
+        """Return what was kept; no more will come."""
         kept, self._kept, self.is_done = self._kept, b"", True
         return kept
 
@@ -125,7 +114,7 @@ class EventRestorer:
         self._follows_cr = False
 
     def feed(self, data: bytes) -> bytes:
-        """See `Restorer`."""
+        """Return what goes on, now that `data` has come."""
         parts: list[bytes] = []
         at, may_skip = 0, b"\r" not in data
         while at < len(data):
@@ -138,7 +127,7 @@ class EventRestorer:
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """See `Restorer`."""
+        """Return what was kept; no more will come."""
         return b"" if self._event is None else self._event.end()
 
     def _known_event(self, data: bytes, at: int, parts: list[bytes]) -> int:
@@ -197,6 +186,10 @@ class EventRestorer:
             self._beginning = data[name_at : at + end]
             self._new_beginning = data[name_at : at + begin] + event.value
         return new
+
+
+Restorer = JsonRestorer | EventRestorer
+"""Changes one body on its way."""
 
 
 def _is_name(token: bytes, name: str) -> bool:

@@ -115,12 +115,12 @@ class AdapterCalls:
                 session, url, self._profile, name=name, timeout_s=timeout_s
             )
         traits = self._pool.traits(action.address)
-        checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
+        problem = await self._files.check(action.path, max_rank=traits.max_lora_rank)
         state = self._pool.pod_state(action.address, now=self._clock())
         if state is not None and state.why_no_load:  # requests have come since
             return Result(Failure.UNSAFE_VERSION, state.why_no_load)
-        if checked.problem is not None:
-            return checked.problem
+        if problem is not None:
+            return problem
         loaded = await engineapi.load(
             session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
         )

@@ -39,7 +39,7 @@ from extproc.service.peeraccess import check_peers, unproven_peers
 from extproc.service.routing import make_policy
 from extproc.service.stores import check_store
 from extproc.service.traced import make_tracing
-from extproc.wire.certificates import Certificates
+from extproc.wire.tls import Certificates
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from extproc.adapters.registration import Registration, Status, Wait, WhyNot
-from extproc.adapters.stores.content import Stored
+from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.directory import Directory
-from extproc.adapters.stores.medium import Medium
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
 from extproc.adapters.tokens import Tokens, read_tokens

@@ -10,9 +10,9 @@ from extproc.config import Config
 from extproc.service.configured import max_message_bytes, tls_files
 from extproc.wire import server as wire
 from extproc.wire.budget import Budget
-from extproc.wire.certificates import Certificates
 from extproc.wire.limits import Counters, Limits
 from extproc.wire.rpc import Method
+from extproc.wire.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)

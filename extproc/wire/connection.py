@@ -13,18 +13,15 @@ from typing import Final
 
 from extproc.wire import frames, grpc
 from extproc.wire.budget import Budget
-from extproc.wire.control import ControlFrames
+from extproc.wire.control import ControlFrames, FloodMeter
 from extproc.wire.dispatch import FrameHandler
-from extproc.wire.errors import ConnectionFault, ErrorCode
-from extproc.wire.floods import FloodMeter
-from extproc.wire.flow import GivenWindows
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime, server_preface
-from extproc.wire.limits import DEFAULT_LIMITS, Counters, Limits
+from extproc.wire.limits import DEFAULT_LIMITS, ConnectionFault, Counters, ErrorCode, Limits
 from extproc.wire.opening import Opener
 from extproc.wire.outbox import Outbox
 from extproc.wire.requests import judge_request
-from extproc.wire.service import Method
+from extproc.wire.rpc import Method
 from extproc.wire.states import REMEMBERED
 from extproc.wire.streams import Streams
 
@@ -75,19 +72,17 @@ class Connection:
     ) -> None:
         self.limits = limits
         self.counters = counters if counters is not None else Counters()
-        self.counters.connections_opened += 1
         self.counters.connections_open += 1
         self.budget = budget if budget is not None else Budget()
         self.outbox = Outbox(on_output_ready, self.budget)
         streams = Streams(self.outbox, limits, self.counters, self.budget, on_session_error)
         reader = HeaderReader(lambda fields: judge_request(fields, methods), limits, self.counters)
         self.streams = streams
-        self.windows = GivenWindows(limits, streams)
         self._floods = floods = FloodMeter(limits, self.outbox, now)
         self._lifetime = lifetime = Lifetime(streams, now)
         self._opener = Opener(streams, reader, lifetime, floods)
         control = ControlFrames(streams, reader, lifetime, floods)
-        self._handler = FrameHandler(streams, self.windows, reader, floods, control, self._opener)
+        self._handler = FrameHandler(streams, reader, floods, control, self._opener)
         self.is_failed = self._is_lost = False
         self._unread = bytearray()
         self._preface_left = frames.PREFACE
@@ -207,7 +202,7 @@ class Connection:
                         if stream.is_half_closed:
                             streams.end_request(stream)
                         else:
-                            self.windows.count_for(stream, length)
+                            streams.count_data_of(stream, length)
                     continue
             elif kind == frames.HEADERS:
                 units_left -= length // _HEADER_BYTES_PER_UNIT
@@ -229,7 +224,7 @@ class Connection:
             handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
             if kind == frames.SETTINGS:
                 units_left = 0  # it may have changed the windows of all open streams
-        self.windows.count(taken_bytes)
+        streams.count_data(taken_bytes)
         if units_left <= 0:
             return position
         self._unread += data[position:]
@@ -254,14 +249,6 @@ class Connection:
         """Ask the peer to reconnect elsewhere, without losing a call."""
         if not self.is_failed:
             self._lifetime.start_drain(now=now)
-
-    def pause_sending(self) -> None:
-        """Stop sending DATA while the socket is full; reading continues."""
-        self.outbox.pause()
-
-    def resume_sending(self) -> None:
-        """Continue when the socket has room again."""
-        self.outbox.resume()
 
     def data_to_send(self) -> bytes:
         """Return all bytes to write now."""

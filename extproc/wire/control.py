@@ -10,16 +10,63 @@ from dataclasses import dataclass
 from typing import Final
 
 from extproc.wire import frames
-from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.wire.floods import ANSWERED_COST, SETTINGS_COST, FloodMeter
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime
+from extproc.wire.limits import Abuse, ConnectionFault, ErrorCode, Limits, StreamFault
+from extproc.wire.outbox import Outbox
 from extproc.wire.states import Scope
 from extproc.wire.streams import Streams
 
 _PING_BYTES: Final = 8
-_PRIORITY_BYTES: Final = 5
-_ID_MASK: Final = 0x7FFFFFFF
+PRIORITY_BYTES: Final = 5
+SETTINGS_COST = 200
+"""One costs a response (CVE-2019-9515), and a look at the windows of streams."""
+ANSWERED_COST = 2
+"""PING (CVE-2019-9512), DATA without content (CVE-2019-9518) and WINDOW_UPDATE."""
+UPDATES_PER_DATA_FRAME = 10
+"""WINDOW_UPDATEs that cost nothing, for each DATA frame that we sent: one for the stream and one
+for the connection is common, some clients send smaller steps."""
+
+
+class FloodMeter:
+    """Counts what one connection has spent of `max_control_frames` in `flood_window_s`: the budget
+    for frames that carry no request, which cost us more than the peer.
+    """
+
+    __slots__ = ("_limit", "_num_sent", "_num_updates", "_outbox", "_spent", "_window_s", "end_s")
+
+    def __init__(self, limits: Limits, outbox: Outbox, now: float) -> None:
+        self._limit, self._window_s = limits.max_control_frames, limits.flood_window_s
+        self._outbox = outbox
+        self._spent = self._num_updates = self._num_sent = 0
+        # The end of the window; checked by `Connection` before each read.
+        self.end_s = now + limits.flood_window_s
+
+    def restart(self, now: float) -> None:
+        """Begin a new window of time."""
+        self.end_s = now + self._window_s
+        self._spent = self._num_updates = 0
+        self._num_sent = self._outbox.data_frames
+
+    def count(self, cost: int = 1) -> None:
+        """Count a frame.
+
+        Raises:
+            ConnectionFault: Too many.
+        """
+        self._spent += cost
+        if self._spent > self._limit:
+            abuse = Abuse.FRAME_FLOOD
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, abuse, abuse)
+
+    def count_update(self) -> None:
+        """Count a WINDOW_UPDATE; raise as `count` does."""
+        self._num_updates += 1
+        num_sent = self._outbox.data_frames - self._num_sent
+        if self._num_updates > UPDATES_PER_DATA_FRAME * num_sent:
+            self.count(ANSWERED_COST)
+
+
 # Number of open streams with changed windows for which SETTINGS counts once more.
 _STREAMS_PER_COUNT: Final = 4096
 
@@ -103,12 +150,12 @@ class ControlFrames:
         self.floods.count(ANSWERED_COST)
         self.streams.outbox.put(0, frames.ping(payload, is_ack=True))
 
-    def on_window_update(self, stream_id: int, payload: bytes) -> None:
+    def on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
         """9113 6.9."""
         if len(payload) != frames.U32.size:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of WINDOW_UPDATE")
         self.floods.count_update()
-        increment = frames.U32.unpack(payload)[0] & _ID_MASK
+        increment = frames.U32.unpack(payload)[0] & frames.LARGEST_STREAM_ID
         if stream_id == 0:
             # 9113 6.9: an increment of 0 on the connection is a connection error.
             if not increment:
@@ -128,7 +175,7 @@ class ControlFrames:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
         self.streams.outbox.pump()
 
-    def on_rst_stream(self, stream_id: int, payload: bytes) -> None:
+    def on_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
         """9113 6.4."""
         streams = self.streams
         if stream_id == 0:
@@ -146,24 +193,35 @@ class ControlFrames:
         elif not streams.may_be_late():
             self.floods.count()
 
-    def on_priority(self, stream_id: int, payload: bytes) -> None:
+    def on_priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
         """9113 5.3.2 deprecates the scheme; 6.3 keeps its checks, and 7540 5.3.1 its own."""
         if stream_id == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
         self.floods.count()
         # 9113 6.3: "A PRIORITY frame with a length other than 5 octets MUST be treated as a stream
         # error of type FRAME_SIZE_ERROR."
-        if len(payload) != _PRIORITY_BYTES:
+        if len(payload) != PRIORITY_BYTES:
             raise StreamFault(ErrorCode.FRAME_SIZE_ERROR, "length of PRIORITY")
         if depends_on_itself(stream_id, payload):
             raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
 
-    def on_goaway(self, stream_id: int, payload: bytes) -> None:
+    def on_goaway(self, _flags: int, stream_id: int, payload: bytes) -> None:
         """9113 6.8: the peer opens no new streams; there is nothing to do."""
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of GOAWAY")
+
+
+HANDLERS: Final = {
+    frames.SETTINGS: ControlFrames.on_settings,
+    frames.PING: ControlFrames.on_ping,
+    frames.WINDOW_UPDATE: ControlFrames.on_window_update,
+    frames.RST_STREAM: ControlFrames.on_rst_stream,
+    frames.PRIORITY: ControlFrames.on_priority,
+    frames.GOAWAY: ControlFrames.on_goaway,
+}
+"""Of each type of these frames: given its flags, its stream and its payload."""
 
 
 def _check_window(initial_bytes: int) -> int:
@@ -175,5 +233,4 @@ def _check_window(initial_bytes: int) -> int:
 
 def depends_on_itself(stream_id: int, fields: bytes) -> bool:
     """7540 5.3.1: "A stream cannot depend on itself", a stream error of type PROTOCOL_ERROR."""
-    dependency: int = frames.U32.unpack_from(fields)[0]
-    return dependency & _ID_MASK == stream_id
+    return bool(frames.U32.unpack_from(fields)[0] & frames.LARGEST_STREAM_ID == stream_id)

@@ -8,20 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from extproc.wire import frames, messages
-from extproc.wire.control import ControlFrames, depends_on_itself
-from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.wire.floods import ANSWERED_COST, FloodMeter
-from extproc.wire.flow import GivenWindows
+from extproc.wire import frames, grpc
+from extproc.wire.control import (
+    ANSWERED_COST,
+    HANDLERS,
+    PRIORITY_BYTES,
+    ControlFrames,
+    FloodMeter,
+    depends_on_itself,
+)
 from extproc.wire.headers import TOO_LARGE, HeaderReader
-from extproc.wire.limits import Abuse
+from extproc.wire.limits import Abuse, ConnectionFault, ErrorCode, StreamFault
 from extproc.wire.opening import Opener
 from extproc.wire.requests import judge_trailers
+from extproc.wire.rpc import Code
 from extproc.wire.states import Scope, State
 from extproc.wire.stream import WireStream
 from extproc.wire.streams import Streams
 
-_PRIORITY_FIELDS_BYTES: Final = 5
+# Shorter than any message with its prefix.
+_REFUSED: Final = 0
 # A flag of our own for HEADERS whose priority fields name its own stream.
 _SELF_DEPENDENT: Final = 0x100
 
@@ -47,7 +53,6 @@ class FrameHandler:
     """
 
     streams: Streams
-    windows: GivenWindows
     reader: HeaderReader
     floods: FloodMeter
     control: ControlFrames
@@ -71,25 +76,16 @@ class FrameHandler:
 
     def handle(self, kind: int, flags: int, stream_id: int, payload: bytes, now: float) -> None:
         """Handle any frame; `stream_id` is without its reserved bit (9113 4.1: ignored)."""
+        handler = HANDLERS.get(kind)
         try:
-            if kind == frames.DATA:
+            if handler is not None:
+                handler(self.control, flags, stream_id, payload)
+            elif kind == frames.DATA:
                 self._on_data(flags, stream_id, payload, now)
             elif kind == frames.HEADERS:
                 self._on_headers(flags, stream_id, payload, now)
             elif kind == frames.CONTINUATION:
                 self._on_continuation(flags, payload, now)
-            elif kind == frames.RST_STREAM:
-                self.control.on_rst_stream(stream_id, payload)
-            elif kind == frames.WINDOW_UPDATE:
-                self.control.on_window_update(stream_id, payload)
-            elif kind == frames.SETTINGS:
-                self.control.on_settings(flags, stream_id, payload)
-            elif kind == frames.PING:
-                self.control.on_ping(flags, stream_id, payload)
-            elif kind == frames.PRIORITY:
-                self.control.on_priority(stream_id, payload)
-            elif kind == frames.GOAWAY:
-                self.control.on_goaway(stream_id, payload)
             elif kind == frames.PUSH_PROMISE:
                 # 9113 8.4: "A client cannot push. Thus, servers MUST treat the receipt of a
                 # PUSH_PROMISE frame as a connection error of type PROTOCOL_ERROR."
@@ -128,12 +124,12 @@ class FrameHandler:
         if stream.content_left is not None:
             stream.content_left -= len(content)
             _check_content_length(stream, has_ended=has_ended)
-        messages.handle_content(streams, stream, content, now=now)
+        handle_content(streams, stream, content, now=now)
         if has_ended:
             streams.end_request(stream)
         elif not stream.is_ended:
             # 9113 6.9.1: padding counts too.
-            self.windows.count_for(stream, len(payload))
+            streams.count_data_of(stream, len(payload))
 
     # ---- HEADERS and CONTINUATION
 
@@ -144,11 +140,11 @@ class FrameHandler:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS on an even identifier")
         block = _strip_padding(flags, payload)
         if flags & frames.PRIORITY_FLAG:
-            if len(block) < _PRIORITY_FIELDS_BYTES:
+            if len(block) < PRIORITY_BYTES:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "no room for priority fields")
             if depends_on_itself(stream_id, block):
                 flags |= _SELF_DEPENDENT
-            block = block[_PRIORITY_FIELDS_BYTES:]
+            block = block[PRIORITY_BYTES:]
         if flags & frames.END_HEADERS:
             self._on_block(flags, stream_id, block, now)
             return
@@ -227,3 +223,77 @@ def _strip_padding(flags: int, payload: bytes) -> bytes:
     if payload[0] >= len(payload):
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding as long as the payload")
     return payload[1 : len(payload) - payload[0]]
+
+
+def handle_content(streams: Streams, stream: WireStream, content: bytes, *, now: float) -> None:
+    """Handle content of a stream: deliver complete messages, keep the rest, however the peer splits
+    them (gRPC "Data Frames": "implementations should make no assumptions about their alignment").
+
+    The most common frame, with exactly one message, is delivered by `Connection` itself.
+    """
+    start, stop = 0, len(content)
+    while start < stop and not stream.is_ended:
+        if stream.partial is None:
+            prefix = content[start : start + grpc.PREFIX_BYTES]
+            size = _announced_bytes(streams, stream, prefix)
+            if size == _REFUSED:
+                return
+            if size is not None and start + size <= stop:
+                message = content[start + grpc.PREFIX_BYTES : start + size]
+                streams.deliver(stream, message)
+                start += size
+                continue
+            stream.partial = bytearray()
+            streams.partial_since_s[stream.id] = now
+        start = _grow(streams, stream, stream.partial, content, start)
+
+
+def _grow(
+    streams: Streams, stream: WireStream, partial: bytearray, content: bytes, start: int
+) -> int:
+    """Extend an incomplete message; return the position after the part of `content` used."""
+    size = _announced_bytes(streams, stream, partial[: grpc.PREFIX_BYTES])
+    wanted = (size or grpc.PREFIX_BYTES) - len(partial)
+    added = memoryview(content)[start : start + wanted]
+    partial += added
+    streams.budget.add(stream, len(added))
+    if size is None:
+        size = _announced_bytes(streams, stream, partial)
+    if len(partial) == size:
+        message = bytes(memoryview(partial)[grpc.PREFIX_BYTES :])
+        streams.forget_partial(stream)
+        partial.clear()  # callers still have it, and the message is a copy
+        streams.budget.add(stream, -size)
+        streams.deliver(stream, message)
+    return start + len(added)
+
+
+def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes | bytearray) -> int | None:
+    """Return the length of a message and its prefix; None if the prefix is incomplete.
+
+    If the message is compressed or too long, end the stream and return `_REFUSED`.
+    """
+    if len(prefix) < grpc.PREFIX_BYTES:
+        return None
+    if prefix[0]:
+        _refuse_compressed(stream, prefix[0])
+        return _REFUSED
+    size: int = frames.U32.unpack_from(prefix, 1)[0]
+    if size > streams.limits.max_message_bytes:
+        streams.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
+        stream.end(Code.RESOURCE_EXHAUSTED, f"message of {size} bytes exceeds the limit")
+        return _REFUSED
+    return grpc.PREFIX_BYTES + size
+
+
+def _refuse_compressed(stream: WireStream, flag: int) -> None:
+    if flag != 1:
+        stream.end(Code.INTERNAL, f"compressed flag is {flag}")
+    elif stream.encoding == grpc.IDENTITY:
+        # gRPC: "If the Message-Encoding header is omitted then the Compressed-Flag must be 0."
+        stream.end(Code.INTERNAL, "compressed message without grpc-encoding")
+    else:
+        # gRPC doc/compression.md: UNIMPLEMENTED, and grpc-accept-encoding lists what is supported.
+        details = f"grpc-encoding {stream.encoding} is not supported"
+        accepted = grpc.literal(b"grpc-accept-encoding", grpc.IDENTITY.encode())
+        stream.end_with(grpc.trailer_block(Code.UNIMPLEMENTED, details) + accepted)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import hpack
 
 from extproc.wire import frames
-from extproc.wire.service import Code
+from extproc.wire.rpc import Code
 
 IDENTITY: Final = "identity"
 PREFIX_BYTES: Final = 5

@@ -23,10 +23,9 @@ from typing import Final, Generic, TypeVar
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
-from extproc.wire.errors import ConnectionFault, ErrorCode
-from extproc.wire.limits import Abuse, Counters, Limits
+from extproc.wire.limits import Abuse, ConnectionFault, Counters, ErrorCode, Limits
 from extproc.wire.requests import Field, Request
-from extproc.wire.service import Code
+from extproc.wire.rpc import Code
 
 V = TypeVar("V")
 
@@ -134,7 +133,6 @@ class HeaderReader:
             ConnectionFault: The block cannot be decoded, or is too large while others depend on
                 it: the decoder's state is lost, and so is the connection.
         """
-        self._counters.header_blocks_decoded += 1
         try:
             return self._read_request(block)
         except ConnectionFault as fault:

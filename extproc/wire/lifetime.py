@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from extproc.wire import frames
-from extproc.wire.errors import ConnectionFault, ErrorCode
-from extproc.wire.limits import Abuse, Limits
-from extproc.wire.service import Code
+from extproc.wire.limits import Abuse, ConnectionFault, ErrorCode, Limits
+from extproc.wire.rpc import Code
 from extproc.wire.streams import Streams
 
 _KEEPALIVE_PING: Final = b"extproc\x00"

@@ -1,4 +1,7 @@
-"""Limits on the resources of a peer, and the counters.
+"""Limits on the resources of a peer, the counters, and the errors of a connection or a stream.
+
+Both exceptions stay inside this package: `Connection.receive_pass` turns them into GOAWAY or
+RST_STREAM.
 
 Every limit has a default that a real Envoy never reaches, and a name in `Abuse` under which its
 violations are counted. The memory of one connection is at most
@@ -9,9 +12,45 @@ share of the one budget for bodies (`extproc.wire.budget`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
+from extproc.errors import ExtprocError
 from extproc.wire.budget import GRANT_BYTES
+
+
+class ErrorCode(IntEnum):
+    """Error codes of RST_STREAM and GOAWAY in use (9113 7)."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    FLOW_CONTROL_ERROR = 0x3
+    SETTINGS_TIMEOUT = 0x4
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    ENHANCE_YOUR_CALM = 0xB
+
+
+class ConnectionFault(ExtprocError):
+    """A connection error (9113 5.4.1): GOAWAY with `code`, then close.
+
+    `abuse` is the limit that was exceeded, if one was.
+    """
+
+    def __init__(self, code: ErrorCode, reason: str, abuse: Abuse | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.abuse = abuse
+
+
+class StreamFault(ExtprocError):
+    """A stream error (9113 5.4.2): RST_STREAM with `code`; other streams are not affected."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Abuse(StrEnum):
@@ -54,11 +93,11 @@ class Limits:
         max_header_list_bytes: Uncompressed header list (9113 6.5.2); bounds an HPACK bomb.
         max_continuation_frames: CONTINUATION frames of one header block (CVE-2024-27316).
         max_control_frames: What frames without a request cost per window, at their costs in
-            `wire.floods`: SETTINGS, PING, DATA without content or end, WINDOW_UPDATE beyond ten for
-            each DATA frame that we sent; PRIORITY, unknown types and frames for closed streams, but
-            for DATA that may cross our end and one reset for each stream; and streams that the peer
-            made us reset (CVE-2025-8671). Its own resets (CVE-2023-44487) have no limit: they free
-            all, and cost less than an answer.
+            `wire.control`: SETTINGS, PING, DATA without content or end, WINDOW_UPDATE beyond ten
+            for each DATA frame that we sent; PRIORITY, unknown types and frames for closed streams,
+            but for DATA that may cross our end and one reset for each stream; and streams that the
+            peer made us reset (CVE-2025-8671). Its own resets (CVE-2023-44487) have no limit: they
+            free all, and cost less than an answer.
         flood_window_s: Duration of the window for that budget.
         stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE: the data that a stream may send
             without room in the budget. Nearly every prompt fits, and thousands of streams are safe.
@@ -114,11 +153,9 @@ class Counters:
         streams_refused: Refused by a limit, with REFUSED_STREAM; not in `streams_opened`.
         session_errors: Exceptions of sessions.
         header_blocks_cached: Header blocks found in the cache.
-        header_blocks_decoded: Header blocks that had to be decoded.
         abuse: Violations of each limit.
     """
 
-    connections_opened: int = 0
     connections_open: int = 0
     connection_faults: int = 0
     streams_opened: int = 0
@@ -130,5 +167,4 @@ class Counters:
     streams_refused: int = 0
     session_errors: int = 0
     header_blocks_cached: int = 0
-    header_blocks_decoded: int = 0
     abuse: dict[Abuse, int] = field(default_factory=lambda: dict.fromkeys(Abuse, 0))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from extproc.wire import frames, grpc
-from extproc.wire.errors import ErrorCode
-from extproc.wire.floods import FloodMeter
+from extproc.wire.control import FloodMeter
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime
-from extproc.wire.limits import Abuse
+from extproc.wire.limits import Abuse, ErrorCode
 from extproc.wire.requests import Request
-from extproc.wire.service import Code
+from extproc.wire.rpc import Code
 from extproc.wire.stream import WireStream
 from extproc.wire.streams import Streams
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from extproc.wire import frames
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ConnectionFault, ErrorCode
+from extproc.wire.limits import ConnectionFault, ErrorCode
 
 SHARED_BYTES: Final = 16 * 1024
 """Of a message from which on it is not copied to wait for a window."""
@@ -208,7 +208,7 @@ class Outbox:
             self._held_window_bytes += increment_bytes
 
     def pause(self) -> None:
-        """Stop DATA while the socket is full; control frames are still sent."""
+        """Stop DATA while the socket is full; control frames are sent, and reading goes on."""
         if self._held_window_bytes is None:
             self._held_window_bytes, self.window_bytes = self.window_bytes, 0
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from extproc.wire import grpc
-from extproc.wire.service import Code, Method
+from extproc.wire.rpc import Code, Method
 
 # 9113 8.2.2: "An endpoint MUST NOT generate an HTTP/2 message containing connection-specific header
 # fields"; a message with one is malformed.

@@ -1,5 +1,100 @@
-"""The contract of the gRPC services, by the name that services use: it belongs to no transport."""
+"""The contract between a gRPC service and the transport that carries it.
 
-from extproc.wire.service import NO_SESSION, Call, Code, Metadata, Method, Session
+It belongs to no transport. A transport knows HTTP/2 and message framing; a service knows messages.
+Between them are bytes and a few calls, all synchronous: the pass from a message to its responses
+has no `await` in it, so any transport that delivers bytes can carry every service, and both can be
+tested alone.
+"""
 
-__all__ = ["NO_SESSION", "Call", "Code", "Metadata", "Method", "Session"]
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Protocol
+
+
+class Code(IntEnum):
+    """gRPC status codes in use (grpc.io/docs/guides/status-codes)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+class Call(Protocol):
+    """The transport's side of one RPC: the way back to the peer."""
+
+    def send(self, message: bytes) -> None:
+        """Queue one message. Ignored after `end` and after the peer has disconnected."""
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        """End the RPC after all queued messages. Later calls are ignored."""
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        """Set how many bytes of this RPC's messages the service keeps from now on.
+
+        `is_whole`: it will keep no more of them, so other RPCs are given up first. The end of the
+        RPC releases everything.
+        """
+
+
+class Session(Protocol):
+    """The service's side of one RPC.
+
+    A session that calls `hold` also has a method `give_up()`, called when there is no memory for
+    what it holds: it responds and ends the RPC, or the RPC ends with RESOURCE_EXHAUSTED.
+    """
+
+    def receive(self, message: bytes) -> None:
+        """Handle one message from the peer."""
+
+    def half_close(self) -> None:
+        """Handle the end of the peer's messages."""
+
+    def closed(self) -> None:
+        """Handle the end of the RPC, whoever ended it. Called exactly once, last."""
+
+
+Metadata = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC method of a service.
+
+    Attributes:
+        path: `/package.Service/Method`.
+        open: Called when an RPC begins; returns its session.
+        is_long_lived: Streams that outlive requests (access log, discovery, watch) end with
+            UNAVAILABLE when the server drains, so that the peer reconnects elsewhere.
+    """
+
+    path: str
+    open: Callable[[Call, Metadata], Session]
+    is_long_lived: bool = False
+
+
+class _NoSession:
+    """A session that does nothing.
+
+    That of a refused or closed call, or of a method that has returned none yet, or failed to.
+    """
+
+    def receive(self, message: bytes) -> None: ...
+
+    def half_close(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+NO_SESSION: Final[Session] = _NoSession()

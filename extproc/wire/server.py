@@ -142,11 +142,11 @@ class _Wire(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self.connection is not None:
-            self.connection.pause_sending()
+            self.connection.outbox.pause()
 
     def resume_writing(self) -> None:
         if self.connection is not None:
-            self.connection.resume_sending()
+            self.connection.outbox.resume()
             self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Final
 
 from extproc.wire import frames
-from extproc.wire.errors import ErrorCode
+from extproc.wire.limits import ErrorCode
 
 
 class State(Enum):

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 from extproc.wire import frames, grpc
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ErrorCode
+from extproc.wire.limits import ErrorCode
 from extproc.wire.outbox import Outbox, Unsent
 from extproc.wire.requests import Request
-from extproc.wire.service import NO_SESSION, Code, Session
+from extproc.wire.rpc import NO_SESSION, Code, Session
 
 _NO_ERROR: Final = int(ErrorCode.NO_ERROR)
 # 7541 6.3: "Dynamic Table Size Update" to 0. Our encoder never indexes; it says so once.

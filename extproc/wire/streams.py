@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from extproc.wire import frames
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ConnectionFault, ErrorCode, StreamFault
-from extproc.wire.limits import Abuse, Counters, Limits
+from extproc.wire.limits import Abuse, ConnectionFault, Counters, ErrorCode, Limits, StreamFault
 from extproc.wire.outbox import Outbox
-from extproc.wire.service import NO_SESSION, Code
+from extproc.wire.rpc import NO_SESSION, Code
 from extproc.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
 from extproc.wire.stream import WireStream
 
@@ -43,6 +42,7 @@ class Streams:
     deadlines_s: dict[int, float] = field(default_factory=dict)
     _finished: list[WireStream] = field(default_factory=list)
     _late_resets: int = 0
+    _unacknowledged_bytes: int = 0
 
     def state(self, stream_id: int) -> State:
         """Return the state of a client-initiated stream (9113 5.1)."""
@@ -91,6 +91,39 @@ class Streams:
         """
         self._late_resets += 1
         return self._late_resets <= (self.last_id + 1) >> 1
+
+    # ---- the windows that we grant (9113 6.9); those of the peer for us are in `outbox`
+    #
+    # They are replenished half a window at a time: a connection's as bytes arrive, so that waiting
+    # streams cannot use it up and starve the others, a stream's as the budget for bodies has room.
+    # Before our settings arrive, and if they are smaller, the default counts (9113 6.9.2).
+
+    def count_data(self, size_bytes: int) -> None:
+        """Count the DATA of a read.
+
+        Raises:
+            ConnectionFault: More than the window (9113 6.9.1).
+        """
+        self._unacknowledged_bytes += size_bytes
+        window_bytes = self.limits.connection_window_bytes
+        if self._unacknowledged_bytes < window_bytes >> 1:
+            return
+        if self._unacknowledged_bytes > max(window_bytes, frames.DEFAULT_WINDOW_BYTES):
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        self.outbox.put(0, frames.window_update(0, self._unacknowledged_bytes))
+        self._unacknowledged_bytes = 0
+
+    def count_data_of(self, stream: WireStream, size_bytes: int) -> None:
+        """Count one DATA frame of an open stream; reset the stream beyond its window."""
+        stream.unacknowledged_bytes += size_bytes
+        window_bytes = self.limits.stream_window_bytes
+        if stream.unacknowledged_bytes < window_bytes >> 1:
+            return
+        if stream.unacknowledged_bytes > max(window_bytes, frames.DEFAULT_WINDOW_BYTES):
+            # 9113 6.9.1: a stream error of type FLOW_CONTROL_ERROR.
+            self.reset(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
+        elif self.budget.may_grow(stream):
+            stream.grant()
 
     # ---- calls of sessions
 

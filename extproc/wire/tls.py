@@ -1,15 +1,80 @@
-"""TLS for the listener of grpcio, and for our calls to pods."""
+"""TLS from files: of our listeners, of our calls to pods, and a certificate of our own making.
+
+Kubernetes rotates a mounted secret by swapping files; new connections then get the new certificate
+without a restart. Open connections are not affected.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import logging
+import os
 import ssl
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from extproc.files.reading import check_readable, read_bytes, read_stamp
+from extproc.errors import needs_extra
+from extproc.files.reading import check_readable, load_key_pair, read_bytes, read_stamp
 
 if TYPE_CHECKING:
     import grpc
+
+log = logging.getLogger(__name__)
+
+LIFETIME = dt.timedelta(days=3650)
+"""Longer than any process runs; each start makes a new certificate."""
+CLOCK_SKEW = dt.timedelta(hours=1)
+"""Tolerance for gateways whose clock is behind."""
+
+
+class Certificates:
+    """Server certificate, key and, for mutual TLS, the authority of the clients, from files.
+
+    Attributes:
+        context: Offers HTTP/2 only, by ALPN (9113 3.2), and TLS 1.2 at least (9113 9.2).
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+        self._files = certificate, key, client_ca
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # 9113 9.2.1: compression and renegotiation MUST be disabled.
+        self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        self.context.set_alpn_protocols(["h2"])
+        if client_ca is not None:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+        self._load(self.context)
+        self._stamp = read_stamp(*self._files)
+        self._trouble = ""
+
+    def reload_if_changed(self) -> bool:
+        """Load the files again, for new connections, if one has changed; return whether they were
+        loaded.
+
+        Files that do not match (half of a rotation) change nothing; the next call tries again. A
+        new client authority is added to the former ones, which stay trusted until a restart.
+        """
+        try:
+            stamp = read_stamp(*self._files)
+            if stamp == self._stamp:
+                return False
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
+        except (OSError, ssl.SSLError) as error:
+            if str(error) != self._trouble:
+                log.warning("certificates not reloaded: %s", error)
+            self._trouble = str(error)
+            return False
+        self._stamp, self._trouble = stamp, ""
+        return True
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        certificate, key, client_ca = self._files
+        check_readable(*self._files)
+        load_key_pair(context, certificate, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
 
 
 def server_credentials(
@@ -67,3 +132,51 @@ def client_context(ca_file: Path | None, *, verify: bool) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
+    """Make a self-signed certificate for `localhost`, for gateways that want TLS to the router and
+    accept any certificate; return the paths of it and of its key, PEM files.
+
+    Where the system has in-memory files, both files are such: the key never touches a disk, and a
+    read-only root file system is enough.
+
+    Raises:
+        ImportError: The package `cryptography` is missing; the message says how to get it.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise ImportError(needs_extra("a self-signed certificate", "kubernetes", error)) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "extproc")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem_key = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    return _file("extproc-tls.crt", pem), _file("extproc-tls.key", pem_key)
+
+
+def _file(name: str, content: bytes) -> Path:
+    """Make a file that disappears with this process, or a private one if there is no such kind."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(name)
+        os.write(descriptor, content)
+        return Path(f"/proc/self/fd/{descriptor}")
+    path = Path(tempfile.mkdtemp(prefix="extproc-")) / name
+    path.write_bytes(content)
+    return path

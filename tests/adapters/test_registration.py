@@ -15,10 +15,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from extproc.adapters.declared import Declaration
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
-from extproc.adapters.stores.content import Put, Stored
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
 from extproc.adapters.tokens import Tokens
@@ -62,18 +60,15 @@ class Answer:
         return self.headers["ETag"]
 
 
-class Broken:
-    """Declarations that cannot be written."""
+class Breakable(Sqlite):
+    """A database that cannot be used while there is an error."""
 
-    def __init__(self, error: StoreError) -> None:
-        self.entries: Mapping[str, Stored] = {}
-        self._error = error
+    error: StoreError | None = None
 
-    async def put(self, declaration: Declaration, *, if_match: str | None = None) -> Put:
-        raise self._error
-
-    async def delete(self, name: str, *, if_match: str | None = None) -> bool:
-        raise self._error
+    async def get(self, name: str) -> bytes | None:
+        if self.error is not None:
+            raise self.error
+        return await super().get(name)
 
 
 class Port:
@@ -83,7 +78,7 @@ class Port:
         self,
         folder: Path,
         *,
-        broken: Broken | None = None,
+        error: StoreError | None = None,
         limits: HttpLimits = DEFAULT_HTTP_LIMITS,
         has_token_file: bool = True,
     ) -> None:
@@ -97,9 +92,11 @@ class Port:
         contents = folder / "store"
         contents.mkdir()
         database = contents / "adapters.db"
-        self.store = Store(Sqlite(database, interval_s=1, clock=lambda: self.now))
+        medium = Breakable(database, interval_s=1, clock=lambda: self.now)
+        medium.error = error
+        self.store = Store(medium)
         registration = Registration(
-            broken or self.store,
+            self.store,
             Tokens(
                 self.token_file,
                 max_per_s=10,
@@ -371,7 +368,7 @@ async def test_a_body_over_the_limit_is_413(port: Port) -> None:
 async def test_a_store_that_takes_nothing_is_503_or_507(
     tmp_path: Path, error: StoreError, status: int, code: str
 ) -> None:
-    async with started(Port(tmp_path, broken=Broken(error))) as port:
+    async with started(Port(tmp_path, error=error)) as port:
         answers = [await port.post(A), await port.ask("DELETE", "/v1/adapters/org/a")]
 
     assert [(each.status, each.code) for each in answers] == [(status, code)] * 2

@@ -76,20 +76,9 @@ def addresses_of(response: discovery_pb2.DiscoveryResponse) -> list[str]:
 def test_silent_until_discovery_has_synced() -> None:
     service = EdsService()
     client = Client(service)
-    service.set_endpoints(None)
     assert client.call.sent == []
 
     service.set_endpoints([A])
-
-    assert client.addresses() == [[A.address]]
-
-
-def test_an_unknown_set_leaves_the_cluster_as_it_is() -> None:
-    service = EdsService()
-    service.set_endpoints([A])
-    client = Client(service)
-    client.ack()
-    service.set_endpoints(None)
 
     assert client.addresses() == [[A.address]]
 

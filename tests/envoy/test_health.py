@@ -49,11 +49,6 @@ def test_liveness_does_not_follow_readiness() -> None:
     assert statuses(ask(service, "Check", LIVENESS)[0]) == [SERVING]
 
 
-def test_liveness_cannot_be_unset() -> None:
-    with pytest.raises(ValueError, match="liveness"):
-        HealthService().set_status(LIVENESS, False)
-
-
 def test_check_of_an_unknown_name_is_not_found() -> None:
     call, _ = ask(HealthService(), "Check", "nobody")
 
@@ -83,19 +78,18 @@ def test_watch_sends_changes_only() -> None:
     service.set_ready(False)
     service.set_ready(True)
     service.set_ready(True)
-    service.set_status("another", True)
     service.set_ready(False)
 
     assert statuses(call) == [NOT_SERVING, SERVING, NOT_SERVING]
     assert call.ended is None
 
 
-def test_watch_of_an_unknown_name_stays_open_until_it_is_known() -> None:
+def test_watch_of_an_unknown_name_stays_open() -> None:
     service = HealthService()
-    call, _ = ask(service, "Watch", "later")
-    service.set_status("later", True)
+    call, _ = ask(service, "Watch", "nobody")
+    service.set_ready(True)
 
-    assert statuses(call) == [SERVICE_UNKNOWN, SERVING]
+    assert statuses(call) == [SERVICE_UNKNOWN]
     assert call.ended is None
 
 

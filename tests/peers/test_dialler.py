@@ -21,9 +21,9 @@ from extproc.peers.links import Links
 from extproc.peers.relay import Relay
 from extproc.peers.service import METHOD, PeersService
 from extproc.wire import server as wire
-from extproc.wire.certificates import Certificates
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Session
+from extproc.wire.tls import Certificates
 from tests.wire.pki import Pki
 
 PATIENCE_S = 60.0

@@ -16,8 +16,7 @@ from hyperframe import frame as hf
 
 from extproc.wire import Call, Connection, Counters, Limits, Method, frames
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ErrorCode
-from extproc.wire.limits import DEFAULT_LIMITS
+from extproc.wire.limits import DEFAULT_LIMITS, ErrorCode
 
 F = TypeVar("F", bound=hf.Frame)
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from extproc.wire import Abuse, Counters, Limits, frames
-from extproc.wire.errors import ErrorCode
-from extproc.wire.floods import ANSWERED_COST, SETTINGS_COST
+from extproc.wire.control import ANSWERED_COST, SETTINGS_COST
+from extproc.wire.limits import ErrorCode
 from extproc.wire.outbox import Outbox
 from extproc.wire.stream import WireStream
 from tests.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from extproc.wire.certificates import Certificates
+from extproc.wire.tls import Certificates
 from tests.wire.pki import Pki
 
 

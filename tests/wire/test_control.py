@@ -6,7 +6,7 @@ import pytest
 from hyperframe import frame as hf
 
 from extproc.wire import Abuse, Limits, frames
-from extproc.wire.errors import ErrorCode
+from extproc.wire.limits import ErrorCode
 from tests.wire.peer import WATCH, Peer, message, raw, request
 
 DRAIN_S = Limits().keepalive_timeout_s

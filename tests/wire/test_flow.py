@@ -9,8 +9,8 @@ from hyperframe import frame as hf
 
 from extproc.wire import Abuse, Counters, Limits, frames
 from extproc.wire.budget import Budget
-from extproc.wire.errors import ErrorCode
-from extproc.wire.service import Code
+from extproc.wire.limits import ErrorCode
+from extproc.wire.rpc import Code
 from tests.wire.peer import WATCH, Peer, message, request
 
 WINDOW = 65_535
@@ -120,10 +120,10 @@ def test_data_under_a_larger_window_follows_the_acknowledgement() -> None:
 
 def test_a_shrunk_window_ends_the_turns_of_its_stream() -> None:
     peer = Peer()
-    peer.connection.pause_sending()
+    peer.connection.outbox.pause()
     _send(peer, 1, b"x" * 100)
     peer.feed(frames.settings({4: 0}))
-    peer.connection.resume_sending()
+    peer.connection.outbox.resume()
     peer.take()
     assert _sent(peer, 1) == 0
     peer.feed(frames.window_update(1, 1_000))
@@ -133,11 +133,11 @@ def test_a_shrunk_window_ends_the_turns_of_its_stream() -> None:
 
 def test_streams_take_turns() -> None:
     peer = Peer()
-    peer.connection.pause_sending()
+    peer.connection.outbox.pause()
     for stream_id in (1, 3, 5):
         _send(peer, stream_id, b"x" * 20_000)
     assert peer.of_type(hf.DataFrame) == []
-    peer.connection.resume_sending()
+    peer.connection.outbox.resume()
     # Frames are collected by stream, so what shows the turns is who got how much of the window.
     peer.take()
 
@@ -172,14 +172,14 @@ def test_reset_drops_the_queue() -> None:
 def test_paused_socket_holds_data_back_but_not_control_frames() -> None:
     peer = Peer()
     peer.open()
-    peer.connection.pause_sending()
-    peer.connection.pause_sending()
+    peer.connection.outbox.pause()
+    peer.connection.outbox.pause()
     new = peer.feed(peer.data(1, message(b"x")), frames.ping(bytes(8)))
     assert {type(frame) for frame in new} == {hf.HeadersFrame, hf.PingFrame}
     peer.feed(frames.window_update(0, 10))
     assert _sent(peer, 1) == 0
-    peer.connection.resume_sending()
-    peer.connection.resume_sending()
+    peer.connection.outbox.resume()
+    peer.connection.outbox.resume()
     peer.take()
 
     assert peer.responses[1].data == message(b"x")
@@ -224,7 +224,7 @@ def test_stream_window_above_the_largest_is_a_stream_error() -> None:
 def test_connection_window_above_the_largest_is_a_connection_error(is_paused: bool) -> None:
     peer = Peer()
     if is_paused:
-        peer.connection.pause_sending()
+        peer.connection.outbox.pause()
     peer.feed(frames.window_update(0, 2**31 - 1 - WINDOW))
     assert not peer.connection.is_failed
     peer.feed(frames.window_update(0, 1))
@@ -307,9 +307,10 @@ def test_half_received_messages_do_not_starve_the_connection() -> None:
 def test_more_than_the_stream_window_is_a_stream_error() -> None:
     peer = Peer(limits=Limits(stream_window_bytes=65_535))
     peer.open()
-    peer.connection.windows._stream_bytes = 2**31  # the peer is never given anything back
+    # The peer is never given anything back.
+    peer.connection.streams.limits = Limits(stream_window_bytes=2**31)
     peer.feed(peer.data(1, message(b"x" * 100_000)[:16_384]) * 5)
-    peer.connection.windows._stream_bytes = 65_535
+    peer.connection.streams.limits = Limits(stream_window_bytes=65_535)
     peer.feed(peer.data(1, b"x"))
 
     assert peer.reset_with() == ErrorCode.FLOW_CONTROL_ERROR

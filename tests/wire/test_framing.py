@@ -7,7 +7,7 @@ import pytest
 from hyperframe import frame as hf
 
 from extproc.wire import Limits, frames
-from extproc.wire.errors import ErrorCode
+from extproc.wire.limits import ErrorCode
 from tests.wire.peer import (
     ECHO,
     REQUEST,

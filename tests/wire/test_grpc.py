@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.wire import Abuse, Limits, frames, grpc
-from extproc.wire.errors import ErrorCode
-from extproc.wire.service import Code
+from extproc.wire.limits import ErrorCode
+from extproc.wire.rpc import Code
 from tests.wire.peer import BROKEN, HASTY, WATCH, Peer, message, request
 
 

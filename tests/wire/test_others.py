@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from extproc.wire import Abuse, Limits, frames
-from extproc.wire.errors import ErrorCode
-from extproc.wire.floods import SETTINGS_COST
+from extproc.wire.control import SETTINGS_COST
+from extproc.wire.limits import ErrorCode
 from tests.wire.peer import REQUEST, WATCH, Peer, literals, message, raw, request
 
 LIMITS = Limits(

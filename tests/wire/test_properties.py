@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.wire import Counters, Limits, frames
 from extproc.wire.budget import Budget
-from extproc.wire.service import Code
+from extproc.wire.rpc import Code
 from tests.wire.peer import (
     BROKEN,
     ECHO,
@@ -116,9 +116,9 @@ def run(peer: Peer, all_steps: list[bytes | str]) -> None:
         elif step == "drain":
             peer.connection.start_drain(now=peer.now)
         elif step == "pause":
-            peer.connection.pause_sending()
+            peer.connection.outbox.pause()
         elif step == "resume":
-            peer.connection.resume_sending()
+            peer.connection.outbox.resume()
         elif step == "late" and call is not None:
             call.send(b"late" * 30)
         elif step in ("hold", "let go") and call is not None:

@@ -8,7 +8,7 @@ import pytest
 from hyperframe import frame as hf
 
 from extproc.wire import frames
-from extproc.wire.errors import ErrorCode
+from extproc.wire.limits import ErrorCode
 from extproc.wire.states import REMEMBERED, TABLE, Scope, State
 from tests.wire.peer import (
     HASTY,

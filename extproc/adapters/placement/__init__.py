@@ -10,10 +10,8 @@ Sources: rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998), with bo
 each takes a slot that another adapter lacks.
 """
 
-from extproc.adapters.placement.demand import Demand
-from extproc.adapters.placement.homes import Capacity, PlacementSettings
-from extproc.adapters.placement.levels import Levels
+from extproc.adapters.placement.homes import Capacity, Placement
+from extproc.adapters.placement.levels import Demand, Levels
 from extproc.adapters.placement.orders import order
-from extproc.adapters.placement.placement import Placement
 
-__all__ = ["Capacity", "Demand", "Levels", "Placement", "PlacementSettings", "order"]
+__all__ = ["Capacity", "Demand", "Levels", "Placement", "order"]

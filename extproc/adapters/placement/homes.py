@@ -14,50 +14,39 @@ gets one home, then the rest: what is popular takes no room from what else would
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil, inf
+from operator import attrgetter
 
 from msgspec import Struct
 
-from extproc.adapters.placement.levels import COOL_S, level_of, rate_of
-from extproc.adapters.placement.orders import DEPTH
+from extproc.adapters.placement.levels import Levels, level_of, rate_of
+from extproc.adapters.placement.orders import DEPTH, Orders
+
+CARRIED = 0.5
+"""Work of one adapter that a replica carries, in seconds per second. Well below 1: an endpoint has
+other adapters, and work comes in bursts."""
+SLACK = 0.25
+"""How far an endpoint may be above its part, as a part of that."""
 
 
 class Capacity(Struct, frozen=True):
-    """What one endpoint can hold and do.
+    """What one endpoint can hold.
 
     Attributes:
         max_loras: Adapters in its GPU slots; None for unknown, which bounds nothing.
         max_cpu_loras: Adapters in its host memory, those in slots included; None likewise.
-        speed: Seconds of work that it does in a second; above 0.
     """
 
     address: str
     max_loras: int | None = None
     max_cpu_loras: int | None = None
-    speed: float = 1.0
-
-
-class PlacementSettings(Struct, frozen=True):
-    """Settings of placement.
-
-    Attributes:
-        carried: Work of one adapter that a replica carries, in seconds per second, at speed 1. Well
-            below 1: an endpoint has other adapters, and work comes in bursts.
-        slack: How far an endpoint may be above its part, as a part of that.
-        cool_s: Time for which an adapter must have had less work to lose a home.
-    """
-
-    carried: float = 0.5
-    slack: float = 0.25
-    cool_s: float = COOL_S
 
 
 def place(
     levels: Mapping[str, int],
     capacities: Sequence[Capacity],
     order: Callable[[str], Iterable[str]],
-    settings: PlacementSettings,
 ) -> dict[str, tuple[str, ...]]:
     """Return the homes of each adapter, none for those that find no room.
 
@@ -68,11 +57,11 @@ def place(
     """
     if not capacities:
         return dict.fromkeys(levels, ())
-    rooms = _Rooms(capacities, levels.values(), settings)
+    rooms = _Rooms(capacities, levels.values())
     most_work_first = sorted(sorted(levels), key=levels.__getitem__, reverse=True)
     homes = {adapter: rooms.first(order(adapter), levels[adapter]) for adapter in most_work_first}
     for adapter, own in homes.items():
-        if own and rooms.is_short(own, levels[adapter]):
+        if own and _is_short(own, levels[adapter]):
             homes[adapter] = rooms.more(own, order(adapter), levels[adapter])
     return homes
 
@@ -84,55 +73,40 @@ class _Room(Struct):
         num_places: Homes, in its host memory.
         num_homes: Homes within its part of all.
         work: Within its part of all work, in seconds per second.
-        carried: Work that it carries for one adapter, likewise.
     """
 
     num_places: float
     num_homes: float
     work: float
-    carried: float
 
 
 class _Rooms:
     """The room on all endpoints. With thousands of adapters all that depends on a level alone is
     computed once."""
 
-    def __init__(
-        self, capacities: Sequence[Capacity], levels: Iterable[int], settings: PlacementSettings
-    ) -> None:
+    def __init__(self, capacities: Sequence[Capacity], levels: Iterable[int]) -> None:
         num_of_level = Counter(levels)
-        speed = sum([each.speed for each in capacities])
         slots = sum([each.max_loras or 0 for each in capacities])
-        carried = settings.carried * speed / len(capacities)
         num_homes = {
-            level: min(len(capacities), ceil(rate_of(level) / carried)) or 1
+            level: min(len(capacities), ceil(rate_of(level) / CARRIED)) or 1
             for level in num_of_level
         }
         self._work = {level: rate_of(level) / num for level, num in num_homes.items()}
         all_homes = sum([num * num_homes[level] for level, num in num_of_level.items()])
         all_work = sum([num * rate_of(level) for level, num in num_of_level.items()])
         # In steps, so that routers whose sums differ a little have the same bounds.
-        parts = (1 + settings.slack) * _stepped(all_homes) / (slots or 1)
+        parts = (1 + SLACK) * _stepped(all_homes) / (slots or 1)
         homes_a_slot = parts if all_homes > slots else 1
-        work_a_speed = (1 + settings.slack) * _stepped(all_work) / speed
+        work = max(CARRIED, (1 + SLACK) * _stepped(all_work) / len(capacities))
         self._rooms = {
             each.address: _Room(
                 inf if each.max_cpu_loras is None else each.max_cpu_loras,
                 inf if each.max_loras is None else ceil(each.max_loras * homes_a_slot),
-                each.speed * max(settings.carried, work_a_speed),
-                each.speed * settings.carried,
+                work,
             )
             for each in capacities
         }
         self._num_with_places = sum([room.num_places >= 1 for room in self._rooms.values()])
-        self._least_carried = min([room.carried for room in self._rooms.values()])
-
-    def is_short(self, homes: Sequence[str], level: int) -> bool:
-        """Return whether an adapter has more work than these endpoints carry."""
-        rate = rate_of(level)
-        if rate <= self._least_carried:
-            return False
-        return rate > sum([self._rooms[address].carried for address in homes])
 
     def first(self, order: Iterable[str], level: int) -> tuple[str, ...]:
         """Return an adapter's first home, if any endpoint has room."""
@@ -154,7 +128,7 @@ class _Rooms:
         for address in order:
             if address not in homes and self._is_open(address, level):
                 homes += self._taken(address, level)
-                if not self.is_short(homes, level):
+                if not _is_short(homes, level):
                     break
         return homes
 
@@ -172,5 +146,73 @@ class _Rooms:
         return (address,)
 
 
+def _is_short(homes: Sequence[str], level: int) -> bool:
+    """Return whether an adapter has more work than so many endpoints carry."""
+    return rate_of(level) > CARRIED * len(homes)
+
+
 def _stepped(value: float) -> float:
     return rate_of(level_of(value))
+
+
+MAX_DRAWS = 50_000
+"""In one update, for the heads of the orders of adapters that are new: some 30 ms. One that finds
+no room in its head takes a draw of every endpoint besides, once."""
+
+
+class Placement:
+    """Where each adapter should be: the homes of all of them, kept up.
+
+    Once it is settled, its answer depends on the levels and the endpoints alone, not on how they
+    came about.
+
+    Attributes:
+        is_settled: All adapters are placed. Many that are new at once take several updates.
+        homes: Of each adapter, the one to fill first first; empty where no endpoint has room. A new
+            mapping after each change, never mutated.
+    """
+
+    def __init__(self) -> None:
+        self._levels = Levels()
+        self._orders = Orders()
+        self._capacities: tuple[Capacity, ...] = ()
+        self.is_settled = True
+        self.homes: Mapping[str, Sequence[str]] = {}
+
+    def update(
+        self, rates: Mapping[str, float], capacities: Iterable[Capacity], *, now: float
+    ) -> None:
+        """Place anew, if a level or an endpoint has changed. To be called every second or so.
+
+        Args:
+            rates: Offered work in seconds per second, of all adapters that there are: one without
+                work has a home too, one that is not among them has none.
+            capacities: Of the endpoints that may be homes.
+            now: Monotonic seconds.
+        """
+        before, capacities = (
+            self._levels.by_adapter,
+            tuple(sorted(capacities, key=attrgetter("address"))),
+        )
+        self._levels.update(rates, now=now)
+        levels = self._levels.by_adapter
+        if levels is before and capacities == self._capacities and self.is_settled:
+            return
+        self._capacities = capacities
+        self._orders.set_endpoints([each.address for each in capacities])
+        most_work_first = sorted(sorted(levels), key=levels.__getitem__, reverse=True)
+        known = self._orders.learn(most_work_first, max_draws=MAX_DRAWS)
+        self.is_settled = len(known) == len(levels)
+        placed = {adapter: levels[adapter] for adapter in known}
+        self.homes = place(placed, capacities, self._orders.walk)
+
+    def walk(self, adapter: str) -> Iterator[str]:
+        """Yield all endpoints, those to try first first: its homes, then the rest of its order.
+
+        One by one: the first few cost little among however many endpoints.
+        """
+        homes = self.homes.get(adapter, ())
+        yield from homes
+        for address in self._orders.walk(adapter):
+            if address not in homes:
+                yield address

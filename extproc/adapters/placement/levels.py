@@ -1,9 +1,9 @@
-"""Rates in steps: up at once, down after a while."""
+"""Rates of work that forget, and rates in steps: up at once, down after a while."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log
+from math import exp, log
 
 from msgspec import Struct
 
@@ -30,16 +30,15 @@ def rate_of(level: int) -> float:
 
 
 class Levels:
-    """The level of each adapter: about the highest that it had within `cool_s`.
+    """The level of each adapter: about the highest that it had within `COOL_S`.
 
-    One that has been below the held one for `cool_s` falls to the highest of the last half of that.
+    One that has been below the held one for `COOL_S` falls to the highest of the last half of that.
 
     Attributes:
         by_adapter: A new mapping after each change, never mutated.
     """
 
-    def __init__(self, cool_s: float = COOL_S) -> None:
-        self._cool_s = cool_s
+    def __init__(self) -> None:
         self._cooling: dict[str, _Cooling] = {}
         self.by_adapter: Mapping[str, int] = {}
 
@@ -66,8 +65,8 @@ class Levels:
         if level >= before:
             self._cooling.pop(adapter, None)
             return level
-        cooling = self._cooling.setdefault(adapter, _Cooling(now + self._cool_s, level))
-        is_early = now < cooling.until_s - self._cool_s / 2
+        cooling = self._cooling.setdefault(adapter, _Cooling(now + COOL_S, level))
+        is_early = now < cooling.until_s - COOL_S / 2
         cooling.highest = level if is_early else max(cooling.highest, level)
         if now < cooling.until_s:
             return before
@@ -79,3 +78,49 @@ class _Cooling(Struct):
 
     until_s: float
     highest: int
+
+
+DECAY_S = 5.0
+"""Work of this age counts a third. Short, so that an adapter that becomes popular is seen within
+seconds; that popularity passes later is for `levels`."""
+MIN_RATE = 1e-4
+"""In seconds of work per second: a rate below this counts as none."""
+FORGOTTEN_RATE = 1e-12
+"""Far below: what is forgotten is never missed, so it does not matter when rates are read."""
+MAX_EXPONENT = 50.0
+"""Of the weights: they grow with time, and are scaled down before they are too large for a float.
+"""
+
+
+class Demand:
+    """The work that is offered for each adapter, in seconds per second: a rate that forgets.
+
+    Work is weighted by exp(time / `DECAY_S`) and the sums are divided by the weight of the present
+    (forward decay: Cormode et al., ICDE 2009). So a rate is a sum, which does not depend on the
+    order in which work is told, and routers that hear of the same have the same.
+    """
+
+    def __init__(self) -> None:
+        self._epoch_s = 0.0
+        self._sums: dict[str, float] = {}
+
+    def add(self, adapter: str, work_s: float, *, at_s: float) -> None:
+        """Count a request of so many seconds' work that was sent at `at_s`."""
+        if at_s - self._epoch_s > MAX_EXPONENT * DECAY_S:
+            self._move_epoch(at_s)
+        weight = exp((at_s - self._epoch_s) / DECAY_S)
+        self._sums[adapter] = self._sums.get(adapter, 0.0) + work_s * weight
+
+    def rates(self, now: float) -> Mapping[str, float]:
+        """Return the rate of each adapter that has one, as of `now`."""
+        self._move_epoch(now)
+        rates = {adapter: each / DECAY_S for adapter, each in self._sums.items()}
+        return {adapter: rate for adapter, rate in rates.items() if rate >= MIN_RATE}
+
+    def _move_epoch(self, at_s: float) -> None:
+        """Weigh by the distance from another time, and forget what is next to nothing then."""
+        factor = exp(min((self._epoch_s - at_s) / DECAY_S, MAX_EXPONENT))
+        least = FORGOTTEN_RATE * DECAY_S
+        scaled = {adapter: each * factor for adapter, each in self._sums.items()}
+        self._sums = {adapter: each for adapter, each in scaled.items() if each >= least}
+        self._epoch_s = at_s

@@ -10,14 +10,24 @@ newer router may have written them. Its tag is a hash of these bytes, the same i
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from extproc.adapters.declared import Declaration, DeclarationError, LoadMode
 from extproc.errors import ExtprocError
+
+
+class StoreError(ExtprocError):
+    """The medium cannot be read or written now; the message says why, for people."""
+
+
+class StoreFullError(StoreError):
+    """There is no room for more: on the disk, in the server's memory, or by our own limit."""
+
 
 MAX_CONTENT_BYTES = 8 * 1024
 """Of one declaration: names and a source of the longest kind have 2 KB, and 5 KB where other
@@ -182,3 +192,48 @@ def _checked(found: _Adapter) -> Declaration:
     )
     declaration.check()
     return declaration
+
+
+class Medium(Protocol):
+    """What keeps the contents of a store, by key: files, a database, a server. It knows nothing of
+    what is in them but the name of the adapter that each is about.
+
+    Every call is atomic against all other users of the medium, except where people may put files,
+    and either succeeds or raises StoreError.
+
+    Attributes:
+        keeps_deleted: Whether what is deleted is kept until pods have let go of it.
+    """
+
+    keeps_deleted: bool
+
+    async def read(self) -> Mapping[str, bytes | StoreError]:
+        """Return all contents, the same object as before if nothing has changed since.
+
+        A key is an adapter's name, or where people may put files a file's name. A content that
+        cannot be read is an error in its place.
+        """
+
+    async def get(self, name: str) -> bytes | None:
+        """Return the content about one adapter."""
+
+    async def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
+        """Replace the content about one adapter if it is `old`; return whether it was.
+
+        None stands for no content. When this returns, the new content survives a crash.
+
+        Raises:
+            StoreFullError: There is no room; nothing has changed.
+        """
+
+    async def lease(self, holder: str, *, ttl_s: float) -> bool:
+        """Take or renew the lease; return whether `holder` has it for the next `ttl_s`."""
+
+    async def release(self, holder: str) -> None:
+        """Give the lease up if `holder` has it."""
+
+    async def changed(self) -> None:
+        """Return when something may have changed, within the medium's interval in any case."""
+
+    async def aclose(self) -> None:
+        """Release everything."""

@@ -28,8 +28,12 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from extproc.adapters.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import (
+    MAX_CONTENT_BYTES,
+    MAX_DECLARATIONS,
+    StoreError,
+    StoreFullError,
+)
 from extproc.files.reading import describe_failure, read_bytes
 
 _SUFFIX = ".json"

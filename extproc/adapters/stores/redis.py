@@ -33,8 +33,12 @@ from redis.asyncio import Redis as Client
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
-from extproc.adapters.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import (
+    MAX_CONTENT_BYTES,
+    MAX_DECLARATIONS,
+    StoreError,
+    StoreFullError,
+)
 
 TIMEOUT_S = 2.0
 """For connecting, and for each answer."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from extproc.adapters.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import (
+    MAX_CONTENT_BYTES,
+    MAX_DECLARATIONS,
+    StoreError,
+    StoreFullError,
+)
 
 _BUSY_S = 5.0
 """Longest wait for another writer, which takes milliseconds."""
@@ -138,7 +141,8 @@ class Sqlite:
     def _swap(
         self, connection: sqlite3.Connection, name: str, old: bytes | None, new: bytes | None
     ) -> bool:
-        with _transaction(connection):
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:  # commits, or rolls back after an error
             if _content(connection, name) != old:
                 return False
             if new is None:
@@ -152,7 +156,8 @@ class Sqlite:
 
     def _take_lease(self, connection: sqlite3.Connection, holder: str, ttl_s: float) -> bool:
         now = self._clock()
-        with _transaction(connection):
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
             row = connection.execute("SELECT holder, renewed_s FROM lease").fetchone()
             # A time to come is from before the host's last start.
             if row is not None and row[0] != holder and 0 <= now - row[1] <= ttl_s:
@@ -174,18 +179,6 @@ def _connect(file: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _content(connection: sqlite3.Connection, name: str) -> bytes | None:

@@ -18,13 +18,14 @@ from extproc.adapters.stores.content import (
     MAX_DECLARATIONS,
     Change,
     ConflictError,
+    Medium,
     Put,
     Stored,
+    StoreError,
     decode,
     encode,
     tag_of,
 )
-from extproc.adapters.stores.medium import Medium, StoreError
 
 ANY_TAG = "*"
 """Stands for whatever is there, as in HTTP's If-Match."""

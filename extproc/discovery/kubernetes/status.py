@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -101,6 +102,7 @@ class _Status(Struct):
 
 
 _statuses = msgspec.json.Decoder(_Status | None)
+_by_name = attrgetter("name")
 
 
 def parts(reading: Reading[Any], finding: Finding) -> tuple[Part, ...]:
@@ -120,9 +122,12 @@ def patch(source: DeclaringObject, part: Part, *, wall_time: str) -> Mapping[str
     known = _read(source)
     before = {each.type: each for each in known.conditions or ()}
     own = (before[each] for each in sorted(_CONDITIONS[part.manager]) if each in before)
-    was = [Condition(each.type, *_said(each)) for each in own]
-    is_same = was == sorted(part.conditions, key=_type_of)
-    versions = tuple(sorted(known.versions or (), key=_name_of))
+    was = [
+        Condition(each.type, each.status, each.reason, each.message, each.observed_generation)
+        for each in own
+    ]
+    is_same = was == sorted(part.conditions, key=attrgetter("type"))
+    versions = tuple(sorted(known.versions or (), key=_by_name))
     if is_same and (part.manager != STATE or versions == part.versions):
         return None
 
@@ -159,8 +164,9 @@ def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
     if found is None:
         return Part(STATE, ())
     generation = reading.generation
-    kept = sorted(found.versions, key=_is_nowhere)[:MAX_VERSIONS]
-    versions = tuple(sorted(kept, key=_name_of))
+    # Those that are nowhere are left out first.
+    kept = sorted(found.versions, key=lambda each: not (each.desired or each.ready))
+    versions = tuple(sorted(kept[:MAX_VERSIONS], key=_by_name))
     is_short = any(each.ready < each.desired for each in versions)
     is_served = any(each.ready for each in versions)
     reason = "FewerThanDesired" if is_served else "NotServing"
@@ -175,22 +181,6 @@ def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
 def _condition(type_: str, is_true: bool, reason: str, message: str, generation: int) -> Condition:
     status = "True" if is_true else "False"
     return Condition(type_, status, reason, message[:MAX_MESSAGE_CHARS], generation)
-
-
-def _said(each: Condition) -> Sequence[Any]:
-    return each.status, each.reason, each.message, each.observed_generation
-
-
-def _type_of(each: Condition) -> str:
-    return each.type
-
-
-def _is_nowhere(each: VersionReport) -> bool:
-    return not (each.desired or each.ready)
-
-
-def _name_of(each: VersionReport) -> str:
-    return each.name
 
 
 def _read(source: DeclaringObject) -> _Status:

@@ -41,7 +41,6 @@ MODEL_NAMESPACE = "extproc.request"
 MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
-_EXT_PROC = "envoy.filters.http.ext_proc"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's where PyYAML has it: seven times as fast."""
@@ -158,6 +157,7 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     static = document["static_resources"]
     listener = static["listeners"][0]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    host = manager["route_config"]["virtual_hosts"][0]
     clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
 
     set_address(document["admin"]["address"], options.admin)
@@ -168,12 +168,11 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     )
     manager["request_timeout"] = _seconds(options.request_timeout_s)
     _set_overload(document["overload_manager"], options)
-    _set_routes(manager["route_config"]["virtual_hosts"][0], options)
+    _set_routes(host, options)
     _set_ext_proc(manager, options)
     _set_routers(clusters["router"], options)
     static["clusters"] += _set_access_log(manager, clusters["router"], options)
     if options.registration:
-        host = manager["route_config"]["virtual_hosts"][0]
         guard = next(n for n, route in enumerate(host["routes"]) if "path" in route["match"])
         host["routes"][guard:guard] = registration.routes()
         manager["local_reply_config"]["mappers"].insert(0, registration.local_reply())
@@ -181,7 +180,6 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     if options.keep_request_ids:
         manager["preserve_external_request_id"] = True
     if options.cors_origins:
-        host = manager["route_config"]["virtual_hosts"][0]
         host["typed_per_filter_config"][cors.FILTER] = cors.policy(options.cors_origins)
         host["routes"].insert(0, cors.route())
         static["clusters"].append(cors.cluster())
@@ -219,7 +217,7 @@ def _seconds(duration_s: float) -> str:
 
 def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     filters = manager["http_filters"]
-    config = next(f for f in filters if f["name"] == _EXT_PROC)["typed_config"]
+    config = next(f for f in filters if f["name"] == registration.EXT_PROC)["typed_config"]
     config["message_timeout"] = _seconds(options.message_timeout_s)
     config["max_message_timeout"] = _seconds(options.max_message_timeout_s)
     if options.failure_mode_allow is not None:

@@ -19,7 +19,7 @@ PATHS = (
 """Patterns of paths, and of the methods that they take."""
 MAX_CONNECTIONS = 64
 """Half of what the admin port takes: metrics and probes need some, too."""
-_EXT_PROC = "envoy.filters.http.ext_proc"
+EXT_PROC = "envoy.filters.http.ext_proc"
 _PREVIOUS = "envoy.retry_host_predicates.previous_hosts"
 
 
@@ -52,7 +52,7 @@ def routes() -> list[dict[str, Any]]:
                 ],
             },
             "route": to_routers,
-            "typed_per_filter_config": {_EXT_PROC: {"@type": disabled, "disabled": True}},
+            "typed_per_filter_config": {EXT_PROC: {"@type": disabled, "disabled": True}},
         }
         for path, methods in PATHS
     ]

@@ -10,13 +10,12 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.placement import Capacity, PlacementSettings, order
-from extproc.adapters.placement.homes import place
+from extproc.adapters.placement import Capacity, order
+from extproc.adapters.placement.homes import CARRIED, place
 from extproc.adapters.placement.levels import level_of, rate_of
 from extproc.adapters.placement.orders import DEPTH
 from tests.builders import address
 
-SETTINGS = PlacementSettings(carried=0.5, slack=0.25)
 NAMES = [f"adapter-{number}" for number in range(100)]
 
 Homes = dict[str, tuple[str, ...]]
@@ -28,13 +27,13 @@ def fleets(draw: st.DrawFn, *, least: int = 0) -> list[Capacity]:
     def capacity(number: int) -> Capacity:
         slots = draw(st.none() | st.integers(0, 4))
         places = draw(st.none() | st.integers(slots or 0, 8))
-        return Capacity(address(number), slots, places, draw(st.sampled_from([0.5, 1.0, 2.0])))
+        return Capacity(address(number), slots, places)
 
     return [capacity(number) for number in draw(st.sets(st.integers(1, 9), min_size=least))]
 
 
 def homes(levels: dict[str, int], fleet: list[Capacity]) -> Homes:
-    return place(levels, fleet, partial(order, addresses=[c.address for c in fleet]), SETTINGS)
+    return place(levels, fleet, partial(order, addresses=[c.address for c in fleet]))
 
 
 def fleet_of(num: int, slots: int | None = 8, places: int | None = 32) -> list[Capacity]:
@@ -94,12 +93,10 @@ def test_every_adapter_has_a_home_wherever_there_is_room_and_the_most_wanted_fir
 def test_an_adapter_has_as_few_homes_as_carry_its_work(
     levels: dict[str, int], fleet: list[Capacity]
 ) -> None:
-    carried = {each.address: SETTINGS.carried * each.speed for each in fleet}
-
     for adapter, own in homes(levels, fleet).items():
         assert len(set(own)) == len(own)
         if len(own) > 1:
-            assert sum(carried[each] for each in own[:-1]) < rate_of(levels[adapter])
+            assert CARRIED * (len(own) - 1) < rate_of(levels[adapter])
 
 
 @given(st.dictionaries(st.sampled_from(NAMES[:30]), st.integers(0, 12)), st.integers(1, 9))
@@ -110,7 +107,7 @@ def test_where_nothing_is_scarce_each_adapter_has_the_head_of_its_own_order(
     addresses = [each.address for each in fleet]
 
     for adapter, own in homes(levels, fleet).items():
-        assert sum(map(rate_of, levels.values())) > SETTINGS.carried or own == (
+        assert sum(map(rate_of, levels.values())) > CARRIED or own == (
             order(adapter, addresses)[0],
         )
 
@@ -136,7 +133,7 @@ def test_no_endpoint_gets_much_more_than_its_part() -> None:
                 num[each] += 1
                 work[each] += rate_of(levels[adapter]) / len(own)  # type: ignore[assignment]
         assert max(num.values()) <= 1.25**2 * sum(num.values()) / 8 + 1
-        assert max(work.values()) <= 1.25**2 * sum(work.values()) / 8 + SETTINGS.carried / 4
+        assert max(work.values()) <= 1.25**2 * sum(work.values()) / 8 + CARRIED / 4
 
 
 def test_a_large_endpoint_gets_more_than_a_small_one() -> None:
@@ -144,23 +141,6 @@ def test_a_large_endpoint_gets_more_than_a_small_one() -> None:
     counts = Counter(own[0] for own in homes(dict.fromkeys(NAMES[:40], 1), fleet).values())
 
     assert counts[address(1)] > 2 * counts[address(2)]
-
-
-def test_a_slow_endpoint_gets_less_work_than_a_fast_one() -> None:
-    fleet = [Capacity(address(1), speed=3.0), Capacity(address(2))]
-    levels = dict.fromkeys(NAMES, level_of(0.03))
-    counts = Counter(own[0] for own in homes(levels, fleet).values())
-
-    assert counts[address(1)] > 1.5 * counts[address(2)]
-
-
-def test_work_that_a_slow_endpoint_does_not_carry_goes_to_a_fast_one() -> None:
-    fleet = [Capacity(address(number), speed=speed) for number, speed in [(1, 0.5), (2, 1.0)]]
-    name = next(name for name in NAMES if order(name, [address(1), address(2)])[0] == address(1))
-
-    placed = [homes({name: level_of(rate)}, fleet)[name] for rate in (0.2, 0.3)]
-
-    assert placed == [(address(1),), (address(2),)]
 
 
 def test_without_slots_host_memory_will_do() -> None:
@@ -190,7 +170,7 @@ def test_an_adapter_that_has_room_in_the_head_of_its_order_asks_no_further() -> 
             asked.append(each)
             yield each
 
-    place({"a": 1}, fleet, ask, SETTINGS)
+    place({"a": 1}, fleet, ask)
 
     assert len(asked) == DEPTH
 

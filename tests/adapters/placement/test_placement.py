@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.adapters.placement import Capacity, Demand, Placement
+from extproc.adapters.placement.homes import MAX_DRAWS
 from extproc.adapters.placement.levels import COOL_S
-from extproc.adapters.placement.placement import MAX_DRAWS
 from tests.builders import address
 
 FLEET = [Capacity(address(number), 8, 32) for number in range(1, 9)]
@@ -29,7 +29,9 @@ def test_homes_do_not_depend_on_how_they_came_about(
     anew.update(rates, fleet, now=0.0)
 
     assert kept.homes == anew.homes
-    assert [kept.order(name) for name in "abcdef"] == [anew.order(name) for name in "abcdef"]
+    assert [list(kept.walk(name)) for name in "abcdef"] == [
+        list(anew.walk(name)) for name in "abcdef"
+    ]
 
 
 def test_while_nothing_changes_the_mapping_stays_the_same_object() -> None:
@@ -48,8 +50,8 @@ def test_homes_come_first_and_then_the_rest_of_the_order() -> None:
 
     for adapter in ("a", "b", "unknown"):
         own = placement.homes.get(adapter, ())
-        assert placement.order(adapter)[: len(own)] == list(own)
-        assert sorted(placement.order(adapter)) == [each.address for each in FLEET]
+        assert list(placement.walk(adapter))[: len(own)] == list(own)
+        assert sorted(placement.walk(adapter)) == [each.address for each in FLEET]
     assert [len(placement.homes[adapter]) for adapter in ("a", "b")] == [3, 1]
 
 
@@ -74,7 +76,7 @@ def test_without_endpoints_there_are_no_homes() -> None:
     placement.update({"a": 1.0}, [], now=0.0)
 
     assert placement.homes == {"a": ()}
-    assert placement.order("a") == []
+    assert list(placement.walk("a")) == []
 
 
 def test_an_adapter_that_becomes_popular_has_its_homes_in_seconds_and_keeps_them_for_a_minute() -> (

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.stores.content import Stored
+from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.directory import Directory
-from extproc.adapters.stores.medium import Medium
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
 

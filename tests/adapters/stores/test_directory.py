@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.adapters.stores.content import ConflictError, Put
+from extproc.adapters.stores.content import ConflictError, Put, StoreError, StoreFullError
 from extproc.adapters.stores.directory import Directory
-from extproc.adapters.stores.medium import StoreError, StoreFullError
 from extproc.adapters.stores.store import SETTLED_AFTER, Store
 from tests.adapters.stores.media import Opened, Watched, declared, is_root, opened, shown
 

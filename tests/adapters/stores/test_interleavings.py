@@ -18,8 +18,7 @@ from hypothesis.stateful import (
 )
 from msgspec import Struct
 
-from extproc.adapters.stores.content import Change, ConflictError
-from extproc.adapters.stores.medium import Medium
+from extproc.adapters.stores.content import Change, ConflictError, Medium
 from extproc.adapters.stores.store import ANY_TAG, Store
 from tests.adapters.stores.media import Clock, RedisServer, declared, make_medium, shown
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.adapters.stores.medium import StoreError, StoreFullError
+from extproc.adapters.stores.content import StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
 from tests.adapters.stores.media import Opened, declared, opened, shown
 

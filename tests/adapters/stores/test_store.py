@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from extproc.adapters.declared import DeclarationError
-from extproc.adapters.stores.content import Change, ConflictError
-from extproc.adapters.stores.medium import StoreError
+from extproc.adapters.stores.content import Change, ConflictError, StoreError
 from extproc.adapters.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
 from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown, until
 

@@ -19,7 +19,7 @@ from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.lab.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
 from extproc.lab.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.lab.workload.requests import Workload
-from extproc.wire.selfsigned import make_certificate
+from extproc.wire.tls import make_certificate
 from tests.lab.lab import arrival, poisson, workload
 
 STREAM = {"content-type": "text/event-stream"}
