@@ -135,7 +135,6 @@ FOREIGN = {
     "peers.dialler": "a TLS context",
     "peers.encoding": "protobuf messages",
     "request.encoding": "protobuf messages",
-    "wire.certificates": "a TLS context",
     "wire.headers": "hpack's decoder",
     "wire.tls": "a TLS context",
 }

@@ -299,16 +299,16 @@ def test_terms_of_a_policy_that_fail_do_not_hide_the_choice() -> None:
             {"pending": {"a": 9, "b": 3}},
             {"prompts_done_s": 100.03, "cpu_adapters": ("a",)},
             "a runs there: the least harm by estimate, 12 pending, 0 elsewhere. Its score is "
-            "0.046 there and 0.107 on pod-2, the nearest other: slot 0.0604 more, prompts ahead "
+            "0.046 there and 0.109 on pod-2, the nearest other: slot 0.0619 more, prompts ahead "
             "0.03 more, batch 0.024 less, the rest 0.005 less.",
         ),
         (
             {"prompts_done_s": 100.1, "cpu_adapters": ("a",)},
             {"prompts_done_s": 100.4, "pending": {"a": 1}},
             "a is in the CPU cache there, where a slot is free; it also runs on pod-2 with 1: the "
-            "least harm by estimate, 0 pending, 1 elsewhere. Its score is 0.164 there and 0.913 on "
+            "least harm by estimate, 0 pending, 1 elsewhere. Its score is 0.165 there and 0.913 on "
             "pod-2, the nearest other: late first token 0.5 more, prompts ahead 0.3 more, the rest "
-            "0.051 less.",
+            "0.0522 less.",
         ),
     ],
 )
