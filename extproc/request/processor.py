@@ -21,7 +21,7 @@ from extproc.errors import ProtocolError
 from extproc.request import messages as m
 from extproc.request.codec import Codec
 from extproc.request.stream import Stream
-from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -120,8 +120,7 @@ class ExternalProcessor:
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         if not self.is_open():
-            call.end(Code.UNAVAILABLE, "not ready yet")
-            return NO_SESSION
+            return _NotReady(call)
         self.num_open += 1
         session = _Session(self, call, metadata)
         self._checked_at[session] = session.received_s
@@ -149,6 +148,25 @@ class ExternalProcessor:
         """Forget a closed RPC."""
         self.num_open -= 1
         self._checked_at.pop(session, None)
+
+
+class _NotReady:
+    """An RPC that ends with its first message: to gRPC's Python client one that has ended before it
+    has sent that is an internal error, not an unavailable router."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def receive(self, _message: bytes) -> None:
+        self._call.end(Code.UNAVAILABLE, "not ready yet")
+
+    def half_close(self) -> None:
+        self._call.end(Code.UNAVAILABLE, "not ready yet")
+
+    def closed(self) -> None:
+        pass
 
 
 class _Session:
