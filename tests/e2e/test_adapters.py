@@ -142,11 +142,6 @@ async def test_an_adapter_that_cannot_be_loaded_is_a_503_with_the_reason_and_oth
         assert await scene.router.counter("extproc_adapter_calls_total") >= 3
 
 
-async def test_an_unknown_name_is_a_404(http: aiohttp.ClientSession) -> None:
-    async with declaring(http, route("a")) as scene:
-        assert (await scene.client.chat("nobody")).status == 404
-
-
 async def test_a_pod_that_restarts_gets_its_adapters_again(http: aiohttp.ClientSession) -> None:
     async with declaring(http, route("a"), route("b"), num_pods=1) as scene:
         [pod] = scene.pods

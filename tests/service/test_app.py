@@ -15,9 +15,11 @@ from extproc.types import Choice, RequestInfo, Snapshot
 from tests import clients
 from tests.service.serving import Service, configuration, eventually, serving, starting
 
-pytestmark = pytest.mark.usefixtures("on_each_transport")
+ON_EACH_TRANSPORT = pytest.mark.usefixtures("on_each_transport")
+"""Of the tests whose subject is a stream or a port; the others are on the default one."""
 
 
+@ON_EACH_TRANSPORT
 async def test_a_request_is_routed_to_a_pod_and_stays_with_its_adapter(
     pods: list[RunningPod],
 ) -> None:
@@ -42,6 +44,7 @@ async def turned_away(channel: clients.Channel) -> tuple[grpc.StatusCode, bool]:
     return await call.code(), isinstance(answer, bytes)
 
 
+@ON_EACH_TRANSPORT
 async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: Path) -> None:
     """Not answered: the data plane asks another, or does without. An empty pool is an answer."""
     endpoints = tmp_path / "pods.yaml"
@@ -77,6 +80,7 @@ async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
     assert after.destination == pods[0].address
 
 
+@ON_EACH_TRANSPORT
 async def test_while_it_drains_requests_are_routed(pods: list[RunningPod]) -> None:
     """Not ready, but able: until the delay is over, nobody has to go elsewhere."""
     config = configuration(pods)
@@ -96,6 +100,7 @@ async def test_while_it_drains_requests_are_routed(pods: list[RunningPod]) -> No
     assert answer.destination
 
 
+@ON_EACH_TRANSPORT
 async def test_an_access_log_entry_ends_its_pick(pods: list[RunningPod]) -> None:
     async with serving(configuration(pods)) as service:
         log = clients.AccessLog(service.channel)
@@ -246,15 +251,6 @@ async def test_models_are_listed_from_the_whole_pool(pods: list[RunningPod]) -> 
         assert (none.status, none.body["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_a_dead_pods_models_stay_known_but_an_unknown_model_is_404(
-    pods: list[RunningPod],
-) -> None:
-    async with serving(configuration(pods)) as service:
-        unknown = await clients.route(service.channel, "nobody")
-
-        assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
-
-
 async def test_a_session_stays_on_one_pod_and_may_ask_for_stored_responses(
     pods: list[RunningPod],
 ) -> None:
@@ -317,6 +313,7 @@ async def test_a_policy_that_fails_is_named_counted_and_replaced_by_the_fallback
     assert f"{Path(__file__).name}:" in errors[0].getMessage()
 
 
+@ON_EACH_TRANSPORT
 @pytest.mark.parametrize("section", ["admin.address", "admin.metrics_address"])
 async def test_a_start_that_fails_at_one_port_leaves_no_other_open(section: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy, socket.socket() as unused:

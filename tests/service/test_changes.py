@@ -14,8 +14,6 @@ from extproc.lab.fakepod.pod import RunningPod
 from tests import clients
 from tests.service.serving import Service, configuration, eventually, serving
 
-pytestmark = pytest.mark.usefixtures("on_each_transport")
-
 
 async def test_the_policy_changes_with_the_file_and_without_a_restart(
     pods: list[RunningPod], tmp_path: Path
@@ -94,6 +92,7 @@ async def test_pods_come_and_go_with_the_endpoints_file(
         assert (await clients.route(service.channel, "a")).status == 503
 
 
+@pytest.mark.usefixtures("on_each_transport")
 async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
     pods: list[RunningPod],
 ) -> None:
@@ -110,6 +109,7 @@ async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.usefixtures("on_each_transport")
 async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningPod]) -> None:
     async with serving(configuration(pods)) as service:
         call = service.channel.stream_stream(clients.PROCESS)()

@@ -267,7 +267,14 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: {"server": {"address": f"unix:{f.folder}/{'x' * 100}"}},
         f"longer than {MAX_UNIX_PATH_BYTES} bytes",
     ),
-    "policy unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
+    "setting misspelt": (
+        lambda f: {"server": {"addres": "x"}},
+        "server.addres: unknown; allowed: address",
+    ),
+    "policy unknown": (
+        lambda f: {"policy": {"name": "nope"}},
+        "policy nope: unknown; allowed: founding",
+    ),
     "policy's arguments": (
         lambda f: {"policy": {"name": "founding", "args": {"threshold": 0}}},
         "threshold is 0; allowed: 1 or more",
