@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from extproc.discovery.dns import DnsDiscovery
 from extproc.types import Endpoint
 from tests.dnsserver import DnsServer
-from tests.e2e.harness import eventually
+from tests.waiting import eventually
 
 
 class Seen:

@@ -20,7 +20,8 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
+from tests.e2e.harness import EnvoyProcess, RouterProcess
+from tests.waiting import eventually
 
 NUM_PODS = 3
 MAX_BODY_BYTES = 2 * 1024 * 1024

@@ -15,7 +15,8 @@ import pytest
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.conftest import router_config, running_envoy, running_pods
-from tests.e2e.harness import Answer, Client, RouterProcess, eventually
+from tests.e2e.harness import Answer, Client, RouterProcess
+from tests.waiting import eventually
 
 PATHS = {"/adapters/a": 8, "/adapters/a-2": 8, "/adapters/b": 8, "/adapters/wide": 64}
 """What pods find on their disks, with ranks; they take up to 16."""

@@ -36,8 +36,9 @@ from tests.e2e.charts import (
     subset,
 )
 from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config
-from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, eventually, h2_request
+from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, h2_request
 from tests.e2e.test_registration import WRITTEN_PATHS, came_through_envoy, status_of
+from tests.waiting import eventually
 from tests.wire.pki import Pki
 
 # Several processes start in each of some tests; on a busy machine each may take half a minute.

@@ -13,7 +13,7 @@ from typing import Any
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.service.apiserver import Kubernetes
 from extproc.types import Endpoint
-from tests.e2e.harness import eventually
+from tests.waiting import eventually
 
 PATIENCE_S = 60.0
 TIMES = WatchTimes(watch_s=20.0, relist_s=3600.0)

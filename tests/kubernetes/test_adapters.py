@@ -16,7 +16,7 @@ from extproc.discovery.kubernetes.objects import ROUTE_GROUP
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import running_envoy, running_pods
-from tests.e2e.harness import Answer, Client, RouterProcess, eventually, free_port
+from tests.e2e.harness import Answer, Client, RouterProcess, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import (
@@ -35,6 +35,7 @@ from tests.kubernetes.declared import (
     status_of,
 )
 from tests.kubernetes.test_epp import announce, flags_of, serving
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

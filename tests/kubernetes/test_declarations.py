@@ -27,7 +27,6 @@ from extproc.service.clocks import World
 from extproc.service.declarations import Declarations
 from extproc.service.kubernetes import KubernetesDiscovery
 from tests.discovery.kubernetes.test_llmroutes import PROPOSED
-from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import (
@@ -46,6 +45,7 @@ from tests.kubernetes.declared import (
     route_path,
     status_of,
 )
+from tests.waiting import eventually
 
 TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
 

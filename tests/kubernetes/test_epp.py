@@ -24,8 +24,9 @@ from tests.e2e.charts import (
     health,
 )
 from tests.e2e.conftest import SLOW, pod_config, running_pods
-from tests.e2e.harness import Client, EnvoyProcess, eventually, free_port
+from tests.e2e.harness import Client, EnvoyProcess, free_port
 from tests.kubernetes.cluster import Cluster
+from tests.waiting import eventually
 
 NEW_GROUP = "llm-d.ai"
 

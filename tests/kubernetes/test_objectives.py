@@ -15,9 +15,9 @@ import pytest
 
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.service.apiserver import Kubernetes
-from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
+from tests.waiting import eventually
 
 OLD, NEW = "inference.networking.x-k8s.io", "llm-d.ai"
 TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)

@@ -19,7 +19,7 @@ from extproc.routing.policies import Founding
 from extproc.service.adapterservice import READINESS_LIMIT_S, AdapterService
 from extproc.service.clocks import World
 from extproc.service.routing import Routing
-from tests.service.test_peering import eventually
+from tests.waiting import eventually
 
 
 class Scene:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from extproc.config.adapters import AdaptersConfig
 from extproc.service.adapterstore import Keeping
-from tests.service.test_peering import eventually
+from tests.waiting import eventually
 
 
 def keeping(

@@ -13,7 +13,8 @@ from grpc import aio
 from extproc.lab.fakepod.pod import RunningPod
 from extproc.types import Choice, RequestInfo, Snapshot
 from tests import clients
-from tests.service.serving import Service, configuration, eventually, serving, starting
+from tests.service.serving import Service, configuration, serving, starting
+from tests.waiting import eventually
 
 ON_EACH_TRANSPORT = pytest.mark.usefixtures("on_each_transport")
 """Of the tests whose subject is a stream or a port; the others are on the default one."""

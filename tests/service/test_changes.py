@@ -12,7 +12,8 @@ import yaml
 
 from extproc.lab.fakepod.pod import RunningPod
 from tests import clients
-from tests.service.serving import Service, configuration, eventually, serving
+from tests.service.serving import Service, configuration, serving
+from tests.waiting import eventually
 
 
 async def test_the_policy_changes_with_the_file_and_without_a_restart(

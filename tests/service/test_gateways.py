@@ -16,7 +16,8 @@ from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 from tests.builders import body
 from tests.request.gateways import GATEWAYS, OBJECTIVE, Gateway, Metadata
-from tests.service.serving import Service, configuration, eventually, serving
+from tests.service.serving import Service, configuration, serving
+from tests.waiting import eventually
 
 MODELS = ("only-0", "only-1")
 _EOF: Any = getattr(aio, "EOF")  # noqa: B009

@@ -17,7 +17,8 @@ from extproc.service.clocks import World
 from extproc.service.scraping import Pods
 from tests.builders import address, endpoint, report
 from tests.service.scene import Scene
-from tests.service.serving import configuration, eventually, serving
+from tests.service.serving import configuration, serving
+from tests.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ import yaml
 
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
-from tests.service.serving import Service, configuration, eventually, serving
+from tests.service.serving import Service, configuration, serving
+from tests.waiting import eventually
 
 PATH = "/v1/completions"
 

@@ -12,7 +12,8 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.service.serving import configuration, eventually, serving
+from tests.service.serving import configuration, serving
+from tests.waiting import eventually
 
 
 class Pod:

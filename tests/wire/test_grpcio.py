@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tests.request import ext_proc
 from tests.request.dispatcher import PICK, FakeDispatcher
 from tests.request.ext_proc import destination, phase, read, request_body, request_headers
 from tests.routing.test_router import router
+from tests.waiting import eventually
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 MAX_MESSAGE_BYTES = 200_000
@@ -88,12 +89,6 @@ async def status_of(channel: Channel, *messages: bytes, path: str = PROCESS) -> 
     except GRPCError as error:
         return error.status
     return Status.OK
-
-
-async def eventually(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_S):
-        while not check():
-            await asyncio.sleep(0.005)
 
 
 def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.engine.records import Step
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.lab.fakepod.registry import Trouble
+from tests.waiting import eventually
 
 Json = dict[str, Any]
 SLOW = replace(INSTANT, step_s=0.02)
@@ -66,11 +67,6 @@ async def _get(session: aiohttp.ClientSession, path: str) -> Any:
 def _events(text: str) -> list[Json]:
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data:")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_a_completion_says_which_pod_served_which_model() -> None:
@@ -148,7 +144,7 @@ async def test_headers_of_a_stream_go_out_before_its_first_token() -> None:
             await first.content.readline()
             async with session.post("/v1/completions", json=long | {"model": "b"}) as second:
                 assert second.status == 200
-                await _until(lambda: pod.pod.runner.reported.num_deferred == 1)
+                await eventually(lambda: pod.pod.runner.reported.num_deferred == 1)
 
 
 async def test_a_client_that_leaves_aborts_its_request() -> None:
@@ -157,7 +153,7 @@ async def test_a_client_that_leaves_aborts_its_request() -> None:
             before = pod.pod.runner.engine.counters.num_aborted
             with pytest.raises(asyncio.TimeoutError):
                 await _post_with_timeout(session, _completion(max_tokens=5000, stream=stream))
-            await _until(lambda: pod.pod.runner.engine.counters.num_aborted == before + 1)  # noqa: B023
+            await eventually(lambda: pod.pod.runner.engine.counters.num_aborted == before + 1)  # noqa: B023
 
         assert pod.pod.runner.engine.running == ()
 
@@ -414,7 +410,7 @@ async def test_a_load_goes_on_when_its_client_leaves() -> None:
         await began.wait()
         load.cancel()
 
-        await _until(lambda: "a" in pod.pod.registry.paths)
+        await eventually(lambda: "a" in pod.pod.registry.paths)
 
 
 async def test_a_pod_that_lies_says_yes_and_does_nothing() -> None:
@@ -483,7 +479,7 @@ async def test_debug_shows_engine_and_last_requests() -> None:
             )
             for model in ("a", "b")
         ]
-        await _until(lambda: pod.pod.runner.reported.num_deferred == 1)
+        await eventually(lambda: pod.pod.runner.reported.num_deferred == 1)
         engine = await _get(session, "/debug/engine")
         await asyncio.gather(*tasks)
         requests = list(pod.pod.last_requests)

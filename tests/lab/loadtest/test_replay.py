@@ -21,6 +21,7 @@ from extproc.lab.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.lab.workload.requests import Workload
 from extproc.wire.tls import make_certificate
 from tests.lab.lab import arrival, poisson, workload
+from tests.waiting import eventually
 
 STREAM = {"content-type": "text/event-stream"}
 PIECE = b'data: {"choices":[{"text":"a"}]}\n\n'
@@ -171,9 +172,7 @@ async def test_a_client_without_a_first_token_leaves_and_the_pod_aborts_the_requ
     pod = await start_pod(PodConfig(adapters=["a"], profile=profile))
     try:
         error = await error_at(pod.url, patience_s=0.2)
-        async with asyncio.timeout(60):
-            while not pod.pod.runner.engine.counters.num_aborted:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: pod.pod.runner.engine.counters.num_aborted)
     finally:
         await pod.stop()
 
