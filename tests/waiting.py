@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 
@@ -23,3 +24,15 @@ async def eventually(
         if loop.time() > deadline:
             raise AssertionError(f"{check} still returns {result!r} after {within_s} s")
         await asyncio.sleep(every_s)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """As long as the block lasts, run something that does not end by itself."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

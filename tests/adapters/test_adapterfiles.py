@@ -17,7 +17,7 @@ import pytest
 
 from extproc.adapters.adapterfiles import MAX_CONFIG_BYTES, AdapterFiles, Root, locate
 from extproc.adapters.states import Failure, Result
-from tests.waiting import eventually
+from tests.waiting import beside, eventually
 
 CONFIG = {"peft_type": "LORA", "r": 8, "bias": "none", "base_model_name_or_path": "base"}
 
@@ -44,12 +44,8 @@ async def following(
     changed: list[str] = []
     files = AdapterFiles(roots, on_change=changed.append, interval_s=0.01, timeout_s=timeout_s)
     files.follow(paths)
-    task = asyncio.ensure_future(files.run())
-    try:
+    async with beside(files.run()):
         yield files, changed
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def check(
@@ -217,10 +213,8 @@ async def test_a_change_between_the_check_and_the_next_look_is_not_lost(folder: 
     assert await files.check("/adapters/a", max_rank=8) is not None
     write(folder / "a", r=8)
 
-    task = asyncio.ensure_future(files.run())
-    await eventually(lambda: changed == ["/adapters/a"])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with beside(files.run()):
+        await eventually(lambda: changed == ["/adapters/a"])
 
 
 async def test_the_swapped_link_of_a_configmap_is_a_change(folder: Path) -> None:

@@ -30,7 +30,7 @@ from tests.builders import routing
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
 from tests.service.scene import Scene
-from tests.waiting import eventually
+from tests.waiting import beside, eventually
 
 PATIENCE_S = 60.0
 KEY_FILE = Path(__file__).with_name("peers_key.txt")
@@ -87,13 +87,10 @@ class Replica:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.ensure_future(self.peering.run())
         try:
-            yield
-            assert not task.done(), task.exception()
+            async with beside(self.peering.run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             await self.peering.aclose()
 
 
