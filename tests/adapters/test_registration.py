@@ -532,7 +532,7 @@ async def test_a_long_wait_with_a_body_that_came_later_is_not_dropped(tmp_path: 
         await asyncio.sleep(0.1)
         writer.write(body)
         await eventually(lambda: port.waited)
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
         port.ready.set_result(True)
         line = await asyncio.wait_for(reader.readline(), 60)
         writer.close()
