@@ -18,9 +18,10 @@ from typer.testing import CliRunner, Result
 from extproc import __version__
 from extproc.commands.main import app
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat
+from tests.fakepods import running_pod
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ("envoy-gateway", "envoy-gateway-original-dst", "inference-pool")
@@ -53,9 +54,8 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def pod() -> AsyncIterator[RunningPod]:
-    running = await start_pod(PodConfig(base_model="base", adapters=["a", "b"]))
-    yield running
-    await running.stop()
+    async with running_pod(PodConfig(base_model="base", adapters=["a", "b"])) as running:
+        yield running
 
 
 # --- the command itself ----------------------------------------------------------------------
@@ -314,14 +314,11 @@ async def test_check_pod_says_what_it_cannot_see(pod: RunningPod) -> None:
 async def test_check_pod_uses_the_key_in_the_file(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("secret\n")
-    pod = await start_pod(PodConfig(base_model="base", adapters=["a"], api_key="secret"))
-    try:
+    async with running_pod(PodConfig(base_model="base", adapters=["a"], api_key="secret")) as pod:
         keyless = await asyncio.to_thread(invoke, "check-pod", pod.url)
         with_key = await asyncio.to_thread(
             invoke, "check-pod", pod.url, "--api-key-file", str(key_file)
         )
-    finally:
-        await pod.stop()
 
     assert keyless.exit_code == 1
     assert with_key.exit_code == 0, with_key.output

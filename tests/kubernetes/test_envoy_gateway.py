@@ -17,9 +17,10 @@ import pytest
 import pytest_asyncio
 
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.conftest import pod_config, running_pods
+from tests.e2e.conftest import pod_config
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import (

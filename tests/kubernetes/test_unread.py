@@ -18,8 +18,9 @@ from aiohttp import web
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import running_envoy, running_pods
+from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Client, RouterProcess, free_port
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import NEW, ROUTES, put_rewrite, put_route, route_path

@@ -180,19 +180,6 @@ async def test_a_404_from_a_pod_makes_us_look_and_its_list_decides(
         await log.close()
 
 
-async def test_a_404_alone_unregisters_nothing(pods: list[RunningPod]) -> None:
-    """It may be about something else that a request names, as a previous response."""
-    config = configuration(pods, scrape={"models_interval_s": 600})
-    async with serving(config) as service:
-        log = clients.AccessLog(service.channel)
-        for status in (200, *[404] * 20):
-            pick = await clients.route(service.channel, "c")
-            assert pick.destination
-            await log.tell(pick.pick_id, pick.destination, status=status)
-            await eventually(lambda: _is_zero(service))
-        await log.close()
-
-
 async def test_a_pod_that_fails_is_ejected_counted_and_shown(pods: list[RunningPod]) -> None:
     config = configuration(pods, policy={"name": "round_robin"})
     async with serving(config) as service:

@@ -16,6 +16,7 @@ from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.service.clocks import World
 from extproc.service.scraping import Pods
 from tests.builders import address, endpoint, report
+from tests.fakepods import running_pod
 from tests.service.scene import Scene
 from tests.service.serving import configuration, serving
 from tests.waiting import eventually
@@ -119,8 +120,7 @@ async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost
 async def test_models_that_need_another_key_are_logged_once_with_the_setting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pod = await start_pod(PodConfig(name="pod-0", adapters=["a"], api_key="secret"))
-    try:
+    async with running_pod(PodConfig(name="pod-0", adapters=["a"], api_key="secret")) as pod:
         models = {"models_interval_s": 0.05}
         async with serving(configuration([pod], scrape=models)) as service:
 
@@ -129,8 +129,6 @@ async def test_models_that_need_another_key_are_logged_once_with_the_setting(
 
             await eventually(is_said)
             health = await service.admin("/healthz")
-    finally:
-        await pod.stop()
 
     cause = "HTTP 401 Unauthorized: pods.api_key_file?"
     [line] = said(caplog)

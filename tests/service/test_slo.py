@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests import clients
+from tests.fakepods import running_pod
 from tests.service.serving import Service, configuration, serving
 from tests.waiting import eventually
 
@@ -21,9 +22,8 @@ PATH = "/v1/completions"
 
 @pytest.fixture
 async def pods() -> AsyncIterator[list[RunningPod]]:
-    pod = await start_pod(PodConfig(adapters=["a"]))
-    yield [pod]
-    await pod.stop()
+    async with running_pod(PodConfig(adapters=["a"])) as pod:
+        yield [pod]
 
 
 async def slo_of(service: Service) -> Any:

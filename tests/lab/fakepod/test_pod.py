@@ -19,6 +19,7 @@ from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.engine.records import Step
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.lab.fakepod.registry import Trouble
+from tests.fakepods import running_pod
 from tests.waiting import eventually
 
 Json = dict[str, Any]
@@ -29,12 +30,11 @@ SLOW = replace(INSTANT, step_s=0.02)
 async def _pod(
     config: PodConfig | None = None,
 ) -> AsyncIterator[tuple[RunningPod, aiohttp.ClientSession]]:
-    pod = await start_pod(config or PodConfig(adapters=["a", "b"]))
-    try:
-        async with aiohttp.ClientSession(pod.url) as session:
-            yield pod, session
-    finally:
-        await pod.stop()
+    async with (
+        running_pod(config or PodConfig(adapters=["a", "b"])) as pod,
+        aiohttp.ClientSession(pod.url) as session,
+    ):
+        yield pod, session
 
 
 def _completion(model: str | None = "a", **more: object) -> Json:
@@ -508,13 +508,12 @@ async def test_a_pod_can_come_back_on_its_address() -> None:
     first = await start_pod(PodConfig())
     await first.kill()
     host, port = first.address.split(":")
-    second = await start_pod(PodConfig(name="again"), host, int(port))
-    try:
-        async with aiohttp.ClientSession(second.url) as session:
-            _, _, headers = await _post(session, "/v1/completions", _completion("base"))
-            assert headers["x-served-by"] == "again"
-    finally:
-        await second.stop()
+    async with (
+        running_pod(PodConfig(name="again"), host, int(port)) as second,
+        aiohttp.ClientSession(second.url) as session,
+    ):
+        _, _, headers = await _post(session, "/v1/completions", _completion("base"))
+        assert headers["x-served-by"] == "again"
 
 
 async def test_a_taken_port_is_an_error() -> None:
