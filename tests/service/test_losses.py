@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import yaml
 from extproc.config.file import parse_config
 from extproc.fleet.losses import Part
 from extproc.fleet.readiness import Readiness
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from extproc.service.clocks import World
 from extproc.service.scraping import Pods
 from tests.builders import address, endpoint, report
@@ -45,21 +46,19 @@ async def test_a_killed_pod_and_its_return_are_logged_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     title = f"pod-1 ({pods[1].address})"
-    async with serving(configuration(pods)) as service:
+    async with AsyncExitStack() as stack, serving(configuration(pods)) as service:
 
         async def is_lost() -> bool:
             return bool((await service.admin("/healthz"))["warnings"])
-
-        async def is_said() -> bool:
-            return any("again" in line for line in said(caplog))
 
         await pods[1].kill()
         await eventually(is_lost)
         during = await service.admin("/healthz")
         gauges = [await service.metric(f"extproc_endpoints{end} ") for end in ("", "_lost")]
         port = int(pods[1].address.rpartition(":")[2])
-        pods[1] = await start_pod(PodConfig(name="pod-1", adapters=["a"]), port=port)
-        await eventually(is_said)
+        again = running_pod(PodConfig(name="pod-1", adapters=["a"]), port=port)
+        await stack.enter_async_context(again)
+        await eventually(lambda: any("again" in line for line in said(caplog)))
         after = await service.admin("/healthz")
 
     loss, *others = [line for line in said(caplog) if "restarted" not in line]
