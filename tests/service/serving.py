@@ -41,6 +41,19 @@ class Service:
             float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)
         )
 
+    async def metric_is(self, name: str, value: float) -> bool:
+        return await self.metric(name) == value
+
+    async def endpoints(self) -> list[dict[str, Any]]:
+        """As `/debug/snapshot` shows them."""
+        shown: list[dict[str, Any]] = (await self.admin("/debug/snapshot"))["endpoints"]
+        return shown
+
+    async def warnings(self) -> list[str]:
+        """Those of `/healthz`."""
+        said: list[str] = (await self.admin("/healthz"))["warnings"]
+        return said
+
     async def is_ready(self) -> bool:
         return bool((await self.admin("/healthz"))["status"] == "ok")
 

@@ -190,7 +190,7 @@ async def test_a_pod_that_fails_is_ejected_counted_and_shown(pods: list[RunningP
             pick = await clients.route(service.channel, "base")
             status = 500 if pick.destination == bad else 200
             await log.tell(pick.pick_id, pick.destination, status=status)
-            endpoints = (await service.admin("/debug/snapshot"))["endpoints"]
+            endpoints = await service.endpoints()
             return any(each["ejected"] for each in endpoints if each["address"] == bad)
 
         await eventually(is_ejected)
@@ -221,10 +221,9 @@ async def test_a_pod_whose_engine_is_dead_gets_nothing_once_it_has_failed_a_requ
         assert dead not in after
         pods[0].pod.runner.is_dead = False
 
-        async def is_alive() -> bool:
-            return await service.metric(f'extproc_endpoint_ready{{endpoint="{dead}"}}') == 1
-
-        await eventually(is_alive)
+        await eventually(
+            lambda: service.metric_is(f'extproc_endpoint_ready{{endpoint="{dead}"}}', 1)
+        )
         await log.close()
 
 
@@ -263,7 +262,7 @@ async def test_orca_is_asked_for_and_read_where_it_is_on(pods: list[RunningPod])
         await log.tell(pick.pick_id, pick.destination, endpoint_load_metrics=report)
 
         async def is_read() -> bool:
-            views = (await service.admin("/debug/snapshot"))["endpoints"]
+            views = await service.endpoints()
             (view,) = [each for each in views if each["address"] == pick.destination]
             return bool(view["num_waiting"] == 7 and view["kv_usage_ratio"] == 0.5)
 

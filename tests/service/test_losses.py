@@ -47,12 +47,8 @@ async def test_a_killed_pod_and_its_return_are_logged_once(
     caplog.set_level(logging.INFO)
     title = f"pod-1 ({pods[1].address})"
     async with AsyncExitStack() as stack, serving(configuration(pods)) as service:
-
-        async def is_lost() -> bool:
-            return bool((await service.admin("/healthz"))["warnings"])
-
         await pods[1].kill()
-        await eventually(is_lost)
+        await eventually(service.warnings)
         during = await service.admin("/healthz")
         gauges = [await service.metric(f"extproc_endpoints{end} ") for end in ("", "_lost")]
         port = int(pods[1].address.rpartition(":")[2])
@@ -122,11 +118,7 @@ async def test_models_that_need_another_key_are_logged_once_with_the_setting(
     async with running_pod(PodConfig(name="pod-0", adapters=["a"], api_key="secret")) as pod:
         models = {"models_interval_s": 0.05}
         async with serving(configuration([pod], scrape=models)) as service:
-
-            async def is_said() -> bool:
-                return bool((await service.admin("/healthz"))["warnings"])
-
-            await eventually(is_said)
+            await eventually(service.warnings)
             health = await service.admin("/healthz")
 
     cause = "HTTP 401 Unauthorized: pods.api_key_file?"
@@ -145,14 +137,11 @@ async def test_a_pod_that_leaves_while_lost_is_not_back(
     discovery = {"file": str(file), "file_interval_s": 0.05}
     async with serving(configuration([], discovery=discovery)) as service:
 
-        async def is_lost() -> bool:
-            return bool((await service.admin("/healthz"))["warnings"])
-
         async def is_gone() -> bool:
-            return await service.metric("extproc_endpoints ") == 1 and not await is_lost()
+            return await service.metric_is("extproc_endpoints ", 1) and not await service.warnings()
 
         await pods[1].kill()
-        await eventually(is_lost)
+        await eventually(service.warnings)
         file.write_text(yaml.safe_dump([pods[0].address]))
         await eventually(is_gone)
 
