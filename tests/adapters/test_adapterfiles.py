@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 from extproc.adapters.adapterfiles import MAX_CONFIG_BYTES, AdapterFiles, Root, locate
 from extproc.adapters.states import Failure, Result
+from tests.waiting import beside, eventually
 
 CONFIG = {"peft_type": "LORA", "r": 8, "bias": "none", "base_model_name_or_path": "base"}
 
@@ -43,12 +44,8 @@ async def following(
     changed: list[str] = []
     files = AdapterFiles(roots, on_change=changed.append, interval_s=0.01, timeout_s=timeout_s)
     files.follow(paths)
-    task = asyncio.ensure_future(files.run())
-    try:
+    async with beside(files.run()):
         yield files, changed
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def check(
@@ -68,11 +65,6 @@ async def is_seen_and_good(folder: Path) -> bool:
     """Whether there is no problem, but for pods that take no adapter of its rank."""
     low = await check(folder, max_rank=1)
     return await check(folder) is None and low is not None and "its rank is 8" in low.message
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 # --- where they are -------------------------------------------------------------------------------
@@ -202,13 +194,13 @@ async def test_files_that_appear_change_or_go_are_reported(folder: Path) -> None
     async with following(Root("/adapters", folder), paths=paths) as (files, changed):
         assert await files.check("/adapters/a") is not None
         write(folder / "a")
-        await until(lambda: bool(changed))
+        await eventually(lambda: bool(changed))
         changed.clear()
         (folder / "a" / "adapter_model.safetensors").write_bytes(b"other weights")
-        await until(lambda: bool(changed))
+        await eventually(lambda: bool(changed))
         changed.clear()
         shutil.rmtree(folder / "a")
-        await until(lambda: bool(changed))
+        await eventually(lambda: bool(changed))
 
     assert set(changed) == {"/adapters/a"}
 
@@ -221,10 +213,8 @@ async def test_a_change_between_the_check_and_the_next_look_is_not_lost(folder: 
     assert await files.check("/adapters/a", max_rank=8) is not None
     write(folder / "a", r=8)
 
-    task = asyncio.ensure_future(files.run())
-    await until(lambda: changed == ["/adapters/a"])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with beside(files.run()):
+        await eventually(lambda: changed == ["/adapters/a"])
 
 
 async def test_the_swapped_link_of_a_configmap_is_a_change(folder: Path) -> None:
@@ -238,7 +228,7 @@ async def test_the_swapped_link_of_a_configmap_is_a_change(folder: Path) -> None
         assert await files.check("/adapters/a") is None
         (folder / "..new").symlink_to("..2")
         (folder / "..new").rename(folder / "..data")
-        await until(lambda: changed == ["/adapters/a"])
+        await eventually(lambda: changed == ["/adapters/a"])
 
 
 async def test_adapters_that_are_no_longer_followed_are_not_reported(folder: Path) -> None:
@@ -250,7 +240,7 @@ async def test_adapters_that_are_no_longer_followed_are_not_reported(folder: Pat
         files.follow(["/adapters/b"])
         write(folder / "a", r=1)
         write(folder / "b", r=1)
-        await until(lambda: bool(changed))
+        await eventually(lambda: bool(changed))
 
     assert set(changed) == {"/adapters/b"}
 
@@ -272,11 +262,11 @@ async def test_a_mount_that_hangs_holds_up_no_other(
         assert await files.check("/hung/a") is None
         assert await files.check("/adapters/a") is not None
         write(folder / "a")
-        await until(lambda: changed == ["/adapters/a"] and bool(caplog.messages))
+        await eventually(lambda: changed == ["/adapters/a"] and bool(caplog.messages))
         is_back.set()
         while await files.check("/hung/a") is None:
             await asyncio.sleep(0.01)
         write(hung / "a")
-        await until(lambda: "/hung/a" in changed)
+        await eventually(lambda: "/hung/a" in changed)
 
     assert caplog.messages == [f"{hung} does not answer: its adapters are not checked"]

@@ -15,7 +15,8 @@ from extproc.adapters.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, u
 from extproc.adapters.states import Failure, Result
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.podhttp import open_session
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from tests.fakepods import running_pod
 
 VLLM, SGLANG = PROFILES["vllm"], PROFILES["sglang"]
 OK = Result()
@@ -31,11 +32,8 @@ TAKEN = (
 
 @asynccontextmanager
 async def fake_pod(**config: object) -> AsyncIterator[RunningPod]:
-    pod = await start_pod(PodConfig(**config))  # type: ignore[arg-type]
-    try:
+    async with running_pod(PodConfig(**config)) as pod:  # type: ignore[arg-type]
         yield pod
-    finally:
-        await pod.stop()
 
 
 @asynccontextmanager

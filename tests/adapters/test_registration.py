@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from extproc.adapters.tokens import Tokens
 from extproc.service.admin import AdminServer
 from extproc.types import Snapshot
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimits
+from tests.waiting import eventually
 
 TOKEN = "secret-1"
 A = {"name": "org/a", "source": "/adapters/a"}
@@ -398,8 +399,7 @@ async def test_vllms_paths_answer_in_its_words(port: Port) -> None:
 async def test_a_load_is_answered_when_enough_pods_list_it(port: Port) -> None:
     port.ready = asyncio.get_running_loop().create_future()
     asking = asyncio.ensure_future(port.ask("POST", LOAD, ASKED))
-    while not port.waited:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: port.waited)
     was_done = asking.done()
     port.ready.set_result(True)
 
@@ -470,12 +470,6 @@ async def test_a_repository_of_the_hub_is_declared_as_one(port: Port) -> None:
     assert port.store.entries["x"].declaration.source == "hf:org/repo"
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-
 async def test_loads_that_wait_keep_nobody_else_out(port: Port) -> None:
     """One token's part of the waiting is taken: its other requests and other tokens' go on."""
     port.ready = asyncio.get_running_loop().create_future()
@@ -484,12 +478,12 @@ async def test_loads_that_wait_keep_nobody_else_out(port: Port) -> None:
         port.now += 1
         asked = {"lora_name": f"x{number}", "lora_path": "/x"}
         asking.append(asyncio.ensure_future(port.ask("POST", LOAD, asked)))
-        await until(lambda: len(port.waited) + sum(map(asyncio.Future.done, asking)) > number)  # noqa: B023
+        await eventually(lambda: len(port.waited) + sum(map(asyncio.Future.done, asking)) > number)  # noqa: B023
     refused = [each.result() for each in asking if each.done()]
     port.now += 1
     own = [await port.ask("GET", path) for path in ("/v1/adapters", "/healthz", "/metrics")]
     other = asyncio.ensure_future(port.ask("POST", LOAD, ASKED, token="secret-2"))
-    await until(lambda: port.waited[-1][0] == "x")
+    await eventually(lambda: port.waited[-1][0] == "x")
     port.ready.set_result(True)
     statuses = [(await each).status for each in asking]
 
@@ -537,9 +531,8 @@ async def test_a_long_wait_with_a_body_that_came_later_is_not_dropped(tmp_path: 
         )
         await asyncio.sleep(0.1)
         writer.write(body)
-        while not port.waited:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(1)
+        await eventually(lambda: port.waited)
+        await asyncio.sleep(0.5)
         port.ready.set_result(True)
         line = await asyncio.wait_for(reader.readline(), 60)
         writer.close()

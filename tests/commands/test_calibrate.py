@@ -12,7 +12,8 @@ from extproc.commands.lab import lab_app
 from extproc.lab.calibration.calibrate import calibrate
 from extproc.lab.calibration.live import CalibrationError
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.pod import PodConfig
+from tests.fakepods import running_pod
 
 ADAPTERS = ("a", "b", "c", "d", "e")
 TRUTH = replace(
@@ -39,13 +40,12 @@ SLACK_S = 0.15
 @pytest.mark.timeout(240)
 async def test_the_costs_of_a_fake_pod_are_found_again() -> None:
     """Measured with all adapters that it lists."""
-    pod = await start_pod(PodConfig(adapters=ADAPTERS, max_loras=2, max_cpu_loras=4, profile=TRUTH))
-    try:
+    async with running_pod(
+        PodConfig(adapters=ADAPTERS, max_loras=2, max_cpu_loras=4, profile=TRUTH)
+    ) as pod:
         found = await calibrate(
             pod.url, INSTANT, max_requests=4, max_cpu_loras=4, window_s=0.4, report=print
         )
-    finally:
-        await pod.stop()
     print(found)
 
     errors = []
@@ -63,12 +63,9 @@ async def test_the_costs_of_a_fake_pod_are_found_again() -> None:
 
 
 async def test_an_adapter_that_is_not_there_is_refused() -> None:
-    pod = await start_pod(PodConfig(adapters=["a"]))
-    try:
+    async with running_pod(PodConfig(adapters=["a"])) as pod:
         with pytest.raises(CalibrationError, match="not listed by the server: nobody"):
             await calibrate(pod.url, INSTANT, adapters=["nobody"], max_requests=2)
-    finally:
-        await pod.stop()
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ from extproc.commands.demo.policies import (
     make_workload,
 )
 from extproc.commands.main import app
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.pod import PodConfig
 from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.workload.exchange import RequestRecord
 from tests.commandline import Command, commands
+from tests.fakepods import running_pod
 
 NUM_PROCESSES = 7
 """The demo itself, four pods, the router and Envoy."""
@@ -148,11 +149,8 @@ async def test_requests_without_their_whole_answer_are_failed_ones() -> None:
     workload = make_workload(0.1, 200)
     num_known = sum(arrival.adapter == ADAPTERS[0] for arrival in workload.arrivals)
     records: list[RequestRecord] = []
-    pod = await start_pod(PodConfig(base_model="base", adapters=[ADAPTERS[0]]))
-    try:
+    async with running_pod(PodConfig(base_model="base", adapters=[ADAPTERS[0]])) as pod:
         await replay(workload, ReplaySettings(pod.url), records.append)
-    finally:
-        await pod.stop()
     good = next(record for record in records if not record.error)
     records.append(msgspec.structs.replace(good, num_tokens=1))
 

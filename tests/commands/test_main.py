@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,16 +13,15 @@ from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
 from extproc import __version__
 from extproc.commands.main import app
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.observe import logs
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat
+from tests.fakepods import running_pod
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ("envoy-gateway", "envoy-gateway-original-dst", "inference-pool")
@@ -56,9 +54,8 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def pod() -> AsyncIterator[RunningPod]:
-    running = await start_pod(PodConfig(base_model="base", adapters=["a", "b"]))
-    yield running
-    await running.stop()
+    async with running_pod(PodConfig(base_model="base", adapters=["a", "b"])) as running:
+        yield running
 
 
 # --- the command itself ----------------------------------------------------------------------
@@ -150,51 +147,6 @@ async def test_serve_is_ready_until_a_signal_and_ends_well(pod: RunningPod) -> N
     async with RouterProcess({"discovery": {"static": [pod.address]}}) as router:
         assert await router.admin_status("/healthz") == 200
         assert await router.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "discovery: {static: []}\nserver: {addres: x}\n",
-            "server.addres: unknown; allowed: address",
-        ),
-        (GOOD + "policy: {name: nope}\n", "policy nope: unknown; allowed: founding"),
-        (
-            GOOD + "policy: {name: founding, args: {threshold: 0}}\n",
-            "threshold is 0; allowed: 1 or more",
-        ),
-    ],
-)
-@pytest.mark.parametrize("command", ["serve", "check-config"])
-def test_a_wrong_configuration_is_reported_on_one_line(
-    command: str, config: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "configure_logging", lambda *_, **__: None)  # it is the process's
-    config.write_text(text)
-
-    assert message in error_line(invoke(command, "--config", str(config)))
-
-
-@pytest.mark.parametrize("transport", ["wire", "grpcio"])
-def test_serve_says_which_address_is_in_use(config: Path, transport: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        server = {"address": f"127.0.0.1:{port}", "transport": transport}
-        admin = {"address": "127.0.0.1:0"}
-        config.write_text(GOOD + yaml.safe_dump({"server": server, "admin": admin}))
-        done = subprocess.run(
-            [sys.executable, "-m", "extproc", "serve", "--config", str(config)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    assert done.returncode == 2
-    assert str(port) in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 # --- check-config ----------------------------------------------------------------------------
@@ -362,26 +314,14 @@ async def test_check_pod_says_what_it_cannot_see(pod: RunningPod) -> None:
 async def test_check_pod_uses_the_key_in_the_file(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("secret\n")
-    pod = await start_pod(PodConfig(base_model="base", adapters=["a"], api_key="secret"))
-    try:
+    async with running_pod(PodConfig(base_model="base", adapters=["a"], api_key="secret")) as pod:
         keyless = await asyncio.to_thread(invoke, "check-pod", pod.url)
         with_key = await asyncio.to_thread(
             invoke, "check-pod", pod.url, "--api-key-file", str(key_file)
         )
-    finally:
-        await pod.stop()
 
     assert keyless.exit_code == 1
     assert with_key.exit_code == 0, with_key.output
-
-
-def test_check_pod_fails_for_a_server_that_does_not_respond() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        result = invoke("check-pod", f"http://127.0.0.1:{unused.getsockname()[1]}")
-
-    assert result.exit_code == 1
-    assert "FAIL" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from extproc.commands.main import app
 from extproc.lab.fakepod.pod import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
 from tests.commandline import Command, commands, snippets
+from tests.fakepods import running_pod
 from tests.wire.pki import Pki
 
 slow = pytest.mark.timeout(180)
@@ -162,11 +163,8 @@ async def test_if_no_pod_answers_it_waits_for_one(start: Callable[..., Command])
     await wait_for(up, "no pod answers yet: waiting for one")
     assert "in Python" not in up.output
 
-    pod = await start_pod(PodConfig(adapters=["late"]), port=port)
-    try:
+    async with running_pod(PodConfig(adapters=["late"]), port=port):
         await wait_for(up, '"model": "late"')
-    finally:
-        await pod.stop()
     assert up.output.count("no pod answers yet") == 1
 
 

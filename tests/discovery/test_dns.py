@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from extproc.discovery.dns import DnsDiscovery
 from extproc.types import Endpoint
 from tests.dnsserver import DnsServer
-from tests.e2e.harness import eventually
+from tests.waiting import eventually
 
 
 class Seen:
@@ -230,10 +230,7 @@ async def test_who_stops_waits_for_the_question_under_way(server: DnsServer) -> 
     server.num_to_lose = 1
     looking = asyncio.ensure_future(Seen(server, timeout_s=3.0).look())
 
-    async def has_asked() -> bool:
-        return bool(server.questions)
-
-    await eventually(has_asked)
+    await eventually(lambda: bool(server.questions))
     looking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await looking

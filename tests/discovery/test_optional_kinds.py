@@ -13,6 +13,7 @@ from extproc.discovery.kubernetes.kubewatch import MAX_REST_S, ListWatch, WatchS
 from extproc.discovery.kubernetes.objects import InferenceObjective, objectives_query
 from extproc.discovery.kubernetes.store import ApiError
 from tests.virtualtime import in_virtual_time
+from tests.waiting import beside
 
 NEW, OLD = "llm-d.ai", "inference.networking.x-k8s.io"
 RELIST_S = 600.0
@@ -76,10 +77,8 @@ def watch_of(api: Api, on_change: Callable[[Objects], None]) -> ListWatch[Infere
 async def followed(api: Api, *, for_s: float) -> ListWatch[InferenceObjective]:
     """The kind after it has been followed for a while."""
     watch = watch_of(api, lambda _: None)
-    task = asyncio.ensure_future(watch.run())
-    await asyncio.sleep(for_s)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with beside(watch.run()):
+        await asyncio.sleep(for_s)
     return watch
 
 
@@ -92,13 +91,11 @@ async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[s
         assert bool(watch.api) == bool(known)
 
     watch = watch_of(api, on_change)
-    task = asyncio.ensure_future(watch.run())
-    for change in changes:
-        change(api)
-        await asyncio.sleep(every_s)
-        seen.append(list(known))
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with beside(watch.run()):
+        for change in changes:
+            change(api)
+            await asyncio.sleep(every_s)
+            seen.append(list(known))
     return seen
 
 
@@ -133,11 +130,9 @@ async def test_a_group_that_fails_does_not_keep_the_one_that_is_followed_from_be
     api.refusals = {OLD: LOST}
     watch = watch_of(api, lambda _: None)
     watch.api = NEW_API
-    task = asyncio.ensure_future(watch.run())
-    await asyncio.sleep(1.0)
-    assert not watch.stats.contacts_s, "the age of the endpoints is an alert, theirs is none"
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with beside(watch.run()):
+        await asyncio.sleep(1.0)
+        assert not watch.stats.contacts_s, "the age of the endpoints is an alert, theirs is none"
 
     assert (watch.problem, watch.stats.lists) == ("", {"inferenceobjectives": 1})
 

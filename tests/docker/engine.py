@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.compose.files import ROOT
-from tests.e2e.harness import eventually, free_port
+from tests.e2e.harness import free_port
+from tests.waiting import eventually
 
 START = "EXTPROC_DOCKER_START"
 """The variable with a command that starts an engine that has the images or can pull them."""

@@ -20,7 +20,8 @@ import pytest_asyncio
 
 from tests.compose.files import COMPOSE, FILES, ROOT, services
 from tests.docker.engine import Project, need_engine, service_of
-from tests.e2e.harness import Client, eventually
+from tests.e2e.harness import Client
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.docker,

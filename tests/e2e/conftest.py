@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ import pytest_asyncio
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from tests.e2e.harness import EnvoyProcess, RouterProcess
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 NUM_PODS = 3
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -42,20 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pod_config(number: int, **more: Any) -> PodConfig:
     """Pod N has an adapter of its own, `only-N`, and one that all have, `shared`."""
     return PodConfig(name=f"pod-{number}", adapters=[f"only-{number}", "shared"], **more)
-
-
-@asynccontextmanager
-async def running_pods(
-    *configs: PodConfig, hosts: Sequence[str] = (), port: int = 0
-) -> AsyncIterator[list[RunningPod]]:
-    """Fake pods in this process, on loopback or at these addresses."""
-    async with AsyncExitStack() as stack:
-        pods = []
-        for number, config in enumerate(configs):
-            host = hosts[number] if hosts else "127.0.0.1"
-            pods.append(await start_pod(config, host, port))
-            stack.push_async_callback(pods[-1].stop)
-        yield pods
 
 
 def own_pods(

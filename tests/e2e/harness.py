@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +24,6 @@ from extproc.stack.processes import ChildProcess as ChildProcess
 from extproc.stack.processes import StackError
 from extproc.stack.processes import free_port as free_port
 from extproc.stack.routers import Router
-
-
-async def eventually(
-    check: Callable[[], object], *, within_s: float = 60.0, every_s: float = 0.02
-) -> Any:
-    """Repeat `check`, which may be a coroutine function, until its result is true; return that."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while True:
-        result = check()
-        if inspect.isawaitable(result):
-            result = await result
-        if result:
-            return result
-        if loop.time() > deadline:
-            raise AssertionError(f"{check} still returns {result!r} after {within_s} s")
-        await asyncio.sleep(every_s)
 
 
 def peak_memory_bytes(process: ChildProcess) -> int:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.e2e.conftest import PATIENCE_S
-from tests.e2e.harness import Answer, Client, eventually
+from tests.e2e.harness import Answer, Client
+from tests.waiting import eventually
 
 
 def outcome(answer: Answer) -> str:

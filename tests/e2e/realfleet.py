@@ -22,8 +22,9 @@ from extproc.lab.workload.judge import Slo, measure, percentile
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.synthetic import zipf
 from extproc.routing.policies import Founding, LeastPending, Policy, RoundRobin
-from tests.e2e.conftest import router_config, running_envoy, running_pods
+from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import RouterProcess
+from tests.fakepods import running_pods
 
 POLICIES: Mapping[str, Callable[[], Policy]] = {
     "founding": Founding,

@@ -11,8 +11,10 @@ import aiohttp
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import PATIENCE_S, router_config, running_envoy, running_pods
-from tests.e2e.harness import Client, RouterProcess, eventually, free_port
+from tests.e2e.conftest import PATIENCE_S, router_config, running_envoy
+from tests.e2e.harness import Client, RouterProcess, free_port
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 PATHS = {f"/adapters/{name}": 8 for name in ("a", "b", "c")}
 TOKEN = {"authorization": "Bearer secret"}

@@ -13,9 +13,11 @@ import aiohttp
 import pytest
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from tests.e2e.conftest import router_config, running_envoy, running_pods
-from tests.e2e.harness import Answer, Client, RouterProcess, eventually
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import Answer, Client, RouterProcess
+from tests.fakepods import running_pod, running_pods
+from tests.waiting import eventually
 
 PATHS = {"/adapters/a": 8, "/adapters/a-2": 8, "/adapters/b": 8, "/adapters/wide": 64}
 """What pods find on their disks, with ranks; they take up to 16."""
@@ -142,27 +144,21 @@ async def test_an_adapter_that_cannot_be_loaded_is_a_503_with_the_reason_and_oth
         assert await scene.router.counter("extproc_adapter_calls_total") >= 3
 
 
-async def test_an_unknown_name_is_a_404(http: aiohttp.ClientSession) -> None:
-    async with declaring(http, route("a")) as scene:
-        assert (await scene.client.chat("nobody")).status == 404
-
-
 async def test_a_pod_that_restarts_gets_its_adapters_again(http: aiohttp.ClientSession) -> None:
     async with declaring(http, route("a"), route("b"), num_pods=1) as scene:
         [pod] = scene.pods
         await scene.until_listed(pod, "a", "b")
         host, _, port = pod.address.rpartition(":")
         await pod.stop()
-        again = await start_pod(PodConfig(name="pod-0", ranks_by_path=PATHS), host, int(port))
-        try:
+        async with running_pod(
+            PodConfig(name="pod-0", ranks_by_path=PATHS), host, int(port)
+        ) as again:
             await scene.until_listed(again, "a", "b")
 
             async def answers() -> bool:
                 return (await scene.client.chat("a")).status == 200
 
             await eventually(answers)
-        finally:
-            await again.stop()
 
 
 async def test_undeclared_adapters_are_served_and_never_unloaded_or_refused_if_so_configured(
@@ -219,11 +215,8 @@ async def test_requests_that_wait_for_an_adapter_get_the_first_version_that_it_g
         scene.router.change_config(routes=[route("a", version="1")])
         await eventually(lambda: serves(scene, "a@1", False))
 
-        again = await start_pod(PodConfig(name="pod-0", ranks_by_path=PATHS), host, int(port))
-        try:
+        async with running_pod(PodConfig(name="pod-0", ranks_by_path=PATHS), host, int(port)):
             assert [served_model(await each) for each in answers] == ["a@1"] * 3
-        finally:
-            await again.stop()
 
 
 async def serves(scene: Scene, served: str, is_ready: bool) -> bool:

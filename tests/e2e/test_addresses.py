@@ -6,8 +6,9 @@ import aiohttp
 import pytest
 
 from extproc.envoy.bootstrap import Mode
-from tests.e2e.conftest import own_pods, pod_config, router_config, running_envoy, running_pods
+from tests.e2e.conftest import own_pods, pod_config, router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess
+from tests.fakepods import running_pods
 
 NUM_REQUESTS = 10
 

@@ -15,14 +15,8 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import NUM_PODS, PATIENCE_S, running_envoy
-from tests.e2e.harness import (
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    chat,
-    eventually,
-    h2_request,
-)
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, h2_request
+from tests.waiting import eventually
 
 MODELS = [f"only-{number}" for number in range(NUM_PODS)]
 SERVERS = [f"pod-{number}" for number in range(NUM_PODS)]

@@ -18,16 +18,10 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import pod_config, router_config, running_envoy, running_pods
-from tests.e2e.harness import (
-    Answer,
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    chat,
-    eventually,
-    peak_memory_bytes,
-)
+from tests.e2e.conftest import pod_config, router_config, running_envoy
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, peak_memory_bytes
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 PATH = "/v1/chat/completions"
 MIB = 1024 * 1024

@@ -12,8 +12,10 @@ from extproc.envoy.bootstrap import Mode
 from extproc.fleet.cachesize import OBSERVATIONS_PER_LOOK
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import router_config, running_envoy, running_pods
-from tests.e2e.harness import Client, RouterProcess, eventually
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import Client, RouterProcess
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 PLACES = 4
 ADAPTERS = [f"adapter-{number}" for number in range(12)]

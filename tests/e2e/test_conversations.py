@@ -13,7 +13,8 @@ import pytest
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
-from tests.e2e.harness import Client, RouterProcess, eventually
+from tests.e2e.harness import Client, RouterProcess
+from tests.waiting import eventually
 
 NUM_CONVERSATIONS = 8
 NUM_TURNS = 4

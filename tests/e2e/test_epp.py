@@ -36,8 +36,9 @@ from tests.e2e.charts import (
     subset,
 )
 from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config
-from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, eventually, h2_request
+from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, h2_request
 from tests.e2e.test_registration import WRITTEN_PATHS, came_through_envoy, status_of
+from tests.waiting import eventually
 from tests.wire.pki import Pki
 
 # Several processes start in each of some tests; on a busy machine each may take half a minute.
@@ -212,23 +213,6 @@ async def test_a_subset_of_one_is_served_by_that_one(
     ]
 
     assert [answer.served_by for answer in answers] == SERVERS
-
-
-async def test_an_empty_subset_is_503(hinting_gateway: Gateway) -> None:
-    answer = await hinting_gateway.client.chat("shared", headers=subset())
-
-    assert refused(answer) == (503, "no_endpoints")
-    assert answer.headers["retry-after"] == "1"
-
-
-async def test_a_subset_without_an_eligible_endpoint_is_503(
-    hinting_gateway: Gateway, pods: list[RunningPod]
-) -> None:
-    unknown = await hinting_gateway.client.chat("shared", headers=subset("10.9.9.9:8000"))
-    without_model = await hinting_gateway.client.chat("only-1", headers=subset(pods[0].address))
-
-    assert refused(unknown) == (503, "no_endpoints")
-    assert refused(without_model) == (503, "no_endpoints")
 
 
 async def test_a_request_without_a_body_has_its_subset_too(

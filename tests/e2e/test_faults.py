@@ -21,14 +21,9 @@ from tests.e2e.conftest import (
     router_config,
     running_envoy,
 )
-from tests.e2e.harness import (
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    chat,
-    eventually,
-)
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat
 from tests.e2e.load import Load, outcome
+from tests.waiting import eventually
 
 PATH = "/v1/chat/completions"
 NUM_CLIENTS = 8

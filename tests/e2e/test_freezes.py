@@ -17,8 +17,9 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode
 from extproc.stack.stack import FakePod
 from tests.e2e.conftest import MAX_BODY_BYTES, NUM_PODS, pod_config, running_envoy
-from tests.e2e.harness import ChildProcess, Client, EnvoyProcess, RouterProcess, eventually
+from tests.e2e.harness import ChildProcess, Client, EnvoyProcess, RouterProcess
 from tests.e2e.load import Load
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,7 +16,8 @@ from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
 from extproc.stack.stack import FakePod
 from tests.e2e.conftest import SLOW, running_envoy
-from tests.e2e.harness import Answer, Client, RouterProcess, eventually
+from tests.e2e.harness import Answer, Client, RouterProcess
+from tests.waiting import eventually
 
 NUM_PODS, NUM_HELD, NUM_NEW = 2, 120, 10
 ROOM = {"name": "tests.e2e.room:Room", "args": {"num": 1}}

@@ -13,7 +13,8 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
-from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess
+from tests.waiting import eventually
 
 MESSAGE_TIMEOUT_S = 0.5
 HOLD_S = 3 * MESSAGE_TIMEOUT_S

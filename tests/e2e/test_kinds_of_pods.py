@@ -15,8 +15,10 @@ import yaml
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import SLOW, router_config, running_envoy, running_pods
-from tests.e2e.harness import Client, RouterProcess, eventually
+from tests.e2e.conftest import SLOW, router_config, running_envoy
+from tests.e2e.harness import Client, RouterProcess
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 WIDE = "wide-r64"
 NARROW = [f"narrow-{number}" for number in range(8)]

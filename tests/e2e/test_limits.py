@@ -18,10 +18,10 @@ from tests.e2e.harness import (
     EnvoyProcess,
     RouterProcess,
     chat,
-    eventually,
     h2_request,
     raw_request,
 )
+from tests.waiting import eventually
 
 PATH = "/v1/chat/completions"
 EDGE = {-1: 200, 0: 200, 1: 413}

@@ -9,10 +9,12 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import router_config, running_envoy, running_pods
-from tests.e2e.harness import RouterProcess, eventually
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import RouterProcess
+from tests.fakepods import running_pods
 from tests.vllm.loadclient import OUTPUT_TOKENS, SKEWED, TIMEOUT_S, LoadClient
 from tests.vllm.server import ADAPTERS, PYTHON, build_model
+from tests.waiting import eventually
 
 NUM_PODS = 3
 NUM_PROMPTS = 120

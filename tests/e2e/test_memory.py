@@ -15,14 +15,8 @@ import pytest
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config, running_envoy
-from tests.e2e.harness import (
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    chat,
-    eventually,
-    peak_memory_bytes,
-)
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, peak_memory_bytes
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -22,7 +22,8 @@ from tests.e2e.conftest import (
     router_config,
     running_envoy,
 )
-from tests.e2e.harness import Answer, Client, RouterProcess, eventually
+from tests.e2e.harness import Answer, Client, RouterProcess
+from tests.waiting import eventually
 
 NUM_CLIENTS = 8
 NUM_REQUESTS = 400

@@ -29,10 +29,10 @@ from tests.e2e.harness import (
     RouterProcess,
     chat,
     connection_manager,
-    eventually,
     free_port,
 )
 from tests.e2e.load import Load, outcome
+from tests.waiting import eventually
 
 PATH = "/v1/chat/completions"
 NUM_CLIENTS = 8

@@ -18,8 +18,10 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import SLOW, router_config, running_envoy, running_pods
-from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
+from tests.e2e.conftest import SLOW, router_config, running_envoy
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 ADAPTERS = ["a", "b", "c", "d"]
 OBJECTIVE, TENANT = "x-llm-d-inference-objective", "x-llm-d-inference-fairness-id"

@@ -14,15 +14,9 @@ import aiohttp
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import (
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    eventually,
-    free_port,
-    raw_request,
-)
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, free_port, raw_request
 from tests.e2e.test_adapters import TOKEN, Scene, registering, store_in
+from tests.waiting import eventually
 
 LOAD = "/v1/load_lora_adapter"
 WRITTEN_PATHS = (

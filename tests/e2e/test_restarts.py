@@ -16,9 +16,10 @@ import yaml
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import MAX_BODY_BYTES, router_config, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.e2e.load import Load, outcome
 from tests.e2e.test_faults import is_served, is_unready
+from tests.waiting import eventually
 
 
 def without_health_checks(mode: Mode, *routers: RouterProcess) -> str:

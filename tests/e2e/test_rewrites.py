@@ -19,7 +19,8 @@ from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import own_pods, router_config, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually, h2_request
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, h2_request
+from tests.waiting import eventually
 
 LONG = "an-alias-that-is-longer-than-the-name-of-its-adapter"
 ROUTES = [

@@ -18,14 +18,9 @@ from extproc.envoy.bootstrap import Mode, TlsFiles
 from extproc.lab.engine.profiles import INSTANT
 from tests.e2e.conftest import NUM_PODS, PATIENCE_S, own_pods, router_config, running_envoy
 from tests.e2e.forwarder import Switch
-from tests.e2e.harness import (
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    eventually,
-    free_port,
-)
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, free_port
 from tests.e2e.load import Load
+from tests.waiting import eventually
 from tests.wire.pki import Pki
 
 # Several processes start at once, on whatever machine.

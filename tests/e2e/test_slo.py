@@ -12,8 +12,10 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
-from tests.e2e.conftest import pod_config, router_config, running_envoy, running_pods
-from tests.e2e.harness import RouterProcess, chat, eventually
+from tests.e2e.conftest import pod_config, router_config, running_envoy
+from tests.e2e.harness import RouterProcess, chat
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 SLO_S = 1.0
 LONG_S = 3.0

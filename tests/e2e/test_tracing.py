@@ -16,14 +16,8 @@ from aiohttp import web
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config
-from tests.e2e.harness import (
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    chat,
-    connection_manager,
-    eventually,
-)
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, connection_manager
+from tests.waiting import eventually
 
 TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

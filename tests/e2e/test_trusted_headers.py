@@ -12,15 +12,8 @@ from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.pod import RunningPod
 from extproc.request.controlheaders import MODEL_REWRITE
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
-from tests.e2e.harness import (
-    Answer,
-    Client,
-    EnvoyProcess,
-    RouterProcess,
-    chat,
-    connection_manager,
-    eventually,
-)
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, connection_manager
+from tests.waiting import eventually
 
 BATCH = {"x-llm-d-inference-objective": "batch"}
 NO_TIME = {"x-slo-ttft-ms": "soon"}

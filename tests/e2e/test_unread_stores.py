@@ -24,8 +24,10 @@ from extproc.lab.fakepod.pod import PodConfig
 from extproc.service.stores import make_store
 from tests.adapters.stores.cutter import Cut, Cutter
 from tests.adapters.stores.media import KEY, RedisServer
-from tests.e2e.conftest import router_config, running_envoy, running_pods
-from tests.e2e.harness import Client, RouterProcess, eventually
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import Client, RouterProcess
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 ADAPTERS = ("gone", "own", "configured", "stored")
 """What pods list: `gone` is deleted in the store and `stored` declared there; `configured` is

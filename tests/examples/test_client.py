@@ -15,8 +15,10 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import SLOW, router_config, running_envoy, running_pods
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
+from tests.e2e.conftest import SLOW, router_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
+from tests.fakepods import running_pods
+from tests.waiting import eventually
 
 CLIENT = Path(__file__).parents[2] / "examples" / "client.py"
 WITHIN_S = 60.0

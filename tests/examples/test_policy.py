@@ -20,8 +20,9 @@ from extproc.commands.labrun import read_result
 from extproc.commands.main import app
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import router_config, running_envoy, running_pods
+from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess
+from tests.fakepods import running_pods
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "policy"

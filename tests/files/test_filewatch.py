@@ -11,6 +11,7 @@ import pytest
 
 from extproc.files.filewatch import FileWatch
 from extproc.files.reading import MAX_FILE_BYTES
+from tests.waiting import eventually
 
 
 @dataclass
@@ -209,12 +210,9 @@ async def test_it_follows_until_it_is_cancelled(path: Path) -> None:
     path.write_text("one")
     follower = Follower(path)
     running = asyncio.ensure_future(follower.watch.run())
-    async with asyncio.timeout(60):
-        while not follower.texts:
-            await asyncio.sleep(0.001)
-        path.write_text("two")
-        while len(follower.texts) < 2:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: follower.texts)
+    path.write_text("two")
+    await eventually(lambda: len(follower.texts) >= 2)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

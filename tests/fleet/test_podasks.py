@@ -14,6 +14,7 @@ from extproc.fleet import podasks
 from extproc.fleet.loops import LoopSettings
 from extproc.fleet.podasks import PodAsks
 from extproc.types import Endpoint
+from tests.waiting import eventually
 
 
 class Pod:
@@ -51,9 +52,7 @@ class Asking:
 
     async def idle(self) -> None:
         """Wait until nothing is asked any more."""
-        async with asyncio.timeout(60):
-            while self.asks._tasks:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: not self.asks._tasks)
 
 
 @pytest.fixture

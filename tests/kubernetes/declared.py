@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
-from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.manifests import MANIFESTS
+from tests.waiting import eventually
 
 OLD, NEW = "inference.networking.x-k8s.io", "llm-d.ai"
 ROUTES = f"{ROUTE_GROUP}/v1alpha1"

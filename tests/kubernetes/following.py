@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ from typing import Any
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.service.apiserver import Kubernetes
 from extproc.types import Endpoint
-from tests.e2e.harness import eventually
+from tests.waiting import beside, eventually
 
 PATIENCE_S = 60.0
 TIMES = WatchTimes(watch_s=20.0, relist_s=3600.0)
@@ -75,11 +74,8 @@ async def following(
     """Follow something as the owner of a kubeconfig, for as long as the block lasts."""
     kubernetes = Kubernetes(kubeconfig, clock=time.monotonic, rng=Random(1), times=times)
     followed = Followed(kubernetes)
-    task = asyncio.ensure_future(follow(kubernetes, followed.record))
     try:
-        yield followed
-        assert not task.done(), task.exception()
+        async with beside(follow(kubernetes, followed.record)):
+            yield followed
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await kubernetes.aclose()

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.harness import Client, RouterProcess, eventually
+from tests.e2e.harness import Client, RouterProcess
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import WITHIN_S, Controller, Proxy
 from tests.kubernetes.manifests import MANIFESTS, build, declaring, router_config
 from tests.kubernetes.network import add_address
+from tests.waiting import eventually
 
 OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
 PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")

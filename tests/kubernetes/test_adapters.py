@@ -15,8 +15,9 @@ import pytest
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import running_envoy, running_pods
-from tests.e2e.harness import Answer, Client, RouterProcess, eventually, free_port
+from tests.e2e.conftest import running_envoy
+from tests.e2e.harness import Answer, Client, RouterProcess, free_port
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import (
@@ -35,6 +36,7 @@ from tests.kubernetes.declared import (
     status_of,
 )
 from tests.kubernetes.test_epp import announce, flags_of, serving
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

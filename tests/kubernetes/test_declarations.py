@@ -27,7 +27,6 @@ from extproc.service.clocks import World
 from extproc.service.declarations import Declarations
 from extproc.service.kubernetes import KubernetesDiscovery
 from tests.discovery.kubernetes.test_llmroutes import PROPOSED
-from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import (
@@ -46,6 +45,7 @@ from tests.kubernetes.declared import (
     route_path,
     status_of,
 )
+from tests.waiting import beside, eventually
 
 TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
 
@@ -114,13 +114,10 @@ class Router:
 async def routing(kubeconfig: Path, times: WatchTimes = TIMES) -> AsyncIterator[Router]:
     kubernetes = Kubernetes(kubeconfig, clock=time.monotonic, rng=Random(1), times=times)
     router = Router(kubernetes)
-    task = asyncio.ensure_future(router.declarations.run())
     try:
-        yield router
-        assert not task.done(), task.exception()
+        async with beside(router.declarations.run()):
+            yield router
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await kubernetes.aclose()
 
 

@@ -17,9 +17,10 @@ import pytest
 import pytest_asyncio
 
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.conftest import pod_config, running_pods
+from tests.e2e.conftest import pod_config
 from tests.e2e.forwarder import Switch
-from tests.e2e.harness import Client, eventually
+from tests.e2e.harness import Client
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import (
@@ -45,6 +46,7 @@ from tests.kubernetes.installed import (
 )
 from tests.kubernetes.manifests import copied
 from tests.kubernetes.network import missing_rights, own_network
+from tests.waiting import eventually
 
 CONDITIONS = {
     "GatewayClass Accepted": "True",

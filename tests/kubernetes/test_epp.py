@@ -23,9 +23,11 @@ from tests.e2e.charts import (
     gateway_config,
     health,
 )
-from tests.e2e.conftest import SLOW, pod_config, running_pods
-from tests.e2e.harness import Client, EnvoyProcess, eventually, free_port
+from tests.e2e.conftest import SLOW, pod_config
+from tests.e2e.harness import Client, EnvoyProcess, free_port
+from tests.fakepods import running_pods
 from tests.kubernetes.cluster import Cluster
+from tests.waiting import eventually
 
 NEW_GROUP = "llm-d.ai"
 

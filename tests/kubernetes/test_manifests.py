@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.e2e.charts import SERVING, health
-from tests.e2e.harness import RouterProcess, eventually, free_port
+from tests.e2e.harness import RouterProcess, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import NEW, ROUTES, rewrite_path, route_path, status_of
@@ -33,6 +33,7 @@ from tests.kubernetes.manifests import (
     only,
     router_config,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 

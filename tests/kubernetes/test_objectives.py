@@ -15,9 +15,9 @@ import pytest
 
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.service.apiserver import Kubernetes
-from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
+from tests.waiting import beside, eventually
 
 OLD, NEW = "inference.networking.x-k8s.io", "llm-d.ai"
 TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
@@ -42,14 +42,11 @@ async def following(kubeconfig: Path) -> AsyncIterator[Told]:
     def on_priorities(priorities: Mapping[str, int]) -> None:
         told.priorities = priorities
 
-    task = asyncio.ensure_future(kubernetes.follow_objectives(["pool"], on_priorities))
     try:
-        yield told
-        assert not task.done(), task.exception()
-        assert kubernetes.contact_age_s == 0.0, "the age is that of the endpoints"
+        async with beside(kubernetes.follow_objectives(["pool"], on_priorities)):
+            yield told
+            assert kubernetes.contact_age_s == 0.0, "the age is that of the endpoints"
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await kubernetes.aclose()
 
 

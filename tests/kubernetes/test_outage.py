@@ -15,9 +15,10 @@ from grpc import aio
 from extproc.lab.fakepod.pod import RunningPod, start_pod
 from tests import clients
 from tests.e2e.conftest import pod_config
-from tests.e2e.harness import RouterProcess, eventually, free_port
+from tests.e2e.harness import RouterProcess, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
+from tests.waiting import eventually
 
 OUTAGE_S = float(os.environ.get("EXTPROC_OUTAGE_S", "10"))
 PATIENCE_S = 60.0

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
-from tests.e2e.harness import eventually
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import ALL, NONE, Faults, FaultyProxy
 from tests.kubernetes.following import Followed, Truth, following
+from tests.waiting import eventually
 
 NUM_PODS = 500
 NUM_CHANGES = 1000

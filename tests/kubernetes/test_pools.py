@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from extproc.service.inferencepool import PoolPresence
-from tests.e2e.harness import eventually
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import HARSH, NONE, FaultyProxy
 from tests.kubernetes.following import following
+from tests.waiting import eventually
 
 
 @pytest.mark.usefixtures("crds")

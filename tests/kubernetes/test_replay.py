@@ -17,8 +17,9 @@ import pytest_asyncio
 from grpc import aio
 
 from tests.e2e.charts import HEALTH_NAMES, SERVING, EppProcess, health
-from tests.e2e.conftest import pod_config, running_pods
-from tests.e2e.harness import eventually, free_port
+from tests.e2e.conftest import pod_config
+from tests.e2e.harness import free_port
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.replay import (
@@ -42,6 +43,7 @@ from tests.kubernetes.replayrows import (
     Row,
 )
 from tests.request import ext_proc
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness import eventually
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import HARSH, NONE, FaultyProxy
 from tests.kubernetes.following import Truth, following
+from tests.waiting import eventually
 
 NUM_PODS = 60
 NUM_CHANGES = 150

@@ -11,11 +11,13 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import running_envoy, running_pods
-from tests.e2e.harness import Client, RouterProcess, eventually, free_port
+from tests.e2e.conftest import running_envoy
+from tests.e2e.harness import Client, RouterProcess, free_port
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import ACCEPTED, ROUTES, conditions_become, route_path
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -18,14 +18,16 @@ from aiohttp import web
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import running_envoy, running_pods
-from tests.e2e.harness import Client, RouterProcess, eventually, free_port
+from tests.e2e.conftest import running_envoy
+from tests.e2e.harness import Client, RouterProcess, free_port
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import NEW, ROUTES, put_rewrite, put_route, route_path
 from tests.kubernetes.faultyproxy import Faults, FaultyProxy
 from tests.kubernetes.manifests import MANIFESTS
 from tests.kubernetes.test_epp import announce
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from extproc.observe.livepage import FEED_PATH, LivePage
 from extproc.service.admin import AdminServer
 from extproc.types import Snapshot
+from tests.waiting import eventually
 
 PATIENCE_S = 60.0
 
@@ -53,11 +54,6 @@ class Served:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.port}"
-
-    async def until(self, check: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not check():
-                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -135,7 +131,7 @@ async def test_without_viewers_nothing_is_composed() -> None:
 
         async with session.get(served.url + FEED_PATH) as feed:
             await next_frame(feed)
-        await served.until(lambda: served.page.num_viewers == 0)
+        await eventually(lambda: served.page.num_viewers == 0)
         await asyncio.sleep(0.05)  # what was under way
         composed = served.num_composed
         await asyncio.sleep(0.2)
@@ -176,7 +172,7 @@ async def test_viewers_are_so_many_at_most_and_a_place_becomes_free() -> None:
         async with session.get(served.url + FEED_PATH) as refused:
             text = await refused.text()
         feeds[0].close()
-        await served.until(lambda: served.page.num_viewers == 1)
+        await eventually(lambda: served.page.num_viewers == 1)
         async with session.get(served.url + FEED_PATH) as feed:
             assert await next_frame(feed)
         feeds[1].close()
@@ -215,7 +211,7 @@ async def test_a_viewer_that_does_not_read_is_dropped_and_the_others_go_on() -> 
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % FEED_PATH.encode())
             async with session.get(served.url + FEED_PATH, read_bufsize=2**21) as feed:
-                await served.until(lambda: served.page.num_viewers == 2)
+                await eventually(lambda: served.page.num_viewers == 2)
                 async with asyncio.timeout(PATIENCE_S):
                     while served.page.num_viewers == 2:
                         await next_frame(feed)
@@ -230,7 +226,7 @@ async def test_when_the_server_stops_the_feeds_end_also_those_that_do_not_read()
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % FEED_PATH.encode())
             feed = await session.get(served.url + FEED_PATH)
-            await served.until(lambda: served.page.num_viewers == 2 and bool(served.page._writing))
+            await eventually(lambda: served.page.num_viewers == 2 and bool(served.page._writing))
             async with asyncio.timeout(PATIENCE_S):
                 await asyncio.gather(served.server.stop(), feed.read(), return_exceptions=True)
 

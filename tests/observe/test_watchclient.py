@@ -28,6 +28,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.watchclient import Decision, WatchError, render, tls_context, watch
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
+from tests.waiting import eventually
 
 WALL_S = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).timestamp()
 
@@ -191,9 +192,7 @@ async def test_leaving_frees_the_place_on_the_server() -> None:
     service.publish(picked())
     async with serving(service) as port:
         await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
-        async with asyncio.timeout(60):
-            while service._watchers:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not service._watchers)
 
     assert not service._watchers
 

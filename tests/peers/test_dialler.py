@@ -24,15 +24,8 @@ from extproc.wire import server as wire
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Session
 from extproc.wire.tls import Certificates
+from tests.waiting import eventually
 from tests.wire.pki import Pki
-
-PATIENCE_S = 60.0
-
-
-async def eventually(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not check():
-            await asyncio.sleep(0.01)
 
 
 class Deaf:

@@ -27,7 +27,7 @@ from extproc.tenancy import Claim, Share
 from extproc.types import Wait
 from tests.builders import address, endpoint, pick, request, routing
 from tests.service.peered import Peered, linking
-from tests.service.test_peering import eventually
+from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall
 
 

@@ -179,6 +179,14 @@ def test_nothing_is_kept_of_those_that_have_gone_while_others_keep_coming() -> N
     assert len(kinds) <= 8 * MAX_LOOKS
 
 
+def test_one_that_is_asked_for_out_of_turn_says_what_it_waits_for_then() -> None:
+    scene = Scene()
+    scene.hold("a", reason="slot")
+    scene.queue.ask(scene.tickets["a"], scene.look, now=0.0)
+
+    assert (scene.held, scene.tickets["a"].reason) == (["a"], "room")
+
+
 def test_one_that_left_is_not_asked_for_and_is_removed_once() -> None:
     scene = Scene()
     scene.hold("a", num_bytes=5)

@@ -377,6 +377,18 @@ def test_whoever_stands_in_line_goes_once_the_other_has_left() -> None:
     assert routed(ask_greedy(now).result)
 
 
+def test_a_slot_is_kept_for_nobody_once_the_one_it_was_kept_for_has_left() -> None:
+    made, _, modest, _ = without_slot()
+    now = LATER_S + 0.1
+    views = made.pool.snapshot(now=now).endpoints
+    asked = [request(name, claim=Claim(tenant=name)) for name in ("greedy", "other")]
+    before = [made.queue.kept_from(each, views, now=now) for each in asked]
+    made.leave(modest.ticket, now=now)
+
+    assert any(before)
+    assert [made.queue.kept_from(each, views, now=now) for each in asked] == [{}, {}]
+
+
 def test_a_newcomer_whose_model_nobody_has_does_not_stand_in_line() -> None:
     made, _first = full()
     ask(made)

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from tests.fakepods import running_pods
 
 
 @pytest.fixture(params=["wire", "grpcio"])
@@ -17,10 +18,8 @@ def on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 async def pods() -> AsyncIterator[list[RunningPod]]:
-    running = [
-        await start_pod(PodConfig(name=f"pod-{index}", adapters=["a", "b", "c"], max_loras=2))
-        for index in range(2)
+    configs = [
+        PodConfig(name=f"pod-{index}", adapters=["a", "b", "c"], max_loras=2) for index in range(2)
     ]
-    yield running
-    for pod in running:
-        await pod.stop()
+    async with running_pods(*configs) as running:
+        yield running

@@ -22,7 +22,8 @@ from extproc.service.peering import Peering
 from extproc.wire import server as wire
 from extproc.wire.rpc import Method, Session
 from tests.builders import address, cards, endpoint, routing
-from tests.service.test_peering import KEY_FILE, configured, eventually
+from tests.service.test_peering import KEY_FILE, configured
+from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall, begin
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,9 @@ from extproc.lab.fakepod.pod import RunningPod
 from extproc.service.app import App
 from extproc.service.routing import make_policy
 from tests import clients
+from tests.waiting import eventually
 
 PATIENCE_S = 60.0
-
-
-async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until `check` holds; fail after a time that no healthy machine needs."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await check():
-            await asyncio.sleep(0.02)
 
 
 class Service:
@@ -46,6 +40,19 @@ class Service:
         return sum(
             float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)
         )
+
+    async def metric_is(self, name: str, value: float) -> bool:
+        return await self.metric(name) == value
+
+    async def endpoints(self) -> list[dict[str, Any]]:
+        """As `/debug/snapshot` shows them."""
+        shown: list[dict[str, Any]] = (await self.admin("/debug/snapshot"))["endpoints"]
+        return shown
+
+    async def warnings(self) -> list[str]:
+        """Those of `/healthz`."""
+        said: list[str] = (await self.admin("/healthz"))["warnings"]
+        return said
 
     async def is_ready(self) -> bool:
         return bool((await self.admin("/healthz"))["status"] == "ok")
@@ -86,9 +93,7 @@ async def starting(config: dict[str, Any], path: Path | None = None) -> AsyncIte
     app = App(parsed, make_policy(parsed), path=path, text=text)
     run = asyncio.ensure_future(app.run())
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not app.admin_address and not run.done():
-                await asyncio.sleep(0.01)
+        await eventually(lambda: app.admin_address and not run.done())
         if run.done():
             run.result()
         async with (

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from extproc.routing.policies import Founding
 from extproc.service.adapterservice import READINESS_LIMIT_S, AdapterService
 from extproc.service.clocks import World
 from extproc.service.routing import Routing
-from tests.service.test_peering import eventually
+from tests.waiting import beside, eventually
 
 
 class Scene:
@@ -44,15 +41,6 @@ class Scene:
         self.routing.sources.add(lambda: self.of_cluster)
         self.catalog = self.routing.router.catalog
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.service.run())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     def gauges(self) -> dict[str, float]:
         """What is measured of the store."""
         registry = CollectorRegistry()
@@ -74,7 +62,7 @@ async def test_a_router_is_ready_and_sure_of_names_once_its_store_has_been_read(
     assert scene.service.why_not_ready() == ["adapters.store: not read yet"]
     assert not scene.routing.sources.are_known
 
-    async with scene.running():
+    async with beside(scene.service.run()):
         await eventually(lambda: not scene.service.why_not_ready())
         assert scene.routing.sources.are_known
 
@@ -85,7 +73,7 @@ async def test_while_who_may_use_what_cannot_be_read_a_router_is_not_ready_and_s
 ) -> None:
     """As long as it takes, or as the operator says; it refuses what it does not know either way."""
     scene = Scene(tmp_path / "missing", ready_wait_s=wait_s)
-    async with scene.running():
+    async with beside(scene.service.run()):
         await eventually(lambda: bool(scene.routing.sources.statuses()[0].problem))
         scene.now = 59.0
         (reason,) = scene.service.why_not_ready()
@@ -104,7 +92,7 @@ async def test_names_that_cannot_be_read_delay_readiness_for_a_while_alone(tmp_p
     """As of InferenceModelRewrites: they permit nothing, and restrict nobody."""
     scene = Scene(tmp_path)
     scene.of_cluster = [SourceStatus("names", False, False, False, 0.0, "403")]
-    async with scene.running():
+    async with beside(scene.service.run()):
         await eventually(lambda: scene.service.why_not_ready() == ["names: not read yet: 403"])
         scene.now = READINESS_LIMIT_S
         assert not scene.service.why_not_ready()
@@ -117,7 +105,7 @@ async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
 ) -> None:
     caplog.set_level("INFO")
     scene = Scene(tmp_path)
-    async with scene.running():
+    async with beside(scene.service.run()):
         await eventually(lambda: scene.routing.sources.terms_are_known)
         moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
         await eventually(lambda: bool(scene.service.warnings()))
@@ -140,7 +128,7 @@ async def test_a_content_that_was_bad_at_the_start_holds_back_what_nobody_declar
     """Ready all the same: other routers that start know no more."""
     scene = Scene(tmp_path, store={"directory": {"path": str(tmp_path), "interval_s": 0.1}})
     (tmp_path / "a.json").write_text('{"name": "a", "deleted": tr')
-    async with scene.running():
+    async with beside(scene.service.run()):
         await eventually(lambda: "a.json: " in str(scene.service.warnings()))
         assert not scene.service.why_not_ready()
         assert not scene.routing.sources.terms_are_known

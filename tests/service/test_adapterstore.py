@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from extproc.config.adapters import AdaptersConfig
 from extproc.service.adapterstore import Keeping
-from tests.service.test_peering import eventually
+from tests.waiting import beside, eventually
 
 
 def keeping(
@@ -30,21 +28,12 @@ def keeping(
     )
 
 
-@asynccontextmanager
-async def running(one: Keeping) -> AsyncIterator[Keeping]:
-    task = asyncio.create_task(one.run())
-    try:
-        yield one
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_a_router_loads_what_it_knows_while_the_store_can_name_no_leader(
     tmp_path: Path,
 ) -> None:
     """Otherwise no pod that restarts meanwhile gets its adapters back."""
-    async with running(keeping(tmp_path / "missing" / "adapters.db")) as one:
+    one = keeping(tmp_path / "missing" / "adapters.db")
+    async with beside(one.run()):
         await eventually(lambda: one.leads())
 
 
@@ -53,7 +42,8 @@ async def test_a_router_that_slept_longer_than_its_lease_loads_nothing_before_it
 ) -> None:
     """It was stopped, or its machine was: by now another one may load."""
     now = 1000.0
-    async with running(keeping(tmp_path / "adapters.db", clock=lambda: now)) as one:
+    one = keeping(tmp_path / "adapters.db", clock=lambda: now)
+    async with beside(one.run()):
         await eventually(lambda: one.leads())
         now += 1.5
         was_leading = one.leads()

@@ -20,6 +20,7 @@ from prometheus_client.core import Metric, Sample
 from extproc.service.admin import MAX_DEBUGGING, AdminServer, describe_snapshot, is_loopback
 from extproc.types import EndpointView, Snapshot
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
+from tests.waiting import eventually
 
 VIEW = EndpointView(
     "10.0.0.1:80",
@@ -320,9 +321,7 @@ async def test_stalled_connections_are_dropped_and_counted_and_the_others_served
         for _, writer in stalled[:5]:
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
         assert (await admin.get("/healthz"))[0] == 200
-        async with asyncio.timeout(60):
-            while admin.dropped != {HttpLimit.REQUEST: 10}:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: admin.dropped == {HttpLimit.REQUEST: 10})
         assert (await admin.get("/healthz"))[0] == 200
         for _, writer in stalled:
             writer.close()
@@ -366,11 +365,9 @@ async def test_a_page_is_written_off_the_loop_and_the_next_one_is_for_all_who_wa
         admin.registry.register(page)
         page.num_begun = 0
         first = asyncio.create_task(admin.get("/metrics"))
-        while not page.num_begun:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: page.num_begun)
         others = [asyncio.create_task(admin.get("/metrics")) for _ in range(NUM_ASKING)]
-        while admin.num_asked <= NUM_ASKING:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: admin.num_asked > NUM_ASKING)
         status_meanwhile = (await admin.get("/healthz"))[0]
         page.may_end.set()
         answers = await asyncio.gather(first, *others)
@@ -411,12 +408,10 @@ async def test_nothing_is_made_for_those_who_have_left() -> None:
                 _, writer = await asyncio.open_connection("127.0.0.1", admin.server.port)
                 writer.write(b"GET /debug/decisions HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 writers.append(writer)
-            while admin.num_asked < NUM_ASKING:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: admin.num_asked >= NUM_ASKING)
             for writer in writers:
                 writer.transport.abort()
-            while listener.guards:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: not listener.guards)
         await admin.get("/debug/decisions")
 
     assert admin.num_described == 1

@@ -13,11 +13,14 @@ from grpc import aio
 from extproc.lab.fakepod.pod import RunningPod
 from extproc.types import Choice, RequestInfo, Snapshot
 from tests import clients
-from tests.service.serving import Service, configuration, eventually, serving, starting
+from tests.service.serving import Service, configuration, serving, starting
+from tests.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("on_each_transport")
+ON_EACH_TRANSPORT = pytest.mark.usefixtures("on_each_transport")
+"""Of the tests whose subject is a stream or a port; the others are on the default one."""
 
 
+@ON_EACH_TRANSPORT
 async def test_a_request_is_routed_to_a_pod_and_stays_with_its_adapter(
     pods: list[RunningPod],
 ) -> None:
@@ -42,6 +45,7 @@ async def turned_away(channel: clients.Channel) -> tuple[grpc.StatusCode, bool]:
     return await call.code(), isinstance(answer, bytes)
 
 
+@ON_EACH_TRANSPORT
 async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: Path) -> None:
     """Not answered: the data plane asks another, or does without. An empty pool is an answer."""
     endpoints = tmp_path / "pods.yaml"
@@ -77,6 +81,7 @@ async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
     assert after.destination == pods[0].address
 
 
+@ON_EACH_TRANSPORT
 async def test_while_it_drains_requests_are_routed(pods: list[RunningPod]) -> None:
     """Not ready, but able: until the delay is over, nobody has to go elsewhere."""
     config = configuration(pods)
@@ -96,6 +101,7 @@ async def test_while_it_drains_requests_are_routed(pods: list[RunningPod]) -> No
     assert answer.destination
 
 
+@ON_EACH_TRANSPORT
 async def test_an_access_log_entry_ends_its_pick(pods: list[RunningPod]) -> None:
     async with serving(configuration(pods)) as service:
         log = clients.AccessLog(service.channel)
@@ -174,19 +180,6 @@ async def test_a_404_from_a_pod_makes_us_look_and_its_list_decides(
         await log.close()
 
 
-async def test_a_404_alone_unregisters_nothing(pods: list[RunningPod]) -> None:
-    """It may be about something else that a request names, as a previous response."""
-    config = configuration(pods, scrape={"models_interval_s": 600})
-    async with serving(config) as service:
-        log = clients.AccessLog(service.channel)
-        for status in (200, *[404] * 20):
-            pick = await clients.route(service.channel, "c")
-            assert pick.destination
-            await log.tell(pick.pick_id, pick.destination, status=status)
-            await eventually(lambda: _is_zero(service))
-        await log.close()
-
-
 async def test_a_pod_that_fails_is_ejected_counted_and_shown(pods: list[RunningPod]) -> None:
     config = configuration(pods, policy={"name": "round_robin"})
     async with serving(config) as service:
@@ -197,7 +190,7 @@ async def test_a_pod_that_fails_is_ejected_counted_and_shown(pods: list[RunningP
             pick = await clients.route(service.channel, "base")
             status = 500 if pick.destination == bad else 200
             await log.tell(pick.pick_id, pick.destination, status=status)
-            endpoints = (await service.admin("/debug/snapshot"))["endpoints"]
+            endpoints = await service.endpoints()
             return any(each["ejected"] for each in endpoints if each["address"] == bad)
 
         await eventually(is_ejected)
@@ -228,10 +221,9 @@ async def test_a_pod_whose_engine_is_dead_gets_nothing_once_it_has_failed_a_requ
         assert dead not in after
         pods[0].pod.runner.is_dead = False
 
-        async def is_alive() -> bool:
-            return await service.metric(f'extproc_endpoint_ready{{endpoint="{dead}"}}') == 1
-
-        await eventually(is_alive)
+        await eventually(
+            lambda: service.metric_is(f'extproc_endpoint_ready{{endpoint="{dead}"}}', 1)
+        )
         await log.close()
 
 
@@ -244,15 +236,6 @@ async def test_models_are_listed_from_the_whole_pool(pods: list[RunningPod]) -> 
         assert [card["id"] for card in listed.body["data"]] == ["base", "a", "b", "c"]
         assert (one.status, one.body["parent"]) == (200, "base")
         assert (none.status, none.body["error"]["code"]) == (404, "model_not_found")
-
-
-async def test_a_dead_pods_models_stay_known_but_an_unknown_model_is_404(
-    pods: list[RunningPod],
-) -> None:
-    async with serving(configuration(pods)) as service:
-        unknown = await clients.route(service.channel, "nobody")
-
-        assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_a_session_stays_on_one_pod_and_may_ask_for_stored_responses(
@@ -279,7 +262,7 @@ async def test_orca_is_asked_for_and_read_where_it_is_on(pods: list[RunningPod])
         await log.tell(pick.pick_id, pick.destination, endpoint_load_metrics=report)
 
         async def is_read() -> bool:
-            views = (await service.admin("/debug/snapshot"))["endpoints"]
+            views = await service.endpoints()
             (view,) = [each for each in views if each["address"] == pick.destination]
             return bool(view["num_waiting"] == 7 and view["kv_usage_ratio"] == 0.5)
 
@@ -317,6 +300,7 @@ async def test_a_policy_that_fails_is_named_counted_and_replaced_by_the_fallback
     assert f"{Path(__file__).name}:" in errors[0].getMessage()
 
 
+@ON_EACH_TRANSPORT
 @pytest.mark.parametrize("section", ["admin.address", "admin.metrics_address"])
 async def test_a_start_that_fails_at_one_port_leaves_no_other_open(section: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy, socket.socket() as unused:

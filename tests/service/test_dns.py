@@ -7,7 +7,8 @@ import pytest
 from extproc.config.file import ConfigError, parse_config
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from tests.dnsserver import DnsServer
-from tests.e2e.harness import RouterProcess, eventually
+from tests.e2e.harness import RouterProcess
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize(

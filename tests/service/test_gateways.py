@@ -12,11 +12,13 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
 from extproc.commands.eppplan import DEFAULTS
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests import clients
 from tests.builders import body
+from tests.fakepods import running_pods
 from tests.request.gateways import GATEWAYS, OBJECTIVE, Gateway, Metadata
-from tests.service.serving import Service, configuration, eventually, serving
+from tests.service.serving import Service, configuration, serving
+from tests.waiting import eventually
 
 MODELS = ("only-0", "only-1")
 _EOF: Any = getattr(aio, "EOF")  # noqa: B009
@@ -32,10 +34,9 @@ pytestmark = pytest.mark.usefixtures("on_each_transport")
 
 @pytest.fixture
 async def pods() -> AsyncIterator[list[RunningPod]]:
-    running = [await start_pod(PodConfig(name=f"pod-{n}", adapters=[MODELS[n]])) for n in (0, 1)]
-    yield running
-    for pod in running:
-        await pod.stop()
+    configs = [PodConfig(name=f"pod-{n}", adapters=[MODELS[n]]) for n in (0, 1)]
+    async with running_pods(*configs) as running:
+        yield running
 
 
 @dataclass(frozen=True)

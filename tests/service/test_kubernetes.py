@@ -18,7 +18,7 @@ from extproc.service.app import App
 from extproc.service.clocks import World
 from extproc.service.kubernetes import KubernetesDiscovery
 from extproc.service.routing import make_policy
-from tests.e2e.harness import eventually
+from tests.waiting import eventually
 
 
 def configuration(kubeconfig: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ import yaml
 from extproc.config.file import parse_config
 from extproc.fleet.losses import Part
 from extproc.fleet.readiness import Readiness
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from extproc.service.clocks import World
 from extproc.service.scraping import Pods
 from tests.builders import address, endpoint, report
+from tests.fakepods import running_pod
 from tests.service.scene import Scene
-from tests.service.serving import configuration, eventually, serving
+from tests.service.serving import configuration, serving
+from tests.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +46,15 @@ async def test_a_killed_pod_and_its_return_are_logged_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     title = f"pod-1 ({pods[1].address})"
-    async with serving(configuration(pods)) as service:
-
-        async def is_lost() -> bool:
-            return bool((await service.admin("/healthz"))["warnings"])
-
-        async def is_said() -> bool:
-            return any("again" in line for line in said(caplog))
-
+    async with AsyncExitStack() as stack, serving(configuration(pods)) as service:
         await pods[1].kill()
-        await eventually(is_lost)
+        await eventually(service.warnings)
         during = await service.admin("/healthz")
         gauges = [await service.metric(f"extproc_endpoints{end} ") for end in ("", "_lost")]
         port = int(pods[1].address.rpartition(":")[2])
-        pods[1] = await start_pod(PodConfig(name="pod-1", adapters=["a"]), port=port)
-        await eventually(is_said)
+        again = running_pod(PodConfig(name="pod-1", adapters=["a"]), port=port)
+        await stack.enter_async_context(again)
+        await eventually(lambda: any("again" in line for line in said(caplog)))
         after = await service.admin("/healthz")
 
     loss, *others = [line for line in said(caplog) if "restarted" not in line]
@@ -118,18 +115,11 @@ async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost
 async def test_models_that_need_another_key_are_logged_once_with_the_setting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pod = await start_pod(PodConfig(name="pod-0", adapters=["a"], api_key="secret"))
-    try:
+    async with running_pod(PodConfig(name="pod-0", adapters=["a"], api_key="secret")) as pod:
         models = {"models_interval_s": 0.05}
         async with serving(configuration([pod], scrape=models)) as service:
-
-            async def is_said() -> bool:
-                return bool((await service.admin("/healthz"))["warnings"])
-
-            await eventually(is_said)
+            await eventually(service.warnings)
             health = await service.admin("/healthz")
-    finally:
-        await pod.stop()
 
     cause = "HTTP 401 Unauthorized: pods.api_key_file?"
     [line] = said(caplog)
@@ -147,14 +137,11 @@ async def test_a_pod_that_leaves_while_lost_is_not_back(
     discovery = {"file": str(file), "file_interval_s": 0.05}
     async with serving(configuration([], discovery=discovery)) as service:
 
-        async def is_lost() -> bool:
-            return bool((await service.admin("/healthz"))["warnings"])
-
         async def is_gone() -> bool:
-            return await service.metric("extproc_endpoints ") == 1 and not await is_lost()
+            return await service.metric_is("extproc_endpoints ", 1) and not await service.warnings()
 
         await pods[1].kill()
-        await eventually(is_lost)
+        await eventually(service.warnings)
         file.write_text(yaml.safe_dump([pods[0].address]))
         await eventually(is_gone)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,17 +30,12 @@ from tests.builders import routing
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
 from tests.service.scene import Scene
+from tests.waiting import beside, eventually
 
 PATIENCE_S = 60.0
 KEY_FILE = Path(__file__).with_name("peers_key.txt")
 ELSEWHERE = "192.0.2.1"
 """Documentation range (RFC 5737): nobody answers there."""
-
-
-async def eventually(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not check():
-            await asyncio.sleep(0.01)
 
 
 def configured(peers: dict[str, Any] | None, server: dict[str, Any] | None = None) -> Config:
@@ -92,13 +87,10 @@ class Replica:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.ensure_future(self.peering.run())
         try:
-            yield
-            assert not task.done(), task.exception()
+            async with beside(self.peering.run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             await self.peering.aclose()
 
 

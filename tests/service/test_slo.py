@@ -11,18 +11,19 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests import clients
-from tests.service.serving import Service, configuration, eventually, serving
+from tests.fakepods import running_pod
+from tests.service.serving import Service, configuration, serving
+from tests.waiting import eventually
 
 PATH = "/v1/completions"
 
 
 @pytest.fixture
 async def pods() -> AsyncIterator[list[RunningPod]]:
-    pod = await start_pod(PodConfig(adapters=["a"]))
-    yield [pod]
-    await pod.stop()
+    async with running_pod(PodConfig(adapters=["a"])) as pod:
+        yield [pod]
 
 
 async def slo_of(service: Service) -> Any:
@@ -133,10 +134,7 @@ async def test_a_route_s_requests_are_judged_by_its_objective_from_when_it_is_th
         path.write_text(yaml.safe_dump(config))
         target = 'extproc_route_slo_target_ratio{route="chat"}'
 
-        async def is_taken_over() -> bool:
-            return await service.metric(target) == 0.9
-
-        await eventually(is_taken_over)
+        await eventually(lambda: service.metric_is(target, 0.9))
         assert await service.metric('extproc_tpot_target_ratio{route="chat"}') == 0.8
         log = clients.AccessLog(service.channel)
         for number, headers in enumerate(({}, {"x-slo-ttft-ms": "2000"}), 1):

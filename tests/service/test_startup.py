@@ -23,6 +23,7 @@ from extproc.config.file import ConfigError
 from extproc.observe import logs
 from extproc.service.app import App
 from tests.service.test_peering import KEY_FILE
+from tests.waiting import eventually
 from tests.wire.pki import Pki
 
 PATIENCE_S = 60.0
@@ -87,9 +88,7 @@ def _serves_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run_and_stop(self: App) -> None:
         running = asyncio.ensure_future(original(self))
-        async with asyncio.timeout(PATIENCE_S):
-            while not self.admin_address and not running.done():
-                await asyncio.sleep(0.01)
+        await eventually(lambda: self.admin_address and not running.done())
         self.stop()
         await running
 
@@ -267,7 +266,14 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: {"server": {"address": f"unix:{f.folder}/{'x' * 100}"}},
         f"longer than {MAX_UNIX_PATH_BYTES} bytes",
     ),
-    "policy unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
+    "setting misspelt": (
+        lambda f: {"server": {"addres": "x"}},
+        "server.addres: unknown; allowed: address",
+    ),
+    "policy unknown": (
+        lambda f: {"policy": {"name": "nope"}},
+        "policy nope: unknown; allowed: founding",
+    ),
     "policy's arguments": (
         lambda f: {"policy": {"name": "founding", "args": {"threshold": 0}}},
         "threshold is 0; allowed: 1 or more",

@@ -12,7 +12,8 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.service.serving import configuration, eventually, serving
+from tests.service.serving import configuration, serving
+from tests.waiting import eventually
 
 
 class Pod:
@@ -57,13 +58,9 @@ async def test_a_pod_without_a_page_is_no_silent_one_and_the_operator_hears_of_i
 ) -> None:
     vars(pod).update(fault)
     async with serving(pod.configuration(timeout_s=0.1, models_interval_s=0.05)) as service:
-
-        async def is_said() -> bool:
-            return ": no reports for " in caplog.text
-
-        await eventually(is_said)
-        [view] = (await service.admin("/debug/snapshot"))["endpoints"]
-        [warning] = (await service.admin("/healthz"))["warnings"]
+        await eventually(lambda: ": no reports for " in caplog.text)
+        [view] = await service.endpoints()
+        [warning] = await service.warnings()
         gauges = [await service.metric(f"extproc_endpoint_{name}") for name in ("known", "silent")]
 
     assert (view["known"], view["silent"], view["registered"]) == (False, False, ["base"])
@@ -79,7 +76,7 @@ async def test_a_pod_that_stops_answering_is_silent_though_its_models_are_seldom
         pod.status = pod.models_status = 500
 
         async def is_silent() -> bool:
-            [view] = (await service.admin("/debug/snapshot"))["endpoints"]
+            [view] = await service.endpoints()
             return bool(view["silent"])
 
         await eventually(is_silent)
@@ -92,7 +89,7 @@ async def test_a_line_that_cannot_be_read_costs_its_fact_and_one_line_of_the_log
     async with serving(pod.configuration(interval_s=0.01)) as service:
 
         async def is_known() -> bool:
-            [view] = (await service.admin("/debug/snapshot"))["endpoints"]
+            [view] = await service.endpoints()
             return bool(view["known"] and view["kv_usage_ratio"] == 0.5)
 
         await eventually(is_known)

@@ -18,9 +18,10 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess
 from tests.vllm.server import BASE_MODEL, MAX_CPU_LORAS, MAX_LORAS, VllmClient, VllmServer
 from tests.vllm.test_residency import assert_caches
+from tests.waiting import eventually
 
 PATH = "/v1/completions"
 PROMPT = "the fox"

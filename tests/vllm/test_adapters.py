@@ -21,10 +21,11 @@ import pytest
 import yaml
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess
 from tests.vllm.conftest import StartServers
 from tests.vllm.gateway import NUM_TOKENS, PATH, completion, text_of
 from tests.vllm.server import ADAPTERS, MAX_CPU_LORAS, MAX_LORAS, VllmClient, VllmServer
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 

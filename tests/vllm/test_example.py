@@ -15,9 +15,10 @@ import yaml
 from extproc.envoy.bootstrap import Mode
 from tests.compose import files
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import RouterProcess, eventually
+from tests.e2e.harness import RouterProcess
 from tests.examples.test_compose import example
 from tests.vllm.server import PYTHON, VllmClient, VllmServer
+from tests.waiting import eventually
 
 CLIENT = files.ROOT / "examples" / "client.py"
 WITHIN_S = 120.0

@@ -36,7 +36,7 @@ from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.synthetic import zipf
-from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
+from tests.e2e.harness import EnvoyProcess, RouterProcess
 from tests.vllm.server import (
     BASE_MODEL,
     MAX_CPU_LORAS,
@@ -46,6 +46,7 @@ from tests.vllm.server import (
     VllmServer,
     build_model,
 )
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,

@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.commands.podprobes import REQUIRED
-from tests.e2e.harness import Answer, eventually
+from tests.e2e.harness import Answer
 from tests.vllm.conftest import StartServers
 from tests.vllm.gateway import (
     JSON,
@@ -37,6 +37,7 @@ from tests.vllm.gateway import (
 from tests.vllm.loadclient import OUTPUT_TOKENS, SKEWED, TIMEOUT_S, LoadClient
 from tests.vllm.server import ADAPTERS, BASE_MODEL, seeds
 from tests.vllm.test_residency import random_bursts
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

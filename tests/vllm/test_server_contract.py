@@ -12,9 +12,10 @@ import aiohttp
 
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.pod import PodConfig
 from extproc.stack.processes import free_port
 from tests.commandline import Command, commands, snippets
+from tests.fakepods import running_pod
 from tests.vllm.server import ADAPTERS, BASE_MODEL, MAX_LORAS, VllmClient
 
 PROFILE = PROFILES["vllm"]
@@ -81,12 +82,9 @@ async def test_a_stream_of_responses_has_the_events_of_the_fake_pod_s(
     vllm_client: VllmClient,
 ) -> None:
     asked = {"input": "the fox", "max_output_tokens": 4, "temperature": 0, "stream": True}
-    pod = await start_pod(PodConfig(base_model=BASE_MODEL))
-    try:
+    async with running_pod(PodConfig(base_model=BASE_MODEL)) as pod:
         real = await _events(vllm_client.server.url, asked | {"model": BASE_MODEL})
         fake = await _events(pod.url, asked | {"model": BASE_MODEL})
-    finally:
-        await pod.stop()
 
     kinds = {event["type"]: sorted(event) for event in fake}
     assert kinds.items() <= {event["type"]: sorted(event) for event in real}.items()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,12 @@ from extproc.types import Outcome, RequestInfo, Wait
 from extproc.wire.budget import Budget
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Code, Metadata, Method
-from tests.builders import BASE, address, body
+from tests.builders import BASE, body
 from tests.request import ext_proc
 from tests.request.dispatcher import PICK, FakeDispatcher
 from tests.request.ext_proc import destination, phase, read, request_body, request_headers
 from tests.routing.test_router import router
+from tests.waiting import eventually
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 MAX_MESSAGE_BYTES = 200_000
@@ -90,12 +91,6 @@ async def status_of(channel: Channel, *messages: bytes, path: str = PROCESS) -> 
     return Status.OK
 
 
-async def eventually(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_S):
-        while not check():
-            await asyncio.sleep(0.005)
-
-
 def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:
     return ExternalProcessor(
         new_stream=lambda _metadata, wake: Stream(dispatcher, StreamSettings(**settings), wake),
@@ -130,37 +125,6 @@ async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) 
 # --- ext_proc -------------------------------------------------------------------------------
 
 
-async def test_a_buffered_request_is_routed() -> None:
-    async with serving(processor(FakeDispatcher()).methods()) as (_, channel):
-        headers, routed = await exchange(channel, request_headers(), request_body(BODY))
-
-    assert (phase(headers), destination(headers)) == ("request_headers", None)
-    assert destination(routed) == (address(1), address(1), "pick-1")
-
-
-async def test_a_full_duplex_request_is_routed_and_echoed() -> None:
-    long = body(prompt=100_000 * "p")
-    async with serving(processor(FakeDispatcher()).methods()) as (_, channel):
-        headers, *chunks = await exchange(
-            channel,
-            request_headers(body_mode=ext_proc.FULL_DUPLEX),
-            request_body(long[:60_000], False),
-            request_body(long[60_000:], True),
-        )
-
-    assert destination(headers) == (address(1), address(1), "pick-1")
-    echoed = [read(c).request_body.response.body_mutation.streamed_response for c in chunks]
-    assert b"".join(chunk.body for chunk in echoed) == long
-    assert [chunk.end_of_stream for chunk in echoed] == [False, True]
-
-
-async def test_a_refused_request_gets_its_reply_and_ok() -> None:
-    async with serving(processor(FakeDispatcher()).methods()) as (_, channel):
-        [answer] = await exchange(channel, request_headers("/metrics", method="GET"))
-
-    assert read(answer).immediate_response.status.code.value == 404
-
-
 async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
     made = router(1, 2, 3)
 
@@ -184,22 +148,6 @@ async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
     assert len(made.pool.flights) == 0
 
 
-async def test_an_unknown_method_is_unimplemented() -> None:
-    async with serving(processor(FakeDispatcher()).methods()) as (_, channel):
-        assert await status_of(channel, b"", path="/no.Such/Method") is Status.UNIMPLEMENTED
-
-
-@pytest.mark.parametrize("more_bytes", [-1000, 1000])
-async def test_a_message_over_the_limit_exhausts_it(more_bytes: int) -> None:
-    long = body(prompt=(MAX_MESSAGE_BYTES - len(BODY) + more_bytes) * "p")
-    service = processor(FakeDispatcher())
-    async with serving(service.methods()) as (_, channel):
-        status = await status_of(channel, request_headers(), request_body(long))
-        await eventually(lambda: service.num_open == 0)
-
-    assert status is (Status.OK if more_bytes < 0 else Status.RESOURCE_EXHAUSTED)
-
-
 async def test_garbage_ends_its_own_stream_and_no_other() -> None:
     junk = (b"\xff\xff", b"", b"\x0a\x7f")
     async with (
@@ -214,18 +162,6 @@ async def test_garbage_ends_its_own_stream_and_no_other() -> None:
 
     assert statuses == [Status.INVALID_ARGUMENT] * 3
     assert destination(routed) is not None
-
-
-class BrokenDispatcher(FakeDispatcher):
-    def route(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("a bug")
-
-
-async def test_a_bug_is_internal_and_never_ok() -> None:
-    async with serving(processor(BrokenDispatcher()).methods()) as (_, channel):
-        status = await status_of(channel, request_headers(), request_body(BODY))
-
-    assert status is Status.INTERNAL
 
 
 async def test_a_half_close_before_the_response_is_not_ok() -> None:

@@ -16,6 +16,7 @@ import uvloop
 from aiohttp import ClientSession, TCPConnector, web
 
 from extproc.wire.httpserver import HttpLimit, HttpLimits, HttpListener
+from tests.waiting import eventually
 
 NUM_CLIENTS = 20
 PATIENCE_S = 60.0
@@ -76,11 +77,6 @@ class Served:
         async with ClientSession(connector=connector) as http, http.get(url) as response:
             return await response.text()
 
-    async def until(self, check: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not check():
-                await asyncio.sleep(0.01)
-
 
 @asynccontextmanager
 async def serving(**limits: Any) -> AsyncIterator[Served]:
@@ -129,8 +125,8 @@ def test_requests_that_never_get_complete_are_dropped(run: Run, sent: bytes) -> 
     async def main() -> None:
         async with serving(request_s=0.5) as served, stalling(served, sent):
             assert await served.get() == "small"
-            await served.until(lambda: served.dropped[HttpLimit.REQUEST] == NUM_CLIENTS)
-            await served.until(lambda: served.num_open == 0)
+            await eventually(lambda: served.dropped[HttpLimit.REQUEST] == NUM_CLIENTS)
+            await eventually(lambda: served.num_open == 0)
 
             assert await served.get() == "small"
 
@@ -156,7 +152,7 @@ def test_a_body_that_never_ends_is_not_waited_for(run: Run, head: bytes) -> None
             serving(body_s=0.2) as served,
             stalling(served, HEAD % b"small" + head) as clients,
         ):
-            await served.until(lambda: served.num_open == 0)
+            await eventually(lambda: served.num_open == 0)
             answers = [client.recv(4096) for client in clients]
 
         assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
@@ -170,8 +166,8 @@ def test_a_connection_with_an_unread_response_is_dropped(run: Run) -> None:
         asked = HEAD % b"large" + b"\r\n"
         async with serving(answer_s=0.3) as served, stalling(served, asked):
             assert await served.get() == "small"
-            await served.until(lambda: served.dropped[HttpLimit.ANSWER] == NUM_CLIENTS)
-            await served.until(lambda: served.num_open == 0)
+            await eventually(lambda: served.dropped[HttpLimit.ANSWER] == NUM_CLIENTS)
+            await eventually(lambda: served.num_open == 0)
 
     run(main())
 
@@ -182,11 +178,11 @@ def test_unread_responses_are_bounded_together(run: Run) -> None:
             serving(max_unread_bytes=LARGE_BYTES) as served,
             stalling(served, HEAD % b"large" + b"\r\n"),
         ):
-            await served.until(lambda: served.num_large == NUM_CLIENTS)
-            await served.until(lambda: served.num_unread_bytes <= LARGE_BYTES)
+            await eventually(lambda: served.num_large == NUM_CLIENTS)
+            await eventually(lambda: served.num_unread_bytes <= LARGE_BYTES)
             assert served.dropped[HttpLimit.ANSWER] > 0
             # One is counted as dropped before its connection is closed.
-            await served.until(
+            await eventually(
                 lambda: served.num_open == NUM_CLIENTS - served.dropped[HttpLimit.ANSWER]
             )
             assert await served.get() == "small"
@@ -207,7 +203,7 @@ def test_connections_with_small_unread_responses_are_dropped_after_the_idle_time
         ):
             for client in clients:
                 await send_until_gone(client, asked, rest_s=0)
-            await served.until(lambda: served.num_open == 0)
+            await eventually(lambda: served.num_open == 0)
 
     run(main())
 
@@ -216,7 +212,7 @@ def test_an_idle_connection_is_closed_without_being_counted(run: Run) -> None:
     async def main() -> None:
         asked = HEAD % b"small" + b"\r\n"
         async with serving(idle_s=0.2) as served, stalling(served, asked):
-            await served.until(lambda: served.num_open == 0)
+            await eventually(lambda: served.num_open == 0)
 
         assert not served.dropped
 
@@ -244,7 +240,7 @@ def test_connections_beyond_the_limit_are_dropped_at_once_and_a_place_becomes_fr
         asked = HEAD % b"stream" + b"\r\n"
         async with serving(max_connections=5) as served:
             async with stalling(served, asked, 5):
-                await served.until(
+                await eventually(
                     lambda: (
                         served.num_open == 5
                         and all(each.is_answering for each in served.listener.guards.values())
@@ -254,8 +250,8 @@ def test_connections_beyond_the_limit_are_dropped_at_once_and_a_place_becomes_fr
                     for client in further:
                         await send_until_gone(client, b"x", rest_s=0.01)
                     assert served.num_open == 5
-                await served.until(lambda: served.dropped == {HttpLimit.CONNECTIONS: NUM_CLIENTS})
-            await served.until(lambda: served.num_open == 0)
+                await eventually(lambda: served.dropped == {HttpLimit.CONNECTIONS: NUM_CLIENTS})
+            await eventually(lambda: served.num_open == 0)
 
             assert await served.get() == "small"
 
@@ -268,7 +264,7 @@ def test_connections_that_ask_for_nothing_make_room_for_others(run: Run, sent: b
 
     async def main() -> None:
         async with serving(max_connections=5) as served, stalling(served, sent, 5):
-            await served.until(lambda: served.num_open == 5)
+            await eventually(lambda: served.num_open == 5)
             answers = [await served.get() for _ in range(3)]
             async with stalling(served, b""):
                 assert await served.get() == "small"
@@ -283,7 +279,7 @@ def test_connections_that_do_not_read_make_room_for_others(run: Run) -> None:
     async def main() -> None:
         asked = HEAD % b"large" + b"\r\n"
         async with serving(max_connections=5) as served, stalling(served, asked, 5):
-            await served.until(lambda: served.num_large == 5 and served.num_unread_bytes > 0)
+            await eventually(lambda: served.num_large == 5 and served.num_unread_bytes > 0)
 
             assert await served.get() == "small"
 
@@ -312,7 +308,7 @@ def test_one_address_does_not_keep_another_out_even_where_all_its_requests_are_a
     async def main() -> None:
         asked = HEAD % b"stream" + b"\r\n"
         async with serving(max_connections=5) as served, stalling(served, asked, 5):
-            await served.until(
+            await eventually(
                 lambda: (
                     served.num_open == 5
                     and all(each.is_answering for each in served.listener.guards.values())
@@ -334,9 +330,9 @@ def test_stopping_waits_for_no_one_who_stalls(run: Run) -> None:
             stalling(served, HEAD % b"large" + b"\r\n", 3),
             stalling(served, body, 3),
         ):
-            await served.until(lambda: served.num_open >= 6)
+            await eventually(lambda: served.num_open >= 6)
             async with asyncio.timeout(PATIENCE_S):
                 await served.listener.stop()
-            await served.until(lambda: served.num_open == 0)
+            await eventually(lambda: served.num_open == 0)
 
     run(main())

@@ -21,9 +21,10 @@ from extproc.wire import Abuse, Limits, frames
 from extproc.wire.rpc import Method
 from extproc.wire.server import WireServer, serve
 from extproc.wire.tls import Certificates
+from tests.waiting import eventually
 from tests.wire.peer import literals, message, raw, request
 from tests.wire.pki import Pki
-from tests.wire.wire_echo import ECHO, WATCH, grpcio_echo, running, stream, wait_until
+from tests.wire.wire_echo import ECHO, WATCH, grpcio_echo, running, stream
 
 # ---- TLS
 
@@ -71,7 +72,7 @@ async def silent(server: WireServer, number: int) -> list[socket.socket]:
         seen = server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] + len(server.wires)
         return seen - opened == number
 
-    await wait_until(are_seen)
+    await eventually(are_seen)
     return found
 
 
@@ -85,7 +86,7 @@ async def test_connections_that_never_shake_hands_count_and_are_closed_in_time(
         assert server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] == 2
         assert all(wire.connection is None for wire in server.wires), "HTTP/2 never began"
         sockets[0].sendall(b"\x16\x03\x01\x02\x00\x01")  # begins a ClientHello
-        await wait_until(lambda: not server.wires)
+        await eventually(lambda: not server.wires)
 
         assert server.counters.abuse[Abuse.HANDSHAKE_TIMEOUT] == 3
         for each in sockets:
@@ -112,7 +113,7 @@ async def test_a_peer_without_tls_gets_an_alert_and_is_closed(tmp_path: Path) ->
         writer.close()
 
         assert answer[:1] == b"\x15", "a TLS alert"
-        await wait_until(lambda: not server.wires)
+        await eventually(lambda: not server.wires)
 
 
 async def test_tls_ends_with_close_notify_from_both_sides(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ async def test_tls_ends_with_close_notify_from_both_sides(tmp_path: Path) -> Non
         reader, writer = await connect()
         await reader.readexactly(9)
         writer.close()
-        await wait_until(lambda: not server.wires)
+        await eventually(lambda: not server.wires)
 
 
 async def test_changed_certificate_serves_the_next_connection(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ async def test_drain_moves_long_lived_calls_and_waits_for_the_others() -> None:
         echoing = asyncio.ensure_future(
             asyncio.to_thread(grpcio_echo_slowly, server.address, begun, go_on)
         )
-        await wait_until(lambda: len(sessions) == 2 and begun.is_set())
+        await eventually(lambda: len(sessions) == 2 and begun.is_set())
         draining = asyncio.ensure_future(server.drain(60))
         assert await watching == "UNAVAILABLE"
         assert not draining.done()
@@ -216,7 +217,7 @@ def grpcio_echo_slowly(target: str, begun: threading.Event, go_on: threading.Eve
 async def test_drain_gives_up_after_its_time() -> None:
     async with running() as (server, _):
         _, writer = await raw_client(server)
-        await wait_until(lambda: bool(server.wires))
+        await eventually(lambda: bool(server.wires))
 
         assert not await server.drain(0.1)
         writer.close()
@@ -230,7 +231,7 @@ async def test_drain_without_connections_is_at_once() -> None:
 async def test_close_loses_open_calls_and_closes_their_sessions() -> None:
     async with running() as (server, sessions):
         call = asyncio.ensure_future(asyncio.to_thread(grpcio_echo, server.address, [b"x"], WATCH))
-        await wait_until(lambda: bool(sessions))
+        await eventually(lambda: bool(sessions))
         await server.close()
 
         assert sessions[0].num_closed == 1
@@ -245,13 +246,13 @@ async def test_peer_that_breaks_the_protocol_reads_why() -> None:
         writer.close()
 
         assert b"length of PING" in got
-        await wait_until(lambda: not server.wires)
+        await eventually(lambda: not server.wires)
 
 
 async def test_connection_above_the_limit_is_closed() -> None:
     async with running(limits=Limits(max_connections=1)) as (server, _):
         _, first = await raw_client(server)
-        await wait_until(lambda: bool(server.wires))
+        await eventually(lambda: bool(server.wires))
         reader, second = await asyncio.open_connection("127.0.0.1", server.port)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 60) == b""
@@ -265,7 +266,7 @@ async def test_a_lost_connection_leaves_nothing_to_the_garbage_collector() -> No
     """Whoever connects again and again must not cause pauses for others."""
     async with running() as (server, _):
         _, writer = await raw_client(server, echo_request(1))
-        await wait_until(lambda: any(wire.connection for wire in server.wires))
+        await eventually(lambda: any(wire.connection for wire in server.wires))
         [wire] = server.wires
         gone = weakref.ref(wire.connection)
         del wire
@@ -273,7 +274,7 @@ async def test_a_lost_connection_leaves_nothing_to_the_garbage_collector() -> No
         gc.disable()
         try:
             writer.close()
-            await wait_until(lambda: not server.wires)
+            await eventually(lambda: not server.wires)
 
             assert gone() is None
         finally:
@@ -330,9 +331,9 @@ async def test_others_have_a_turn_between_the_passes_over_one_read(is_lost: bool
     server = await serve([Method(ECHO, lambda call, metadata: Notifying(on_message))])
     burst = echo_request(1) + PING * 2000 + echo_request(3)
     _, writer = await raw_client(server, burst)
-    await wait_until(lambda: len(noted) == (2 if is_lost else 4))
+    await eventually(lambda: len(noted) == (2 if is_lost else 4))
     writer.close()
-    await wait_until(lambda: not server.wires)
+    await eventually(lambda: not server.wires)
     await server.close()
 
     assert noted == ["message", "others"] * (1 if is_lost else 2)
@@ -352,10 +353,10 @@ async def test_others_have_a_turn_between_the_passes_over_reads_of_several_peers
     burst = b"".join(PING * 70 + echo_request(stream_id) for stream_id in (1, 3, 5))
     for writer in writers:
         writer.write(burst)
-    await wait_until(lambda: len(noted) == 18)
+    await eventually(lambda: len(noted) == 18)
     for writer in writers:
         writer.close()
-    await wait_until(lambda: not server.wires)
+    await eventually(lambda: not server.wires)
     await server.close()
 
     assert noted == ["message", "others"] * 9
@@ -390,7 +391,7 @@ async def test_megabytes_go_to_a_reader_that_is_only_slow() -> None:
                 return sum(len(message) for message in call)
 
         reading = asyncio.ensure_future(asyncio.to_thread(watch))
-        await wait_until(lambda: bool(sessions) and sessions[0].has_received)
+        await eventually(lambda: bool(sessions) and sessions[0].has_received)
         for _ in range(10):
             sessions[0].call.send(b"x" * 3_000_000)
         sessions[0].call.end()

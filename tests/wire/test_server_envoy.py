@@ -18,6 +18,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.wire import Abuse, Limits
+from tests.waiting import eventually
 from tests.wire.wire_envoy import DuplexProcessor, Processor, Proxy, envoy, has_envoy
 
 pytestmark = [
@@ -106,8 +107,7 @@ async def test_requests_are_held_beyond_the_message_timeout(tmp_path: Path) -> N
     held: list[Callable[[], None]] = []
     async with envoy(tmp_path, message_timeout="4s", hold=held.append) as proxy:
         waiting = [asyncio.ensure_future(post(proxy.port, SMALL)) for _ in range(200)]
-        while len(held) < 200:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: len(held) >= 200)
         await asyncio.sleep(5)
         assert not any(request.done() for request in waiting)
         for release in held:
@@ -124,13 +124,11 @@ async def test_held_clients_that_leave_are_forgotten_at_once(tmp_path: Path) -> 
     held: list[Callable[[], None]] = []
     async with envoy(tmp_path, hold=held.append) as proxy:
         waiting = [asyncio.ensure_future(post(proxy.port, SMALL)) for _ in range(100)]
-        while len(held) < 100:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: len(held) >= 100)
         for request in waiting:
             request.cancel()
         await asyncio.wait(waiting)
-        while proxy.server.counters.streams_open:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: not proxy.server.counters.streams_open)
         for release in held:
             release()
 
@@ -144,8 +142,7 @@ async def test_held_clients_that_leave_are_forgotten_at_once(tmp_path: Path) -> 
 async def _released(proxy: Proxy, held: list[Callable[[], None]]) -> bytes:
     held.clear()
     request = asyncio.ensure_future(post(proxy.port, SMALL))
-    while not held:
-        await asyncio.sleep(0.02)
+    await eventually(lambda: held)
     held[0]()
     return await request
 
@@ -155,12 +152,10 @@ async def test_envoy_that_stops_in_the_middle_of_a_hold_is_noticed(tmp_path: Pat
     limits = Limits(keepalive_s=0.3, keepalive_timeout_s=0.5)
     async with envoy(tmp_path, hold=held.append, limits=limits) as proxy:
         request = asyncio.ensure_future(post(proxy.port, SMALL))
-        while not held:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: held)
         os.kill(proxy.pid, signal.SIGSTOP)
         try:
-            while not proxy.opened[0].is_closed:
-                await asyncio.sleep(0.05)
+            await eventually(lambda: proxy.opened[0].is_closed)
         finally:
             os.kill(proxy.pid, signal.SIGCONT)
         with contextlib.suppress(OSError):
@@ -175,8 +170,7 @@ async def test_drain_loses_no_request(tmp_path: Path) -> None:
     held: list[Callable[[], None]] = []
     async with envoy(tmp_path, hold=held.append) as proxy:
         waiting = [asyncio.ensure_future(post(proxy.port, SMALL)) for _ in range(20)]
-        while len(held) < 20:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: len(held) >= 20)
         drained = asyncio.ensure_future(proxy.server.drain(20))
         await asyncio.sleep(0.3)
         assert not drained.done()

@@ -22,7 +22,8 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from extproc.wire.server import WireServer
-from tests.wire.wire_echo import ECHO, FAIL, WATCH, grpcio_echo, running, stream, wait_until
+from tests.waiting import eventually
+from tests.wire.wire_echo import ECHO, FAIL, WATCH, grpcio_echo, running, stream
 
 SIZES = [0, 1, 300, 16_379, 16_380, 70_000, 1_000_000]
 
@@ -90,7 +91,7 @@ async def test_grpcio_deadline_ends_the_session() -> None:
                 return str(late.value.code().name)
 
         assert await asyncio.to_thread(watch) in ("DEADLINE_EXCEEDED", "CANCELLED")
-        await wait_until(lambda: sessions[0].num_closed == 1)
+        await eventually(lambda: sessions[0].num_closed == 1)
 
 
 async def test_many_grpcio_calls_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -77,13 +76,6 @@ async def running(**options: Any) -> AsyncIterator[tuple[WireServer, list[Echo]]
         assert server.counters.connections_open == 0
         assert server.counters.streams_open == 0
         assert all(session.num_closed == 1 for session in sessions)
-
-
-async def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that must come."""
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.01)
 
 
 def stream(channel: grpc.Channel, path: str) -> Any:

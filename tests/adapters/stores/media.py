@@ -179,11 +179,5 @@ async def following(store: Store) -> AsyncIterator[None]:
             await running
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
 def is_root() -> bool:
     return os.geteuid() == 0

@@ -20,8 +20,8 @@ from tests.adapters.stores.media import (
     following,
     opened,
     shown,
-    until,
 )
+from tests.waiting import eventually
 
 pytest.importorskip("redis")
 
@@ -82,7 +82,7 @@ async def test_a_router_that_starts_without_the_server_knows_nothing_until_it_is
     before = (store.is_known, list(store.seen))
     async with following(store):
         server.start()
-        await until(lambda: store.is_known)
+        await eventually(lambda: store.is_known)
 
     assert before == (False, [])
     assert shown(store).keys() == {"a", "b", "c"}
@@ -95,7 +95,7 @@ async def test_changes_are_followed_over_a_restart(media: Opened, server: RedisS
             server.kill()
             server.start()
             await one.put(declared(f"n{each}"))
-            await until(lambda each=each: f"n{each}" in shown(other))  # type: ignore[misc]
+            await eventually(lambda each=each: f"n{each}" in shown(other))  # type: ignore[misc]
 
     assert shown(one) == shown(other)
 

@@ -9,7 +9,8 @@ import pytest
 from extproc.adapters.declared import DeclarationError
 from extproc.adapters.stores.content import Change, ConflictError, StoreError
 from extproc.adapters.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
-from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown, until
+from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown
+from tests.waiting import eventually
 
 NAMES = ("a", "A", "org/name", ".", "..", "-", "CON", "a b", "ü", "+", "x" * 256, "ü" * 128)
 
@@ -119,11 +120,11 @@ async def test_others_see_each_write_and_who_wrote_it_sees_it_once(media: Opened
     one, other = await media.store(), await media.store()
     async with following(one), following(other):
         await one.put(declared())
-        await until(lambda: shown(other) == {"org/a": "/adapters/a"})
+        await eventually(lambda: shown(other) == {"org/a": "/adapters/a"})
         await other.delete("org/a")
-        await until(lambda: shown(one).get("org/a", "deleted") == "deleted")
+        await eventually(lambda: shown(one).get("org/a", "deleted") == "deleted")
         await one.forget("org/a")
-        await until(lambda: shown(other) == {})
+        await eventually(lambda: shown(other) == {})
 
     assert len(one.seen) == len(other.seen) == (4 if media.make().keeps_deleted else 3)
 

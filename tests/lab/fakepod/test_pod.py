@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,8 @@ from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.engine.records import Step
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.lab.fakepod.registry import Trouble
+from tests.fakepods import running_pod
+from tests.waiting import eventually
 
 Json = dict[str, Any]
 SLOW = replace(INSTANT, step_s=0.02)
@@ -28,12 +30,11 @@ SLOW = replace(INSTANT, step_s=0.02)
 async def _pod(
     config: PodConfig | None = None,
 ) -> AsyncIterator[tuple[RunningPod, aiohttp.ClientSession]]:
-    pod = await start_pod(config or PodConfig(adapters=["a", "b"]))
-    try:
-        async with aiohttp.ClientSession(pod.url) as session:
-            yield pod, session
-    finally:
-        await pod.stop()
+    async with (
+        running_pod(config or PodConfig(adapters=["a", "b"])) as pod,
+        aiohttp.ClientSession(pod.url) as session,
+    ):
+        yield pod, session
 
 
 def _completion(model: str | None = "a", **more: object) -> Json:
@@ -66,11 +67,6 @@ async def _get(session: aiohttp.ClientSession, path: str) -> Any:
 def _events(text: str) -> list[Json]:
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data:")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_a_completion_says_which_pod_served_which_model() -> None:
@@ -148,7 +144,7 @@ async def test_headers_of_a_stream_go_out_before_its_first_token() -> None:
             await first.content.readline()
             async with session.post("/v1/completions", json=long | {"model": "b"}) as second:
                 assert second.status == 200
-                await _until(lambda: pod.pod.runner.reported.num_deferred == 1)
+                await eventually(lambda: pod.pod.runner.reported.num_deferred == 1)
 
 
 async def test_a_client_that_leaves_aborts_its_request() -> None:
@@ -157,7 +153,7 @@ async def test_a_client_that_leaves_aborts_its_request() -> None:
             before = pod.pod.runner.engine.counters.num_aborted
             with pytest.raises(asyncio.TimeoutError):
                 await _post_with_timeout(session, _completion(max_tokens=5000, stream=stream))
-            await _until(lambda: pod.pod.runner.engine.counters.num_aborted == before + 1)  # noqa: B023
+            await eventually(lambda: pod.pod.runner.engine.counters.num_aborted == before + 1)  # noqa: B023
 
         assert pod.pod.runner.engine.running == ()
 
@@ -414,7 +410,7 @@ async def test_a_load_goes_on_when_its_client_leaves() -> None:
         await began.wait()
         load.cancel()
 
-        await _until(lambda: "a" in pod.pod.registry.paths)
+        await eventually(lambda: "a" in pod.pod.registry.paths)
 
 
 async def test_a_pod_that_lies_says_yes_and_does_nothing() -> None:
@@ -483,7 +479,7 @@ async def test_debug_shows_engine_and_last_requests() -> None:
             )
             for model in ("a", "b")
         ]
-        await _until(lambda: pod.pod.runner.reported.num_deferred == 1)
+        await eventually(lambda: pod.pod.runner.reported.num_deferred == 1)
         engine = await _get(session, "/debug/engine")
         await asyncio.gather(*tasks)
         requests = list(pod.pod.last_requests)
@@ -512,13 +508,12 @@ async def test_a_pod_can_come_back_on_its_address() -> None:
     first = await start_pod(PodConfig())
     await first.kill()
     host, port = first.address.split(":")
-    second = await start_pod(PodConfig(name="again"), host, int(port))
-    try:
-        async with aiohttp.ClientSession(second.url) as session:
-            _, _, headers = await _post(session, "/v1/completions", _completion("base"))
-            assert headers["x-served-by"] == "again"
-    finally:
-        await second.stop()
+    async with (
+        running_pod(PodConfig(name="again"), host, int(port)) as second,
+        aiohttp.ClientSession(second.url) as session,
+    ):
+        _, _, headers = await _post(session, "/v1/completions", _completion("base"))
+        assert headers["x-served-by"] == "again"
 
 
 async def test_a_taken_port_is_an_error() -> None:

@@ -16,6 +16,7 @@ from extproc.lab.engine.records import EngineRequest, EngineStats
 from extproc.lab.fakepod.runner import EngineDeadError, EngineRunner, Generation
 from extproc.lab.fakepod.vllmpage import VllmPage
 from tests.virtualtime import in_virtual_time
+from tests.waiting import eventually
 
 
 @asynccontextmanager
@@ -102,8 +103,7 @@ async def test_the_page_says_idle_after_the_only_request_was_aborted() -> None:
         generation = runner.submit(EngineRequest("r", 10, 8000, "a"))
         await generation.more(0)
         runner.abort(generation.request)
-        while runner.reported.num_running:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: not runner.reported.num_running)
         await asyncio.sleep(0.01)
         page = runner.page.render(["vllm:lora_requests_info", "vllm:num_requests_running"]).decode()
         series = {

@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 
 from extproc.lab.workload.exchange import RequestRecord, load_records
-from tests.e2e.harness import ChildProcess, eventually, free_port
+from tests.e2e.harness import ChildProcess, free_port
+from tests.waiting import eventually
 
 LOCUSTFILE = Path(__file__).parents[3] / "loadtest" / "locustfile.py"
 PATIENCE_S = 120.0

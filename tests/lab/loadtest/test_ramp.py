@@ -16,6 +16,7 @@ from extproc.lab.loadtest.ramp import LaggedError, RampPlan, Step, run_ramp
 from extproc.lab.loadtest.runs import BlockRun
 from extproc.lab.loadtest.targets import TargetSpec
 from extproc.lab.trials.search import CapacitySearch
+from tests.fakepods import running_pod
 from tests.lab.loadtest.builders import run
 
 
@@ -92,8 +93,7 @@ async def test_it_finds_the_capacity_of_an_endpoint_by_itself() -> None:
 
 
 async def test_an_endpoint_that_fails_every_request_ends_the_search() -> None:
-    pod = await start_pod(PodConfig(adapters=["x"], api_key="secret"))
-    try:
+    async with running_pod(PodConfig(adapters=["x"], api_key="secret")) as pod:
         with pytest.raises(TargetError, match="401"):
             await run_ramp(
                 TargetSpec("url", pod.url, "pod"),
@@ -103,5 +103,3 @@ async def test_an_endpoint_that_fails_every_request_ends_the_search() -> None:
                 on_stage=lambda _: None,
                 on_step=lambda _: None,
             )
-    finally:
-        await pod.stop()

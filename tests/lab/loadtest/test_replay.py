@@ -15,12 +15,14 @@ import pytest
 from aiohttp import web
 
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.pod import PodConfig
 from extproc.lab.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
 from extproc.lab.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.lab.workload.requests import Workload
 from extproc.wire.tls import make_certificate
+from tests.fakepods import running_pod
 from tests.lab.lab import arrival, poisson, workload
+from tests.waiting import eventually
 
 STREAM = {"content-type": "text/event-stream"}
 PIECE = b'data: {"choices":[{"text":"a"}]}\n\n'
@@ -56,11 +58,8 @@ async def error_at(url: str, **settings: Any) -> str:
 async def test_a_saved_workload_is_sent_as_it_is(form: RequestForm, tmp_path: Path) -> None:
     poisson(30, rate_rps=300, num_adapters=3).save(tmp_path / "work")
     work = Workload.load(tmp_path / "work")
-    pod = await start_pod(PodConfig(adapters=list(work.adapters), profile=INSTANT))
-    try:
+    async with running_pod(PodConfig(adapters=list(work.adapters), profile=INSTANT)) as pod:
         records = await sent(work, pod.url, form=form)
-    finally:
-        await pod.stop()
 
     assert [each.index for each in records] == list(range(30))
     for each, asked in zip(records, work.arrivals, strict=True):
@@ -122,22 +121,16 @@ async def test_a_redirect_is_an_error_and_not_followed() -> None:
 
 
 async def test_one_request_that_cannot_be_sent_loses_no_other() -> None:
-    pod = await start_pod(PodConfig(adapters=["a"]))
-    try:
+    async with running_pod(PodConfig(adapters=["a"])) as pod:
         work = workload(arrival(0.0, "a"), arrival(0.1, "a"))
         records = await sent(work, pod.url, headers={"x-bad": "a\nb"})
-    finally:
-        await pod.stop()
 
     assert [record.error for record in records] == ["reset", "reset"]
 
 
 async def test_an_answer_that_is_an_error_has_its_status() -> None:
-    pod = await start_pod(PodConfig())
-    try:
+    async with running_pod() as pod:
         (one,) = await sent(workload(arrival(0.0, "a")), pod.url)
-    finally:
-        await pod.stop()
 
     assert (one.error, one.status, one.num_tokens) == ("http_404", 404, 0)
 
@@ -168,14 +161,9 @@ async def test_a_tenant_s_requests_have_its_claims_and_others_have_theirs() -> N
 
 async def test_a_client_without_a_first_token_leaves_and_the_pod_aborts_the_request() -> None:
     profile = replace(INSTANT, step_s=0.05, step_per_prefill_token_s=1.0)
-    pod = await start_pod(PodConfig(adapters=["a"], profile=profile))
-    try:
+    async with running_pod(PodConfig(adapters=["a"], profile=profile)) as pod:
         error = await error_at(pod.url, patience_s=0.2)
-        async with asyncio.timeout(60):
-            while not pod.pod.runner.engine.counters.num_aborted:
-                await asyncio.sleep(0.01)
-    finally:
-        await pod.stop()
+        await eventually(lambda: pod.pod.runner.engine.counters.num_aborted)
 
     assert error == "abandoned"
 
@@ -236,12 +224,9 @@ async def test_a_connection_that_breaks_is_a_reset() -> None:
 
 
 async def test_headers_go_with_every_request() -> None:
-    pod = await start_pod(PodConfig(adapters=["a"], api_key="secret"))
-    try:
+    async with running_pod(PodConfig(adapters=["a"], api_key="secret")) as pod:
         refused = await error_at(pod.url)
         served = await error_at(pod.url, headers={"authorization": "Bearer secret"})
-    finally:
-        await pod.stop()
 
     assert (refused, served) == ("http_401", "")
 
@@ -272,11 +257,10 @@ async def test_requests_that_are_stopped_are_recorded_and_the_others_are_not_sen
 
 async def test_records_count_from_the_start_that_a_sender_was_given() -> None:
     clock = asyncio.get_running_loop().time
-    pod = await start_pod(PodConfig(adapters=["a"], profile=INSTANT))
-    try:
-        async with open_sender(ReplaySettings(pod.url), clock, clock() - 5) as sender:
-            record = await sender.send(arrival(0.0, "a"), 0, at_s=0.0)
-    finally:
-        await pod.stop()
+    async with (
+        running_pod(PodConfig(adapters=["a"], profile=INSTANT)) as pod,
+        open_sender(ReplaySettings(pod.url), clock, clock() - 5) as sender,
+    ):
+        record = await sender.send(arrival(0.0, "a"), 0, at_s=0.0)
 
     assert record.delay_s == record.sent_s >= 5

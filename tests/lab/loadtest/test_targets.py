@@ -34,6 +34,7 @@ from extproc.lab.loadtest.targets import (
 from extproc.lab.opponents import OPPONENTS, opponent
 from extproc.plugins import load_policy
 from extproc.service.configured import pool_settings
+from tests.fakepods import running_pod
 from tests.lab.trials.test_suites import tiny
 
 SETTINGS = FleetSettings(
@@ -175,34 +176,25 @@ def test_envoys_own_balancer_knows_every_pod_and_no_router(balancer: str) -> Non
 
 
 async def test_an_endpoint_lists_its_models() -> None:
-    pod = await start_pod(PodConfig(base_model="llama", adapters=["a", "b"]))
-    try:
+    async with running_pod(PodConfig(base_model="llama", adapters=["a", "b"])) as pod:
         assert (await fetch_listing(pod.url, {})).adapters == ("a", "b")
         target = await found_target(TargetSpec("url", pod.url, "mine"), {})
-    finally:
-        await pod.stop()
 
     assert (target.label, target.base_model, target.spec.text) == ("mine", "llama", "url:mine")
 
 
 async def test_models_are_listed_with_the_key() -> None:
-    pod = await start_pod(PodConfig(adapters=["a"], api_key="secret"))
-    try:
+    async with running_pod(PodConfig(adapters=["a"], api_key="secret")) as pod:
         with pytest.raises(TargetError, match="401"):
             await fetch_listing(pod.url, {})
         listing = await fetch_listing(pod.url, {"authorization": "Bearer secret"})
         assert listing.adapters == ("a",)
-    finally:
-        await pod.stop()
 
 
 async def test_an_endpoint_without_adapters_stands_for_them_by_its_models() -> None:
-    pod = await start_pod(PodConfig(base_model="llama"))
-    try:
+    async with running_pod(PodConfig(base_model="llama")) as pod:
         listing = await fetch_listing(pod.url, {})
         assert (listing.base, listing.adapters) == ("llama", ("llama",))
-    finally:
-        await pod.stop()
 
 
 async def test_a_missing_endpoint_is_named() -> None:

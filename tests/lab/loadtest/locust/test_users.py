@@ -13,7 +13,7 @@ from extproc.lab.engine.profiles import H100_8B, INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.lab.loadtest.measures import summarize_records
 from extproc.lab.workload.exchange import RequestRecord, load_records
-from tests.e2e.harness import eventually, free_port
+from tests.e2e.harness import free_port
 from tests.lab.loadtest.loads import SLO
 from tests.lab.loadtest.locusts import (
     PATIENCE_S,
@@ -25,6 +25,7 @@ from tests.lab.loadtest.locusts import (
     web_ui,
     with_workers,
 )
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
