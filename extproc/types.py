@@ -253,7 +253,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
         subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
             None for all.
         arrived_at_s: Arrival of its headers; it has waited `snapshot.now` minus this.
-        prefix_hashes: Of the beginnings of its prompt, as long as `beginnings.MARKS_BYTES` says; ()
+        prefix_hashes: Of the beginnings of its prompt, as long as `prefixes.MARKS_BYTES` says; ()
             where nobody computes them. Prompts with one in common begin with the same bytes.
         context_bytes: As much as its model's context holds, where the body is longer and has one
             prompt; else None. So it is not all text, as with images, or will be refused.

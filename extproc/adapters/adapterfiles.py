@@ -19,7 +19,7 @@ from typing import Final
 
 from extproc.adapters.peft import AdapterConfigError, decode_config, obstacles
 from extproc.adapters.states import Failure, Result
-from extproc.files.blocking import Aside
+from extproc.files.blocking import BlockingCalls
 from extproc.files.reading import FileError, UnreadableError, read_bytes
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class AdapterFiles:
     ) -> None:
         # The innermost root of a path counts.
         ordered = sorted(roots, key=lambda root: len(root.pod), reverse=True)
-        self._roots = {root: Aside(timeout_s) for root in ordered}
+        self._roots = {root: BlockingCalls(timeout_s) for root in ordered}
         self._on_change = on_change
         self._interval_s = interval_s
         self._followed: dict[str, _Followed] = {}

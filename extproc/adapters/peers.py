@@ -37,7 +37,7 @@ class Trouble(NamedTuple):
     message: str
 
 
-class Word(NamedTuple):
+class AdapterUpdate(NamedTuple):
     """What a router says of adapters.
 
     Attributes:
@@ -66,10 +66,10 @@ class Peers:
 
     def __init__(self, router_id: str) -> None:
         self._router_id = router_id
-        self._words: dict[str, tuple[float, Word]] = {}
+        self._words: dict[str, tuple[float, AdapterUpdate]] = {}
         self._leaving: dict[tuple[str, str], float] = {}
 
-    def hear(self, router_id: str, word: Word, *, now: float) -> bool:
+    def hear(self, router_id: str, word: AdapterUpdate, *, now: float) -> bool:
         """Take a router's word; return whether it says something new."""
         before = self._words.get(router_id)
         self._words[router_id] = now, word
@@ -81,7 +81,7 @@ class Peers:
         """Forget a router that is gone."""
         self._words.pop(router_id, None)
 
-    def leader(self, declared: int, *, may_load: bool, now: float) -> Word | None:
+    def leader(self, declared: int, *, may_load: bool, now: float) -> AdapterUpdate | None:
         """Return the word of the router that makes this one's calls; None where none does."""
         for router_id, word in self._heard(now):
             is_first = not may_load or router_id < self._router_id
@@ -98,7 +98,7 @@ class Peers:
         self._leaving = {each: until_s for each, until_s in self._leaving.items() if now < until_s}
         return frozenset(self._leaving)
 
-    def _heard(self, now: float) -> Iterator[tuple[str, Word]]:
+    def _heard(self, now: float) -> Iterator[tuple[str, AdapterUpdate]]:
         for router_id, (said_s, word) in self._words.items():
             if now - said_s <= WORD_S:
                 yield router_id, word

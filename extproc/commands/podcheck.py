@@ -9,7 +9,7 @@ from ssl import SSLContext
 
 import msgspec
 
-from extproc.commands.podprobes import OPTIONAL, REQUIRED, Pod, Probe, Response, Verdict
+from extproc.commands.podprobes import OPTIONAL, REQUIRED, Evidence, Pod, Probe, Response
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.podhttp import FAILURES, describe, open_session
 
@@ -87,7 +87,7 @@ def blind_spots(profile: EngineProfile) -> list[str]:
     ]
 
 
-async def _try(pod: Pod, probe: Probe, timeout_s: float) -> Verdict:
+async def _try(pod: Pod, probe: Probe, timeout_s: float) -> Evidence:
     try:
         async with asyncio.timeout(timeout_s):
             return await probe(pod)

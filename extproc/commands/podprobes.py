@@ -73,10 +73,10 @@ class Response:
         return f"HTTP {self.status}, {self.content_type or 'no content type'}: {text}"
 
 
-Verdict = tuple[bool | None, str]
+Evidence = tuple[bool | None, str]
 """Whether a requirement is met, None if it could not be tried; and the observation."""
 Ask = Callable[[str, str, object], Awaitable[Response]]
-Probe = Callable[["Pod"], Awaitable[Verdict]]
+Probe = Callable[["Pod"], Awaitable[Evidence]]
 
 
 @dataclass(eq=False)
@@ -134,17 +134,17 @@ class Pod:
         return parse_report(await self.page(), self.profile)
 
 
-async def _answers_health(pod: Pod) -> Verdict:
+async def _answers_health(pod: Pod) -> Evidence:
     answer = await pod.ask("GET", "/health", None)
     return answer.status == HTTPStatus.OK, f"HTTP {answer.status}"
 
 
-async def _lists_base(pod: Pod) -> Verdict:
+async def _lists_base(pod: Pod) -> Evidence:
     names = [model.id for model in await pod.models() if not model.parent]
     return bool(names), _join(names) or "no entry without a parent"
 
 
-async def _lists_adapters(pod: Pod) -> Verdict:
+async def _lists_adapters(pod: Pod) -> Evidence:
     models = await pod.models()
     bases = {model.id for model in models if not model.parent}
     adapters = {model.id: model.parent for model in models if model.parent}
@@ -157,7 +157,7 @@ async def _lists_adapters(pod: Pod) -> Verdict:
     return not strays, f"parent not listed: {_join(strays)}" if strays else _join(adapters)
 
 
-async def _refuses_unknown(pod: Pod) -> Verdict:
+async def _refuses_unknown(pod: Pod) -> Evidence:
     answer = await pod.chat(_UNKNOWN_MODEL)
     if answer.status != HTTPStatus.NOT_FOUND:
         return False, str(answer)
@@ -165,7 +165,7 @@ async def _refuses_unknown(pod: Pod) -> Verdict:
     return True, f"HTTP 404, {error.type}"
 
 
-async def _streams(pod: Pod) -> Verdict:
+async def _streams(pod: Pod) -> Evidence:
     """Request an adapter, or the base model of a server without any."""
     names = [await pod.adapter(), *(model.id for model in await pod.models())]
     model = next(filter(None, names), None)
@@ -182,7 +182,7 @@ async def _streams(pod: Pod) -> Verdict:
     return True, f"{len(events)} events from {model}"
 
 
-async def _answers_as_adapter(pod: Pod) -> Verdict:
+async def _answers_as_adapter(pod: Pod) -> Evidence:
     adapter = await pod.adapter()
     if adapter is None:
         return None, "no adapter is registered there"
@@ -197,7 +197,7 @@ async def _answers_as_adapter(pod: Pod) -> Verdict:
     ), f"asked for {adapter}, answered by {model}"
 
 
-async def _has_effect(pod: Pod) -> Verdict:
+async def _has_effect(pod: Pod) -> Evidence:
     """Compare an adapter that is named with its base model."""
     name = pod.wanted_adapter
     if name is None:
@@ -217,7 +217,7 @@ async def _has_effect(pod: Pod) -> Verdict:
     return False, f"no_effect: {name} answers as {base} does"
 
 
-async def _has_metrics(pod: Pod) -> Verdict:
+async def _has_metrics(pod: Pod) -> Evidence:
     page = await pod.page()
     unreadable = parse_report(page, pod.profile).unreadable
     return not unreadable, unreadable or f"{len(page)} bytes"
@@ -226,7 +226,7 @@ async def _has_metrics(pod: Pod) -> Verdict:
 def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
     """Return the probe for one metric, for which the profile may have several names."""
 
-    async def probe(pod: Pod) -> Verdict:
+    async def probe(pod: Pod) -> Evidence:
         names = select(pod.profile)
         if not names:
             return None, f"the profile {pod.profile.name} has no such metric"
@@ -237,7 +237,7 @@ def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
     return probe
 
 
-async def _is_awake(pod: Pod) -> Verdict:
+async def _is_awake(pod: Pod) -> Evidence:
     state = pod.profile.awake
     says, what = await _has(lambda _profile: (state.family,) if state else ())(pod)
     if says and (await pod.report()).is_asleep:
@@ -245,7 +245,7 @@ async def _is_awake(pod: Pod) -> Verdict:
     return says, what
 
 
-async def _says_active_adapters(pod: Pod) -> Verdict:
+async def _says_active_adapters(pod: Pod) -> Evidence:
     if pod.profile.lora_info is None:
         return None, f"the profile {pod.profile.name} has no such metric"
     adapter = await pod.adapter()
@@ -260,7 +260,7 @@ async def _says_active_adapters(pod: Pod) -> Verdict:
     return False, f"{adapter} not seen after a request, slots: {report.max_loras}"
 
 
-async def _filters(pod: Pod) -> Verdict:
+async def _filters(pod: Pod) -> Evidence:
     name, *others = pod.profile.running + pod.profile.waiting
     answer = await pod.ask("GET", f"/metrics/?name[]={name}", None)
     if answer.status != HTTPStatus.OK or not _has_family(answer.body, name):
@@ -270,7 +270,7 @@ async def _filters(pod: Pod) -> Verdict:
     return True, f"{len(answer.body)} bytes for one family"
 
 
-async def _loads_at_runtime(pod: Pod) -> Verdict:
+async def _loads_at_runtime(pod: Pod) -> Evidence:
     """Load an empty name: refused with 400 if loading is enabled, without any effect."""
     load = await pod.ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
     unload = await pod.ask("POST", "/v1/unload_lora_adapter", {"lora_name": ""})
@@ -278,7 +278,7 @@ async def _loads_at_runtime(pod: Pod) -> Verdict:
     return load.status == unload.status == HTTPStatus.BAD_REQUEST, statuses
 
 
-async def _loads_safely(pod: Pod) -> Verdict:
+async def _loads_safely(pod: Pod) -> Evidence:
     since = pod.profile.safe_loads_since
     if since is None:
         return None, f"nothing is known of the versions of {pod.profile.name}"

@@ -13,7 +13,7 @@ GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Z
 """What a Kubernetes label may have as its value."""
 
 
-class PodTraits(Section):
+class PodSettings(Section):
     """What the pods of a group have instead of what stands in `pods`; all may be left out."""
 
     max_loras: int | None = Field(
@@ -89,7 +89,7 @@ class PodTraits(Section):
     )
 
     @model_validator(mode="after")
-    def _a_server_starts_with_these(self) -> PodTraits:
+    def _a_server_starts_with_these(self) -> PodSettings:
         if self.max_loras and self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
             raise ValueError(
                 f"max_cpu_loras is {self.max_cpu_loras}: must be at least max_loras, "
@@ -97,18 +97,18 @@ class PodTraits(Section):
             )
         return self
 
-    def over(self, others: PodTraits) -> PodTraits:
+    def over(self, others: PodSettings) -> PodSettings:
         """Return these traits, and those of `others` where there is none here.
 
         Raises:
             ValueError: They do not go together.
         """
-        names = PodTraits.model_fields
+        names = PodSettings.model_fields
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return PodTraits(**{name: getattr(others, name) for name in names} | given)
+        return PodSettings(**{name: getattr(others, name) for name in names} | given)
 
 
-class PodsConfig(PodTraits):
+class PodsConfig(PodSettings):
     """Properties of the pods, and of the groups that differ."""
 
     engine: Literal["vllm", "sglang"] = Field(
@@ -124,7 +124,7 @@ class PodsConfig(PodTraits):
         description="File with the API key that pods require; used for the router's own requests "
         "only.",
     )
-    groups: dict[GroupName, PodTraits] = Field(
+    groups: dict[GroupName, PodSettings] = Field(
         default_factory=dict,
         description="Pods that differ from the others, by the group's name. A pod is in the group "
         "that its label `extproc/group` names (with `discovery.kubernetes` and `pod_selector` or "

@@ -35,7 +35,7 @@ from extproc.bounds import (
     whole,
 )
 from extproc.fleet.accounting import Completion
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.types import Outcome
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
@@ -224,24 +224,24 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
     )
 
 
-def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered: bool) -> Verdict:
+def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered: bool) -> Evidence:
     """Judge the endpoint by an entry; `status` is the endpoint's own, None without one."""
     if outcome is Outcome.CANCELLED:
-        return Verdict.NONE
+        return Evidence.NONE
     flags = common.response_flags
     if not has_answered and any(getattr(flags, name) for name in _UNREACHABLE_FLAGS):
-        return Verdict.UNREACHABLE
+        return Evidence.UNREACHABLE
     if any(getattr(flags, name) for name in _ENDPOINTS_FLAGS) or status in _GATEWAY_ERRORS:
-        return Verdict.BROKEN
+        return Evidence.BROKEN
     if status is None or status == _NOT_IMPLEMENTED:
-        return Verdict.NONE
+        return Evidence.NONE
     if status in _FULL:
-        return Verdict.FULL
+        return Evidence.FULL
     if status >= 500:
-        return Verdict.FAILED
+        return Evidence.FAILED
     if status == _NOT_FOUND:
-        return Verdict.NOT_FOUND
-    return Verdict.SERVED if outcome is Outcome.COMPLETED and status < 400 else Verdict.NONE
+        return Evidence.NOT_FOUND
+    return Evidence.SERVED if outcome is Outcome.COMPLETED and status < 400 else Evidence.NONE
 
 
 def _is_refusal(entry: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-class Aside:
+class BlockingCalls:
     """Runs calls one at a time; one that hangs holds up those behind it, and nothing else.
 
     Args:

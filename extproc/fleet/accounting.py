@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.fleet.cachesize import MIN_STREAM_S
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.pickids import router_of
 from extproc.fleet.pool import InFlight, Pool
@@ -72,7 +72,7 @@ class Completion(NamedTuple):
     orca: str  # the load report in the response's header, unparsed; "" where there is none
     first_body_byte_s: float | None
     shows_first_token: bool = True
-    verdict: Verdict = Verdict.NONE  # the evidence about the endpoint of the last attempt
+    verdict: Evidence = Evidence.NONE  # the evidence about the endpoint of the last attempt
     body_bytes: int = 0  # of the response's body, as far as it was sent
 
 

@@ -9,7 +9,7 @@ from extproc.fleet.comparison import Like
 from extproc.types import Pick, RequestInfo
 
 
-class Verdict(StrEnum):
+class Evidence(StrEnum):
     """The evidence that the end of a request gives about its endpoint."""
 
     SERVED = "served"
@@ -21,18 +21,18 @@ class Verdict(StrEnum):
     NONE = "none"  # no evidence: the client left, or its request was wrong
 
 
-NAMES_ENDPOINT = (Verdict.BROKEN, Verdict.UNREACHABLE)
+NAMES_ENDPOINT = (Evidence.BROKEN, Evidence.UNREACHABLE)
 """Failures that no request explains."""
 
 
 def verdicts(
     pick: Pick,
-    verdict: Verdict,
+    verdict: Evidence,
     *,
     address: str = "",
     num_attempts: int = 1,
     refused: Collection[str] = (),
-) -> dict[str, Verdict]:
+) -> dict[str, Evidence]:
     """Return the verdict on each endpoint that a pick was sent to, by address.
 
     `verdict` and `address` ("" for the pick's own) are those of the last attempt, `refused` those
@@ -42,11 +42,11 @@ def verdicts(
     twice, only the last attempt counts. A refusal that is not retried reaches the client: a failure
     that the request may explain.
     """
-    if verdict is Verdict.FULL and num_attempts <= 1:
-        verdict = Verdict.FAILED
+    if verdict is Evidence.FULL and num_attempts <= 1:
+        verdict = Evidence.FAILED
     tried = tried_in_order(pick)[: max(1, num_attempts)]
     said = {
-        each: Verdict.FULL if each in refused else Verdict.UNREACHABLE
+        each: Evidence.FULL if each in refused else Evidence.UNREACHABLE
         for each in tried[: max(0, num_attempts - 1)]
     }
     return {**said, address or tried[-1]: verdict}

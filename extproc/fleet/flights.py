@@ -7,11 +7,11 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from extproc.fleet.evidence import Verdict, likeness, tried_in_order, verdicts
+from extproc.fleet.evidence import Evidence, likeness, tried_in_order, verdicts
 from extproc.fleet.listeners import PickObserver, WaitingLine
 from extproc.fleet.outliers import Outliers
-from extproc.fleet.peerpicks import Told
-from extproc.fleet.prefixes import Beginnings, with_cached
+from extproc.fleet.peerpicks import PeerPicks
+from extproc.fleet.prefixes import PrefixIndex, with_cached
 from extproc.fleet.speeds import probe_of
 from extproc.fleet.tracked import InFlight, Tracked
 from extproc.types import Pick
@@ -34,15 +34,15 @@ class Flights:
         self,
         find: Callable[[str], Tracked | None],
         *,
-        told: Told,
-        beginnings: Beginnings,
+        told: PeerPicks,
+        prefix_index: PrefixIndex,
         outliers: Outliers,
         queue: WaitingLine,
         observer: PickObserver | None,
     ) -> None:
         self._find = find
         self._told = told
-        self._beginnings = beginnings
+        self._prefix_index = prefix_index
         self._outliers = outliers
         self._flights: dict[str, InFlight] = {}
         self._by_request_id: dict[str, str] = {}
@@ -93,8 +93,8 @@ class Flights:
         flight.tracked.prompts.bound(now)
         self._judge(flight, {}, now=now)
         request = flight.pick.request
-        self._beginnings.drop(request, flight.tracked.kv_cache)
-        pick = with_cached(flight.pick, self._beginnings.find(request), address)
+        self._prefix_index.drop(request, flight.tracked.kv_cache)
+        pick = with_cached(flight.pick, self._prefix_index.find(request), address)
         self._count(InFlight(pick, flight.started_at_s, tracked, tracked.adapter_of(pick)), now)
         return True
 
@@ -123,7 +123,7 @@ class Flights:
         now: float,
         reported_at_s: float | None = None,
         has_run: bool = True,
-        verdict: Verdict = Verdict.NONE,
+        verdict: Evidence = Evidence.NONE,
         address: str = "",
         num_attempts: int = 1,
     ) -> InFlight | None:
@@ -144,7 +144,7 @@ class Flights:
             flight.pick, verdict, address=address, num_attempts=num_attempts, refused=refused
         )
         for each in filter(None, map(self._find, refused)):
-            each.fullness.settle(pick_id, was_taken=verdict is Verdict.SERVED)
+            each.fullness.settle(pick_id, was_taken=verdict is Evidence.SERVED)
             each.view = None
         # An endpoint that came back under the address has not served it.
         is_elsewhere = address != flight.tracked.endpoint.address
@@ -153,12 +153,12 @@ class Flights:
         flight.tracked.end(flight, now=now, has_run=has_run_here)
         flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
         if not has_run_here:
-            self._beginnings.drop(request, flight.tracked.kv_cache)
+            self._prefix_index.drop(request, flight.tracked.kv_cache)
         if served is not flight.tracked:
             served.note(served.adapter_of(flight.pick), now=now, has_run=has_run)
             if has_run:
                 served.kv_cache.computed_bytes += request.rest_bytes(address)
-                self._beginnings.add(request, served.kv_cache)
+                self._prefix_index.add(request, served.kv_cache)
         if self._observer is not None:
             self._observer.ended(pick_id, now=now, has_run=has_run_here)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
@@ -213,7 +213,7 @@ class Flights:
         num_alike = max(1, self.num_routers - self._told.num_routers)
         num_bytes, at_s = pick.request.rest_bytes(address), flight.started_at_s
         tracked.queue(pick.id, flight.adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
-        self._beginnings.add(pick.request, tracked.kv_cache)
+        self._prefix_index.add(pick.request, tracked.kv_cache)
         trial = self._outliers.begin(address, now=now)
         flight = replace(flight, trial=trial, num_beside=tracked.num_unfinished)
         self._flights[pick.id] = flight
@@ -224,23 +224,23 @@ class Flights:
     def _judge(
         self,
         flight: InFlight,
-        judged: dict[str, Verdict],
+        judged: dict[str, Evidence],
         *,
         now: float,
         reported_at_s: float | None = None,
     ) -> None:
         """Report a request's end, and the verdicts on its endpoints, to outlier detection."""
         counted, at_s = flight.tracked, now if reported_at_s is None else reported_at_s
-        for address, verdict in {counted.endpoint.address: Verdict.NONE, **judged}.items():
+        for address, verdict in {counted.endpoint.address: Evidence.NONE, **judged}.items():
             tracked = self._find(address)
             if tracked is None or (tracked is not counted and address == counted.endpoint.address):
                 continue  # it has left, even if another has joined under its address
             trial = flight.trial if tracked is counted else 0
             like, model = likeness(flight.pick.request), flight.pick.request.model
-            if verdict is Verdict.NOT_FOUND and model:
+            if verdict is Evidence.NOT_FOUND and model:
                 self._outliers.doubt(address, model, like, ended_s=now, trial=trial)
                 continue
             self._outliers.end(address, verdict, like, now=at_s, ended_s=now, trial=trial)
             tracked.view = None
-            if verdict is Verdict.SERVED:
+            if verdict is Evidence.SERVED:
                 tracked.answers = True

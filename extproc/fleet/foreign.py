@@ -42,7 +42,7 @@ class SteadyMinimum:
 At = TypeVar("At")
 
 
-class ToldFlight(Struct, Generic[At], eq=False):
+class PeerFlight(Struct, Generic[At], eq=False):
     """Another router's pick that has not ended, and the endpoint object that it is counted on.
 
     Attributes:
@@ -77,7 +77,7 @@ class ForeignRequests(Generic[At]):
     )
 
     def __init__(self) -> None:
-        self.flights: dict[str, ToldFlight[At]] = {}
+        self.flights: dict[str, PeerFlight[At]] = {}
         self.adapters: dict[str, int] = {}
         self.num_foreign = self.num_reported = self.num_before = 0
         self._steady = SteadyMinimum()
@@ -98,23 +98,23 @@ class ForeignRequests(Generic[At]):
         """Forget how long the others' requests have been there."""
         self._steady = SteadyMinimum()
 
-    def begin(self, flight: ToldFlight[At]) -> None:
+    def begin(self, flight: PeerFlight[At]) -> None:
         """Count a pick."""
         if self.is_reported(flight):
             self.num_foreign = max(0, self.num_foreign - 1)  # the report has counted it already
             self.num_before += 1
         self.flights[flight.id] = flight
 
-    def end(self, flight: ToldFlight[At]) -> None:
+    def end(self, flight: PeerFlight[At]) -> None:
         """Stop counting a pick."""
         del self.flights[flight.id]
         self.num_before -= self.is_reported(flight)
 
-    def is_reported(self, flight: ToldFlight[At]) -> bool:
+    def is_reported(self, flight: PeerFlight[At]) -> bool:
         """Return whether a pick is old enough for the last report to count it."""
         return self._reported_at_s is not None and flight.picked_at_s <= self._reported_at_s
 
-    def leave_to_reports(self, flights: Sequence[ToldFlight[At]]) -> None:
+    def leave_to_reports(self, flights: Sequence[PeerFlight[At]]) -> None:
         """Count picks whose ends nobody will tell as others' requests, until a report shows less.
 
         They do not wait to be steady: it was not by the reports that routers chose this endpoint.

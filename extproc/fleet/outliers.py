@@ -40,7 +40,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from extproc.fleet.comparison import ANY, Comparison, Like, Own, Part, Row
-from extproc.fleet.evidence import NAMES_ENDPOINT, Verdict
+from extproc.fleet.evidence import NAMES_ENDPOINT, Evidence
 
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
@@ -190,7 +190,7 @@ class Outliers:
     def end(
         self,
         address: str,
-        verdict: Verdict,
+        verdict: Evidence,
         like: Like,
         *,
         now: float,
@@ -214,7 +214,7 @@ class Outliers:
         if not (is_trial or health.cause in (None, Cause.UNREACHABLE)):
             return
         self._comparison.turn(health.own, now)
-        if verdict is Verdict.SERVED:
+        if verdict is Evidence.SERVED:
             self._comparison.served(health.own, address, like)
             health.num_judged += 1
             if is_trial and health.passes_trial():
@@ -222,10 +222,10 @@ class Outliers:
         elif verdict in NAMES_ENDPOINT:
             self._comparison.broke(health.own)
             is_recent = health.asked_s <= (now if ended_s is None else ended_s)
-            is_gone = verdict is Verdict.UNREACHABLE and is_recent
+            is_gone = verdict is Evidence.UNREACHABLE and is_recent
             self._failed(address, health, now, is_trial=is_trial, is_gone=is_gone)
             self._exonerate(address, ANY, now)
-        elif verdict is Verdict.FAILED and self._comparison.failed(health.own, address, like):
+        elif verdict is Evidence.FAILED and self._comparison.failed(health.own, address, like):
             self._failed(address, health, now, is_trial=is_trial, is_gone=False)
             self._exonerate(address, like.kind, now)
 
@@ -236,7 +236,7 @@ class Outliers:
             return
         health.doubts.append(_Doubt(model, like, ended_s, trial))
         if len(health.doubts) > MAX_DOUBTS:
-            self._settle(address, health, Verdict.NONE, ended_s)
+            self._settle(address, health, Evidence.NONE, ended_s)
 
     def record_models(
         self, address: str, models: Container[str], *, asked_at_s: float, now: float
@@ -246,9 +246,9 @@ class Outliers:
         health = self._health[address]
         while health.doubts and health.doubts[0].ended_s < asked_at_s:
             is_listed = health.doubts[0].model in models
-            self._settle(address, health, Verdict.FAILED if is_listed else Verdict.NONE, now)
+            self._settle(address, health, Evidence.FAILED if is_listed else Evidence.NONE, now)
 
-    def _settle(self, address: str, health: _Health, verdict: Verdict, now: float) -> None:
+    def _settle(self, address: str, health: _Health, verdict: Evidence, now: float) -> None:
         doubt = health.doubts.popleft()
         self.end(address, verdict, doubt.like, now=now, ended_s=doubt.ended_s, trial=doubt.trial)
 

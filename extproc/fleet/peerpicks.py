@@ -27,7 +27,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from extproc.bounds import between
-from extproc.fleet.foreign import ToldFlight
+from extproc.fleet.foreign import PeerFlight
 from extproc.fleet.listeners import NOBODY, WaitingLine, WorkObserver
 from extproc.fleet.pickids import router_of
 from extproc.fleet.prompts import MAX_AGE_S, MAX_QUEUE_S
@@ -38,7 +38,7 @@ FULL = "full"
 UNKNOWN_POD = "unknown_pod"
 
 
-class ToldPick(NamedTuple):
+class PeerPick(NamedTuple):
     """A pick that a router tells of.
 
     Attributes:
@@ -55,14 +55,14 @@ class ToldPick(NamedTuple):
     share: Share | None = None
 
 
-class ToldEnd(NamedTuple):
+class PeerPickEnd(NamedTuple):
     """The end of a pick; `has_run` is False if the engine cannot have worked on it."""
 
     id: str
     has_run: bool = True
 
 
-class ToldBounds(Struct, frozen=True):
+class PeerPickBounds(Struct, frozen=True):
     """Bounds of what others tell; a pick takes some 300 bytes and its name, a remembered id 100.
 
     Attributes:
@@ -78,7 +78,7 @@ class ToldBounds(Struct, frozen=True):
     max_id_chars: int = 128
 
 
-class Told:
+class PeerPicks:
     """The picks in flight of all other routers.
 
     Args:
@@ -95,13 +95,13 @@ class Told:
     def __init__(
         self,
         find: Callable[[str], Tracked | None],
-        bounds: ToldBounds | None = None,
+        bounds: PeerPickBounds | None = None,
         *,
         queue: WaitingLine = NOBODY,
         catalog: WorkObserver = NOBODY,
     ) -> None:
         self._find = find
-        self._bounds = bounds or ToldBounds()
+        self._bounds = bounds or PeerPickBounds()
         self._routers: dict[str, _Teller] = {}
         self.num_in_flight = 0
         self.num_received = 0
@@ -134,7 +134,7 @@ class Told:
             tracked.others.leave_to_reports(gone)
         self._routers.pop(router_id, None)
 
-    def start(self, pick: ToldPick, *, now: float) -> None:
+    def start(self, pick: PeerPick, *, now: float) -> None:
         """Count a pick, or move it to the endpoint that it is told for."""
         router = self._routers.get(router_of(pick.id))
         if router is None or pick.id in router.ended:
@@ -187,7 +187,7 @@ class Told:
             if served is not None:
                 served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)
 
-    def drop(self, tracked: Tracked) -> list[ToldFlight[Tracked]]:
+    def drop(self, tracked: Tracked) -> list[PeerFlight[Tracked]]:
         """End all picks of an endpoint that left or restarted, and return them."""
         flights = list(tracked.others.flights.values())
         for flight in flights:
@@ -213,7 +213,7 @@ class Told:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _flights_of(self, router_id: str) -> Iterable[ToldFlight[Tracked]]:
+    def _flights_of(self, router_id: str) -> Iterable[PeerFlight[Tracked]]:
         router = self._routers.get(router_id)
         return () if router is None else router.flights.values()
 
@@ -225,14 +225,14 @@ class Told:
     def _is_long(self, pick_id: str) -> bool:
         return len(pick_id) > self._bounds.max_id_chars
 
-    def _count(self, router: _Teller, pick: ToldPick, tracked: Tracked, now: float) -> None:
+    def _count(self, router: _Teller, pick: PeerPick, tracked: Tracked, now: float) -> None:
         picked_at_s = now - between(pick.age_s, self._bounds.max_age_s)
-        flight = ToldFlight(pick.id, tracked, pick.adapter, now, picked_at_s, pick.body_bytes)
+        flight = PeerFlight(pick.id, tracked, pick.adapter, now, picked_at_s, pick.body_bytes)
         router.flights[pick.id] = flight
         tracked.begin_told(flight, pick.share)
         self.num_in_flight += 1
 
-    def _count_once(self, pick: ToldPick, tracked: Tracked, now: float) -> None:
+    def _count_once(self, pick: PeerPick, tracked: Tracked, now: float) -> None:
         """Count what a pick asks for, wherever it moves."""
         if pick.share is not None:
             self._queue.charge_told(pick.share)
@@ -242,10 +242,10 @@ class Told:
             self._catalog.told(pick.adapter, min(work_s, MAX_QUEUE_S), picked_at_s)
 
     def _end_all(
-        self, flights: Iterable[ToldFlight[Tracked]], *, now: float, has_run: bool = True
-    ) -> dict[Tracked, list[ToldFlight[Tracked]]]:
+        self, flights: Iterable[PeerFlight[Tracked]], *, now: float, has_run: bool = True
+    ) -> dict[Tracked, list[PeerFlight[Tracked]]]:
         """End flights; return them by endpoint."""
-        ended: dict[Tracked, list[ToldFlight[Tracked]]] = {}
+        ended: dict[Tracked, list[PeerFlight[Tracked]]] = {}
         for flight in list(flights):
             self._end(flight, now=now, has_run=has_run)
             ended.setdefault(flight.tracked, []).append(flight)
@@ -253,12 +253,12 @@ class Told:
             tracked.prompts.bound(now)
         return ended
 
-    def _end(self, flight: ToldFlight[Tracked], *, now: float = 0.0, has_run: bool = True) -> None:
+    def _end(self, flight: PeerFlight[Tracked], *, now: float = 0.0, has_run: bool = True) -> None:
         self._uncount(flight, now=now, has_run=has_run)
         router = self._routers[router_of(flight.id)]
         router.remember(flight.id, self._bounds.max_ended)
 
-    def _uncount(self, flight: ToldFlight[Tracked], *, now: float, has_run: bool) -> None:
+    def _uncount(self, flight: PeerFlight[Tracked], *, now: float, has_run: bool) -> None:
         del self._routers[router_of(flight.id)].flights[flight.id]
         self.num_in_flight -= 1
         flight.tracked.end_told(flight, now=now, has_run=has_run)
@@ -270,7 +270,7 @@ class _Teller:
     __slots__ = ("ended", "flights")
 
     def __init__(self) -> None:
-        self.flights: dict[str, ToldFlight[Tracked]] = {}
+        self.flights: dict[str, PeerFlight[Tracked]] = {}
         self.ended: dict[str, None] = {}
 
     def remember(self, pick_id: str, most: int) -> None:

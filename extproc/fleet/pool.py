@@ -24,10 +24,10 @@ from extproc.fleet.flights import Flights
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
 from extproc.fleet.modelindex import ModelIndex, card_to_keep
 from extproc.fleet.outliers import Outliers, OutlierSettings
-from extproc.fleet.peerpicks import Told
+from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.podstate import PodState
-from extproc.fleet.prefixes import Beginnings
-from extproc.fleet.serverflags import PoolSettings, Traits
+from extproc.fleet.prefixes import PrefixIndex
+from extproc.fleet.serverflags import PoolSettings, ServerFlags
 from extproc.fleet.slotuses import SlotUse
 from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
@@ -69,16 +69,16 @@ class Pool:
         self._settings = settings or PoolSettings()
         self.caches = CpuCaches(self._settings)
         self.speeds = Speeds()
-        self.beginnings = Beginnings()
+        self.prefix_index = PrefixIndex()
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._models = ModelIndex()
         self._declared: Mapping[str, ModelCard] = {}
-        self.told = Told(self._find, queue=queue, catalog=catalog)
+        self.told = PeerPicks(self._find, queue=queue, catalog=catalog)
         self.flights = Flights(
             self._find,
             told=self.told,
-            beginnings=self.beginnings,
+            prefix_index=self.prefix_index,
             outliers=self.outliers,
             queue=queue,
             observer=observer,
@@ -246,7 +246,7 @@ class Pool:
         )
         tracked.view = None
 
-    def traits(self, address: str) -> Traits:
+    def traits(self, address: str) -> ServerFlags:
         """Return what an endpoint's server was started with."""
         tracked = self._tracked.get(address)
         return self._settings.traits_of("") if tracked is None else tracked.traits

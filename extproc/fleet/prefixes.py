@@ -96,7 +96,7 @@ _Places = dict[KvCache, int]
 _NOWHERE: Mapping[KvCache, int] = {}
 
 
-class Beginnings:
+class PrefixIndex:
     """Remembers beginnings; those that were sent longest ago are forgotten first.
 
     Args:

@@ -10,7 +10,7 @@ from extproc.costs import Costs
 from extproc.types import Endpoint
 
 
-class Traits(Struct, frozen=True):
+class ServerFlags(Struct, frozen=True):
     """The sizes and costs of endpoints that are alike.
 
     Attributes:
@@ -34,7 +34,7 @@ class PoolSettings(Struct, frozen=True):
 
     Attributes:
         report_expiry_s: Age from which a load report is not trusted.
-        groups: Traits of the endpoints of each group. Those of no group, or of one that is not
+        groups: Flags of the servers of each group. Those of no group, or of one that is not
             here, have the other fields as theirs.
         safe_loads_since: The first release of their engine in which loading an adapter leaves
             running requests alone; None where all are taken to.
@@ -47,15 +47,15 @@ class PoolSettings(Struct, frozen=True):
     max_lora_rank: int | None = None
     resolver: bool | None = None
     max_in_flight: int | None = None
-    groups: Mapping[str, Traits] = {}
+    groups: Mapping[str, ServerFlags] = {}
     safe_loads_since: tuple[int, int, int] | None = None
 
     def group_of(self, endpoint: Endpoint) -> str:
         """Return the endpoint's group, "" for none."""
         return endpoint.group if endpoint.group in self.groups else ""
 
-    def traits_of(self, group: str) -> Traits:
+    def traits_of(self, group: str) -> ServerFlags:
         """Return the traits of a group; of "", those of the endpoints without one."""
         sizes = self.max_loras, self.max_cpu_loras, self.max_lora_rank
         others = self.costs, self.resolver, self.max_in_flight
-        return self.groups.get(group) or Traits(*sizes, *others)
+        return self.groups.get(group) or ServerFlags(*sizes, *others)

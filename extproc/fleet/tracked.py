@@ -16,7 +16,7 @@ from extproc.fleet.cachesize import MAX_BODY_BYTES
 from extproc.fleet.concurrency import Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.engineversions import mixes_weights
-from extproc.fleet.foreign import ForeignRequests, ToldFlight
+from extproc.fleet.foreign import ForeignRequests, PeerFlight
 from extproc.fleet.fullness import Fullness
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.podstate import PodState
@@ -308,7 +308,7 @@ class Tracked:
         self._count(adapter)
         self._discount(adapter, now=now, has_run=has_run)
 
-    def begin_told(self, flight: ToldFlight[Tracked], share: Share | None = None) -> None:
+    def begin_told(self, flight: PeerFlight[Tracked], share: Share | None = None) -> None:
         """Count another router's pick here; its share says whose turn it was."""
         flight.adapter = self.listed_adapter(flight.name)
         picked_at_s, now = flight.picked_at_s, flight.told_at_s
@@ -319,7 +319,7 @@ class Tracked:
         priority, flow = (0, NO_CLAIM.flow) if share is None else (share.priority, share.flow)
         self.use(flight.adapter, priority, flow, now=now)
 
-    def end_told(self, flight: ToldFlight[Tracked], *, now: float, has_run: bool) -> None:
+    def end_told(self, flight: PeerFlight[Tracked], *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
         self.others.end(flight)
         self.prompts.end(flight.id, has_run=has_run)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import SAY_S, Peers, Trouble, Word, digest
+from extproc.adapters.peers import SAY_S, AdapterUpdate, Peers, Trouble, digest
 from extproc.adapters.states import Action, Kind, State
 from extproc.routing.catalog import Catalog
 
@@ -35,14 +35,14 @@ class AdapterPeers:
         poke: Callable[[str], None],
         look: Callable[[], None],
         clock: Callable[[], float],
-        say: Callable[[Word], None] | None,
+        say: Callable[[AdapterUpdate], None] | None,
     ) -> None:
         self._peers = Peers(router_id)
         self._catalog = catalog
         self._poke, self._look, self._clock = poke, look, clock
         self._declared = 0
         self._changed: dict[str, None] = {}
-        self._said: Word | None = None
+        self._said: AdapterUpdate | None = None
         self._said_at_s = -inf
         self._say = say
 
@@ -51,7 +51,7 @@ class AdapterPeers:
         if self._say is not None:
             self._declared = digest(declarations)
 
-    def hear(self, router_id: str, word: Word) -> None:
+    def hear(self, router_id: str, word: AdapterUpdate) -> None:
         """Take another router's word."""
         for address in word.changed:
             self._poke(address)
@@ -102,7 +102,7 @@ class AdapterPeers:
         failed = self._failed(now) if loads else ()
         changed, self._changed = tuple(self._changed), {}
         leaving = tuple(planner.unloading())
-        word = Word(loads, self._declared, tuple(wanted), failed, changed, leaving)
+        word = AdapterUpdate(loads, self._declared, tuple(wanted), failed, changed, leaving)
         if word != self._said or now - self._said_at_s >= SAY_S:
             self._said, self._said_at_s = word, now
             self._say(word)

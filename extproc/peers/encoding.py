@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.adapters.peers import Trouble, Word
+from extproc.adapters.peers import AdapterUpdate, Trouble
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
-from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.fleet.pickids import number_of, pick_id_of
 from extproc.gen import peers_pb2
 from extproc.queue import Waiting
@@ -29,7 +29,7 @@ _MAX_PRIORITY = 2**31 - 1
 _NO_SHARE = Share("", 0, 0.0)
 
 
-class Tidings(NamedTuple):
+class PickUpdate(NamedTuple):
     """What a router tells in one message.
 
     Attributes:
@@ -38,13 +38,13 @@ class Tidings(NamedTuple):
             before.
     """
 
-    picks: Sequence[ToldPick] = ()
-    ends: Sequence[ToldEnd] = ()
+    picks: Sequence[PeerPick] = ()
+    ends: Sequence[PeerPickEnd] = ()
     is_first: bool = False
     waiting: Waiting | None = None
 
 
-def split(picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> Iterator[Tidings]:
+def split(picks: Iterable[PeerPick], ends: Iterable[PeerPickEnd]) -> Iterator[PickUpdate]:
     """Yield picks, then ends, as many at a time as a message may have."""
     each_pick, each_end = iter(picks), iter(ends)
     while True:
@@ -52,10 +52,10 @@ def split(picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> Iterator[Tiding
         ended = list(islice(each_end, MAX_TOLD - len(started)))
         if not started and not ended:
             return
-        yield Tidings(started, ended)
+        yield PickUpdate(started, ended)
 
 
-def encode(tidings: Tidings) -> bytes:
+def encode(tidings: PickUpdate) -> bytes:
     """Return the message."""
     message = peers_pb2.PeerMessage()
     told = message.picks
@@ -81,10 +81,10 @@ def encode(tidings: Tidings) -> bytes:
     return message.SerializeToString()
 
 
-def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
+def decode(router_id: str, told: peers_pb2.Picks) -> PickUpdate:
     """Return what a message tells, as far as it is within the bounds."""
     picks = [
-        ToldPick(
+        PeerPick(
             pick_id_of(router_id, each.number),
             each.address,
             each.adapter if 0 < len(each.adapter) <= MAX_ADAPTER_CHARS else None,
@@ -95,11 +95,11 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
         for each in islice(told.started, MAX_TOLD)
     ]
     ends = [
-        ToldEnd(pick_id_of(router_id, each.number), each.has_run)
+        PeerPickEnd(pick_id_of(router_id, each.number), each.has_run)
         for each in islice(told.ended, MAX_TOLD)
     ]
     waiting = _waiting(told.waiting) if told.HasField("waiting") else None
-    return Tidings(picks, ends, told.is_first, waiting)
+    return PickUpdate(picks, ends, told.is_first, waiting)
 
 
 def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
@@ -176,7 +176,7 @@ def _share(pick: peers_pb2.StartedPick) -> Share | None:
     return Share(pick.flow, pick.priority, between(pick.tokens, MAX_TOKENS))
 
 
-def encode_word(word: Word) -> bytes:
+def encode_word(word: AdapterUpdate) -> bytes:
     """Return the message; what is beyond a bound is left out."""
     message = peers_pb2.PeerMessage()
     told = message.adapters
@@ -191,14 +191,14 @@ def encode_word(word: Word) -> bytes:
     return message.SerializeToString()
 
 
-def decode_word(told: peers_pb2.Adapters) -> Word:
+def decode_word(told: peers_pb2.Adapters) -> AdapterUpdate:
     """Return what a message tells of adapters, as far as it is within the bounds."""
     failed = (
         Trouble(each.name, each.reason[:MAX_REASON_CHARS], each.message[:MAX_REASON_CHARS])
         for each in islice(told.failed, MAX_TOLD)
     )
     leaving = ((each.address, each.name) for each in islice(told.leaving, MAX_TOLD))
-    return Word(
+    return AdapterUpdate(
         told.loads,
         told.declared,
         _names(told.wanted),

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from extproc.adapters.peers import Word
+from extproc.adapters.peers import AdapterUpdate
 from extproc.gen import peers_pb2
-from extproc.peers.encoding import Tidings, decode, decode_word
+from extproc.peers.encoding import PickUpdate, decode, decode_word
 from extproc.peers.keys import NONCE_BYTES, End, is_proven, new_nonce, prove
 from extproc.peers.relay import Link, Relay
 from extproc.wire.rpc import Call, Code
@@ -35,10 +35,10 @@ class PeerListener(Protocol):
     def begin(self) -> None:
         """Links are to begin."""
 
-    def hear(self, router_id: str, tidings: Tidings, /) -> None:
+    def hear(self, router_id: str, tidings: PickUpdate, /) -> None:
         """Take what a router tells."""
 
-    def hear_word(self, router_id: str, word: Word, /) -> None:
+    def hear_word(self, router_id: str, word: AdapterUpdate, /) -> None:
         """Take what a router says of adapters."""
 
     def forget(self, router_id: str, /) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import inf
 
-from extproc.adapters.peers import Word
-from extproc.fleet.peerpicks import ToldEnd, ToldPick
-from extproc.peers.encoding import MAX_TOLD, Tidings, encode, encode_word, split
+from extproc.adapters.peers import AdapterUpdate
+from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
+from extproc.peers.encoding import MAX_TOLD, PickUpdate, encode, encode_word, split
 from extproc.peers.link import MAX_UNREAD_BYTES, PeerLink
 from extproc.queue import Waiting
 
@@ -54,7 +54,7 @@ class Links:
         """Whether a link is to begin."""
         return not all(session.has_begun for session in self._telling.values())
 
-    def say(self, word: Word) -> None:
+    def say(self, word: AdapterUpdate) -> None:
         """Say to every router what is with adapters, over each link: one of them may be another's
         who only says that it is that router.
         """
@@ -65,11 +65,11 @@ class Links:
 
     def tell(
         self,
-        picks: Iterable[ToldPick],
-        ends: Iterable[ToldEnd],
+        picks: Iterable[PeerPick],
+        ends: Iterable[PeerPickEnd],
         waiting: Waiting | None = None,
         *,
-        in_flight: Callable[[], Sequence[ToldPick]],
+        in_flight: Callable[[], Sequence[PeerPick]],
     ) -> None:
         """Tell every router with a link, and begin the links that have not begun.
 
@@ -84,7 +84,7 @@ class Links:
         begun = [session for session in sessions if session.has_begun]
         told = list(split(picks, ends))
         if waiting is not None:
-            told.append(Tidings(waiting=waiting))
+            told.append(PickUpdate(waiting=waiting))
         failures = self._tell(begun, ((each, encode(each)) for each in told))
         now = self._clock()
         if len(begun) < len(sessions) and now - self._begun_at_s >= BEGIN_INTERVAL_S:
@@ -124,12 +124,12 @@ class Links:
         return session.is_believed and not any(each.is_believed for each in links)
 
     def _first(
-        self, num_links: int, waiting: Waiting | None, picks: list[ToldPick]
-    ) -> list[tuple[Tidings, bytes]]:
+        self, num_links: int, waiting: Waiting | None, picks: list[PeerPick]
+    ) -> list[tuple[PickUpdate, bytes]]:
         """Return the messages that so many links begin with, the oldest pick first."""
         told, num_bytes = [], 0
         while picks:
-            tidings = Tidings(picks[-MAX_TOLD:])
+            tidings = PickUpdate(picks[-MAX_TOLD:])
             message = encode(tidings)
             num_bytes += len(message)
             if num_bytes > MAX_FIRST_BYTES:
@@ -137,11 +137,11 @@ class Links:
             told.append((tidings, message))
             del picks[-MAX_TOLD:]
         self.num_untold += len(picks) * num_links
-        first = Tidings(is_first=True, waiting=waiting)
+        first = PickUpdate(is_first=True, waiting=waiting)
         return [(first, encode(first)), *reversed(told)]
 
     def _tell(
-        self, sessions: Collection[PeerLink], messages: Iterable[tuple[Tidings, bytes]]
+        self, sessions: Collection[PeerLink], messages: Iterable[tuple[PickUpdate, bytes]]
     ) -> list[Exception]:
         """Tell links, each until it fails; return the failures."""
         failed: dict[PeerLink, Exception] = {}
@@ -154,7 +154,7 @@ class Links:
                     failed[session] = error
         return list(failed.values())
 
-    def _count(self, tidings: Tidings, *, is_told: bool) -> None:
+    def _count(self, tidings: PickUpdate, *, is_told: bool) -> None:
         if is_told:
             self.num_told += len(tidings.picks)
         else:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from extproc.adapters.peers import Word
-from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.adapters.peers import AdapterUpdate
+from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.fleet.pool import InFlight
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterPeers
-from extproc.peers.encoding import Tidings
+from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links
 from extproc.queue import Waiting
 from extproc.queue.elsewhere import NOBODY
@@ -55,7 +55,7 @@ class Telling:
         self._clock = clock
         self._observers = observers
         self._started: list[tuple[Pick, str, float]] = []
-        self._ended: list[ToldEnd] = []
+        self._ended: list[PeerPickEnd] = []
         self._flights: Iterable[InFlight] = ()
         self._waiting = NOBODY
         self._told: Waiting | None = None  # who waits; None for a link that knows nothing
@@ -71,7 +71,7 @@ class Telling:
     def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
         """Tell of a pick's end."""
         if self.links.is_telling and self._has_room():
-            self._ended.append(ToldEnd(pick_id, has_run))
+            self._ended.append(PeerPickEnd(pick_id, has_run))
 
     def waits(self, waiting: Waiting) -> None:
         """Tell who waits, if it is not as it was told."""
@@ -122,7 +122,7 @@ class Telling:
         if links.is_owing:
             self._schedule()
 
-    def _in_flight(self) -> list[ToldPick]:
+    def _in_flight(self) -> list[PeerPick]:
         now = self._clock()
         return [_flying(flight, now) for flight in self._flights]
 
@@ -158,11 +158,11 @@ class Hearing:
         """Tell those who listen from now on."""
         self._telling.begin(self._router.pool.flights)
 
-    def hear(self, router_id: str, tidings: Tidings) -> None:
+    def hear(self, router_id: str, tidings: PickUpdate) -> None:
         """Count what a router tells."""
         self._call("telling", self._count, router_id, tidings)
 
-    def hear_word(self, router_id: str, word: Word) -> None:
+    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
         """Take what a router says of adapters."""
         self._call("telling", self._adapters.hear, router_id, word)
 
@@ -194,7 +194,7 @@ class Hearing:
             },
         )
 
-    def _count(self, router_id: str, tidings: Tidings) -> None:
+    def _count(self, router_id: str, tidings: PickUpdate) -> None:
         told, now = self._router.pool.told, self._clock()
         if tidings.is_first:
             told.begin(router_id, now=now)
@@ -212,10 +212,10 @@ class Hearing:
         self._router.hear(router_id, NOBODY, now=now)
 
 
-def _told(pick: Pick, address: str, age_s: float, share: Share | None = None) -> ToldPick:
+def _told(pick: Pick, address: str, age_s: float, share: Share | None = None) -> PeerPick:
     request = pick.request
-    return ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s, share)
+    return PeerPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s, share)
 
 
-def _flying(flight: InFlight, now: float) -> ToldPick:
+def _flying(flight: InFlight, now: float) -> PeerPick:
     return _told(flight.pick, flight.tracked.endpoint.address, now - flight.started_at_s)

@@ -60,7 +60,7 @@ class Reservation(NamedTuple):
     until_s: float
 
 
-class _Others(NamedTuple):
+class _LeftElsewhere(NamedTuple):
     """A slot that is another router's to give until then, once `leaving` runs there no more."""
 
     address: str
@@ -83,7 +83,7 @@ class Reservations:
         self.elsewhere: Sequence[Reservation] = ()
         self._served = served
         self._all: dict[str, Reservation] = {}
-        self._others = deque[_Others](maxlen=MAX_RESERVED)
+        self._others = deque[_LeftElsewhere](maxlen=MAX_RESERVED)
         self._fresh: set[str] = set()
         self._waiting: set[str] = set()  # adapters, since the last begin
         self._num_waiting = 0  # adapters, at the last end
@@ -117,7 +117,7 @@ class Reservations:
 
     def freed_elsewhere(self, address: str, adapter: str, *, until_s: float) -> None:
         """Leave a slot to the router whose request for an adapter has ended there."""
-        self._others.append(_Others(address, adapter, until_s))
+        self._others.append(_LeftElsewhere(address, adapter, until_s))
 
     def is_free(self, adapter: str | None, uses: Callable[[str], Mapping[str, SlotUse]]) -> bool:
         """Return whether what was reserved for an adapter has become free.

@@ -29,7 +29,7 @@ from extproc.fleet.spelling import joined
 from extproc.openai import MAX_MODEL_BYTES, check_model
 from extproc.request.jsonskip import ContainerSkipper, StringSkipper
 from extproc.request.jsonsmall import SMALL_BYTES, find_model, read_members
-from extproc.request.passes import Place, SliceReader, State, with_values
+from extproc.request.passes import IncrementalReader, Place, State, with_values
 from extproc.types import Reason, Rejection
 
 _UNITS_PER_MEMBER = 256
@@ -60,7 +60,7 @@ def _after_space(state: State) -> State:
     return read
 
 
-class JsonReader(SliceReader):
+class JsonReader(IncrementalReader):
     """One body, slice by slice. Keeps at most one unfinished key or model name of it.
 
     Args:
@@ -109,7 +109,7 @@ class JsonReader(SliceReader):
         return joined(model, self._adapter) if model and self._adapter else model
 
     def feed(self, data: bytes | memoryview, at: int = 0) -> int:
-        """Read like `SliceReader`, but a small whole body at once."""
+        """Read like `IncrementalReader`, but a small whole body at once."""
         if not self._num_read and len(data) <= SMALL_BYTES and self._read_small(bytes(data)):
             return len(data)
         return super().feed(data, at)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from extproc.errors import RequestError
 from extproc.openai import MAX_MODEL_BYTES, check_model
-from extproc.request.passes import Place, SliceReader, with_values
+from extproc.request.passes import IncrementalReader, Place, with_values
 from extproc.types import Reason, Rejection
 
 MAX_PARTS = 1000
@@ -40,7 +40,7 @@ _HEADER = re.compile(rf"({_TOKEN}):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _PARAMETER = re.compile(rf'[ \t]*;[ \t]*({_TOKEN}\*?)=(?:"([^"\\]*)"|([^\s";\\]+))')
 
 
-class FormReader(SliceReader):
+class FormReader(IncrementalReader):
     """One form, slice by slice. Keeps at most a part's headers and the beginning of a `model`.
 
     Args:

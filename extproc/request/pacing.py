@@ -22,7 +22,7 @@ class BusyError(ExtprocError):
     """As many wait for a turn as may."""
 
 
-class Turns:
+class Pacer:
     """Runs one job after the other, with a rest after each in proportion to its duration.
 
     Args:
@@ -74,7 +74,7 @@ class Turns:
 class SharedPage(Generic[T]):
     """One page for all requests that come before it is begun."""
 
-    def __init__(self, make: Callable[[], Awaitable[T]], turns: Turns) -> None:
+    def __init__(self, make: Callable[[], Awaitable[T]], turns: Pacer) -> None:
         self._make = make
         self._turns = turns
         self._next: asyncio.Task[T] | None = None

@@ -22,7 +22,7 @@ Place = tuple[int, int]
 """Begin and end of a value, in bytes of the whole body."""
 
 
-class SliceReader:
+class IncrementalReader:
     """A state machine over a body that arrives in pieces."""
 
     work = 0  # units of work done so far; linear in the bytes read

@@ -42,7 +42,7 @@ class TimerHandle(Protocol):
         """Cancel it."""
 
 
-class _Turn:
+class _Pass:
     """A pass over a body that has its turn later, unless it is cancelled."""
 
     __slots__ = ("take",)
@@ -54,7 +54,7 @@ class _Turn:
         self.take = None
 
 
-class _Turns:
+class _Passes:
     """Passes over bodies, one in each round of the event loop.
 
     However many are read at a time, what arrives meanwhile waits for one pass and not for all.
@@ -62,11 +62,11 @@ class _Turns:
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], TimerHandle]) -> None:
         self._call_later = call_later
-        self._turns = deque[_Turn]()
+        self._turns = deque[_Pass]()
 
     def add(self, take: Callable[[], None]) -> TimerHandle:
         """Give a pass its turn, the last one so far."""
-        turn = _Turn(take)
+        turn = _Pass(take)
         self._turns.append(turn)
         if len(self._turns) == 1:
             self._call_later(0.0, self._take)
@@ -102,11 +102,11 @@ class ExternalProcessor:
     is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
-    turns: _Turns = field(init=False)
+    turns: _Passes = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
 
     def __post_init__(self) -> None:
-        self.turns = _Turns(self.call_later)
+        self.turns = _Passes(self.call_later)
 
     def methods(self) -> list[Method]:
         """Return the service's methods."""

@@ -29,7 +29,7 @@ from extproc.request.interfaces import Dispatcher, StreamSettings
 from extproc.request.messages import BodyMode
 from extproc.request.responses import ListRequest
 from extproc.request.restoring import Restorer
-from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, State, Turn
+from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, EventResult, State
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
 HOLD_MARGIN_S = 5.0
@@ -40,7 +40,7 @@ def _nobody() -> None:
     """Wake nobody."""
 
 
-_Step = tuple[Turn | None, list[m.Command]]
+_Step = tuple[EventResult | None, list[m.Command]]
 """The turn that an event causes, if any, and its answer."""
 
 
@@ -204,7 +204,7 @@ class Stream:
         self._headers = kept_headers(event.headers)
         self._list = ListRequest(self._dispatcher, event.subset, tenant, self._wake, now=now)
         turn, commands = self._on_turn(event, now)
-        return Turn.LINED_UP if turn is None else turn, commands
+        return EventResult.LINED_UP if turn is None else turn, commands
 
     def _on_turn(self, _event: m.Event, now: float) -> _Step:
         """Answer a request for a list when its turn has come."""
@@ -214,7 +214,7 @@ class Stream:
         if isinstance(answer, Rejection):
             self._list.leave()
             return self._reject(answer, now)
-        return Turn.LISTED, [answer, m.End()]
+        return EventResult.LISTED, [answer, m.End()]
 
     def _on_part_in_line(self, _event: m.Event, _now: float) -> _Step:
         """Ignore what follows the headers: a list is asked for by these alone."""
@@ -239,7 +239,7 @@ class Stream:
     def _read_on(self, _event: m.Event, now: float) -> _Step:
         """Read one pass; decide once all chunks so far are read, and let others run in between."""
         if not self._incoming.read():
-            return Turn.UNREAD, [m.WakeAt(now)]
+            return EventResult.UNREAD, [m.WakeAt(now)]
         model = self._incoming.model()
         return (None, []) if model is None else self._decide(model, now)
 
@@ -270,7 +270,7 @@ class Stream:
             return self._routed_on(self._incoming.release(result, spelled))
         if isinstance(result, Rejection):
             raise RequestError(result)
-        return Turn.HELD, self._hold(result, now)
+        return EventResult.HELD, self._hold(result, now)
 
     def _result(self, now: float) -> Pick | Rejection | Ticket:
         dispatcher, ticket = self._dispatcher, self._ticket
@@ -302,7 +302,7 @@ class Stream:
     def _routed_on(self, commands: list[m.Command]) -> _Step:
         """Return the turn of a routed request whose parts so far are on their way."""
         if not self._incoming.is_answered:
-            return Turn.ROUTED, commands
+            return EventResult.ROUTED, commands
         self._incoming.reader.clear()
         # A full-duplex response's body passes through us: ending the RPC would lose parts of it.
         mode, settings = self._response_body_mode, self._settings
@@ -310,8 +310,8 @@ class Stream:
         request = self._request if self.pick is None else self.pick.request
         is_ours = is_duplex or responses.may_restore(request, mode, settings)
         if settings.uses_response_phases or is_ours:
-            return Turn.ANSWERED, commands
-        return Turn.OVER, [*commands, m.End()]
+            return EventResult.ANSWERED, commands
+        return EventResult.OVER, [*commands, m.End()]
 
     def _on_rest_body(self, event: m.RequestBody, now: float) -> _Step:
         """Read more of a body whose beginning has decided: no part goes on unread."""
@@ -372,7 +372,7 @@ class Stream:
 
     def _reply(self, reply: m.Reply, now: float) -> _Step:
         self._let_go(now)
-        return Turn.OVER, [reply, m.End()]
+        return EventResult.OVER, [reply, m.End()]
 
 
 _Handler = Callable[[Stream, Any, float], _Step]

@@ -30,7 +30,7 @@ class State(StrEnum):
     DONE = auto()  # everything needed is answered, or the RPC is gone
 
 
-class Turn(StrEnum):
+class EventResult(StrEnum):
     """The result of an event, where its type alone does not determine the next state."""
 
     UNREAD = auto()  # others run before the rest of the body is read
@@ -50,43 +50,43 @@ UNANSWERED: Final = frozenset(
 )
 """States in which the data plane waits for an answer."""
 
-_ROUTED: Final[dict[type | Turn, State]] = {
-    Turn.ROUTED: State.REST,
-    Turn.ANSWERED: State.RESPONSE,
-    Turn.OVER: State.DONE,
+_ROUTED: Final[dict[type | EventResult, State]] = {
+    EventResult.ROUTED: State.REST,
+    EventResult.ANSWERED: State.RESPONSE,
+    EventResult.OVER: State.DONE,
 }
 
-TABLE: Final[dict[State, dict[type | Turn, State]]] = {
+TABLE: Final[dict[State, dict[type | EventResult, State]]] = {
     State.HEADERS: {m.RequestHeaders: State.BODY, m.ResponseHeaders: State.LOCAL_REPLY},
     State.BODY: {
         m.RequestBody: State.BODY,
         m.RequestTrailers: State.BODY,
         m.ResponseHeaders: State.LOCAL_REPLY,
-        Turn.UNREAD: State.READING,
-        Turn.HELD: State.WAITING,
-        Turn.LINED_UP: State.IN_LINE,
-        Turn.LISTED: State.LISTED,
+        EventResult.UNREAD: State.READING,
+        EventResult.HELD: State.WAITING,
+        EventResult.LINED_UP: State.IN_LINE,
+        EventResult.LISTED: State.LISTED,
         **_ROUTED,
     },
     State.IN_LINE: {
         m.RequestBody: State.IN_LINE,
         m.RequestTrailers: State.IN_LINE,
         m.ResponseHeaders: State.LOCAL_REPLY,
-        Turn.LISTED: State.LISTED,
-        Turn.OVER: State.DONE,
+        EventResult.LISTED: State.LISTED,
+        EventResult.OVER: State.DONE,
     },
     State.READING: {
         m.Wakeup: State.BODY,
         m.RequestBody: State.READING,
         m.RequestTrailers: State.READING,
         m.ResponseHeaders: State.LOCAL_REPLY,
-        Turn.OVER: State.DONE,
+        EventResult.OVER: State.DONE,
     },
     State.WAITING: {
         m.RequestBody: State.WAITING,
         m.RequestTrailers: State.WAITING,
         m.ResponseHeaders: State.LOCAL_REPLY,
-        Turn.HELD: State.WAITING,
+        EventResult.HELD: State.WAITING,
         **_ROUTED,
     },
     State.REST: {
@@ -102,9 +102,9 @@ TABLE: Final[dict[State, dict[type | Turn, State]]] = {
         m.ResponseHeaders: State.RESPONSE,
         m.ResponseBody: State.RESPONSE,
         m.ResponseTrailers: State.RESPONSE,
-        Turn.ROUTED: State.RESPONSE,
-        Turn.ANSWERED: State.RESPONSE,
-        Turn.OVER: State.DONE,
+        EventResult.ROUTED: State.RESPONSE,
+        EventResult.ANSWERED: State.RESPONSE,
+        EventResult.OVER: State.DONE,
     },
     State.LOCAL_REPLY: {m.ResponseBody: State.LOCAL_REPLY, m.ResponseTrailers: State.LOCAL_REPLY},
     # Messages in transit when we ended the RPC.

@@ -216,7 +216,7 @@ class Models:
         """Return what of a request's prompt is cached where, under the name that pods know."""
         served = self._catalog.served(request.model)
         named = request if served == request.model else renamed(request, served)
-        return self._pool.beginnings.find(named)
+        return self._pool.prefix_index.find(named)
 
     def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add the size of the context, where the body is longer than that."""

@@ -222,7 +222,7 @@ class Router:
             return found
         if found.model != request.model:
             found = renamed(found, found.model)
-            found = replace(found, cached_bytes=self.pool.beginnings.find(found))
+            found = replace(found, cached_bytes=self.pool.prefix_index.find(found))
         result = self._pick(found, snapshot)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None

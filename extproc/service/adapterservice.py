@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration, DeclarationError, Names
-from extproc.adapters.peers import Word
+from extproc.adapters.peers import AdapterUpdate
 from extproc.adapters.sources import SourceStatus
 from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
@@ -19,8 +19,8 @@ from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.precedence import Loss, Merged, Offer, RuleSet, merge
-from extproc.service.adapterstore import Keeping
-from extproc.service.clocks import World
+from extproc.service.adapterstore import StoreRunner
+from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters
 from extproc.service.routing import Routing
 from extproc.types import Endpoint
@@ -129,16 +129,16 @@ class AdapterService:
         *,
         poke: Callable[[str], None],
         report: Report | None,
-        say: Callable[[Word], None] | None,
+        say: Callable[[AdapterUpdate], None] | None,
         router_id: str,
-        world: World,
+        world: Clocks,
     ) -> None:
         self._routing = routing
         self._report = report
         self._lost: Mapping[str, Loss] = {}
         self._reported: tuple[Any, Any] | None = None
         self._declaring = Declaring(config, self._on_merged)
-        self._keeping = Keeping(
+        self._keeping = StoreRunner(
             config.adapters,
             holder=router_id,
             on_stored=self._on_stored,

@@ -24,7 +24,7 @@ MAX_TOLD = 3
 """Contents of the store that cannot be used and are told of; the log has all."""
 
 
-class Keeping:
+class StoreRunner:
     """The store that the configuration names, if any, while `run` runs.
 
     Args:

@@ -31,7 +31,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from extproc.adapters.sources import SourceStatus
-from extproc.request.pacing import BusyError, SharedPage, Turns
+from extproc.request.pacing import BusyError, Pacer, SharedPage
 from extproc.types import EndpointView, Snapshot
 from extproc.wire.httpserver import (
     DEFAULT_HTTP_LIMITS,
@@ -75,7 +75,7 @@ class MetricsServer:
         self._host = host
         self._registry = registry
         self._listener = HttpListener(host, port, limits, Counter() if dropped is None else dropped)
-        turns = Turns()
+        turns = Pacer()
         self._metrics = {
             accept: SharedPage(partial(self._make_metrics, accept), turns)
             for accept in ("", _OPENMETRICS)
@@ -170,7 +170,7 @@ class AdminServer(MetricsServer):
         self._warnings = warnings
         self._add_page = add_page
         self._add_registration = add_registration
-        self._debugging = Turns(max_waiting=MAX_DEBUGGING)
+        self._debugging = Pacer(max_waiting=MAX_DEBUGGING)
 
     def _app(self) -> web.Application:
         app = super()._app()

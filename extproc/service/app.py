@@ -47,7 +47,7 @@ from extproc.service import configured, transports
 from extproc.service.adapterservice import AdapterService
 from extproc.service.admin import AdminServer
 from extproc.service.cachewatch import CacheWatch
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.discovery import Discovery
 from extproc.service.dispatch import Endings
 from extproc.service.gauges import add_gauges
@@ -115,7 +115,7 @@ class App:
         self.address = ""
         self.admin_address = ""
         self._admin_at = Address.parse(config.admin.address)
-        world = World(time.monotonic, time.time, random.Random(secrets.randbits(64)))
+        world = Clocks(time.monotonic, time.time, random.Random(secrets.randbits(64)))
         alone, self._observers = config.peers is None, Observers()
         observers, relay = self._observers, Relay(configured.relay_settings(config))
         telling = Telling(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Clocks:
     """Clocks and randomness.
 
     Attributes:

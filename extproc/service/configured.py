@@ -16,7 +16,7 @@ from extproc.adapters.states import AdapterSettings
 from extproc.config import Config
 from extproc.config.base import Section
 from extproc.config.file import ConfigError
-from extproc.config.pods import PodTraits
+from extproc.config.pods import PodSettings
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.costs import BYTES_PER_TOKEN, Costs
@@ -26,7 +26,7 @@ from extproc.fleet.engines import PROFILES
 from extproc.fleet.loops import LoopSettings
 from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
-from extproc.fleet.serverflags import PoolSettings, Traits
+from extproc.fleet.serverflags import PoolSettings, ServerFlags
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
 from extproc.queue import QueueSettings
@@ -64,7 +64,7 @@ def pool_settings(config: Config) -> PoolSettings:
     """Return the settings of the pool."""
     pods = config.pods
     groups = {
-        name: _settings(Traits, traits := group.over(pods), costs=_costs(traits))
+        name: _settings(ServerFlags, traits := group.over(pods), costs=_costs(traits))
         for name, group in pods.groups.items()
     }
     safe_since = PROFILES[pods.engine].safe_loads_since
@@ -78,7 +78,7 @@ def pool_settings(config: Config) -> PoolSettings:
     )
 
 
-def _costs(traits: PodTraits) -> Costs:
+def _costs(traits: PodSettings) -> Costs:
     """Return the costs of pods; the default ones where none are given."""
     rate, cold_s, cached_s = traits.prefill_tokens_per_s, traits.cold_load_s, traits.cached_load_s
     default = Costs()

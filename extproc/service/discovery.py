@@ -20,7 +20,7 @@ from extproc.files.filewatch import FileWatch
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.precedence import Loss
 from extproc.service import configured
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.declarations import OnOffers, OnRules
 from extproc.service.kubernetes import KubernetesDiscovery
 from extproc.types import Endpoint
@@ -61,7 +61,7 @@ class Discovery:
         on_priorities: Callable[[Mapping[str, int]], None],
         on_rules: OnRules | None = None,
         on_offers: OnOffers | None = None,
-        world: World,
+        world: Clocks,
     ) -> None:
         self._config = config.discovery
         self._on_endpoints = on_endpoints
@@ -121,7 +121,7 @@ class Discovery:
             entries = [each.model_dump() for each in config.static or ()]
             self._on_endpoints(make_endpoints(entries, scheme=self._scheme))
 
-    def _load(self, name: str, section: Any, world: World) -> Source | None:
+    def _load(self, name: str, section: Any, world: Clocks) -> Source | None:
         """Return the source that is one file of `discovery`; None for the others."""
         if name in ("static", "file", "kubernetes"):
             return None

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from extproc.fleet.accounting import Accounting, Completion
-from extproc.fleet.evidence import NAMES_ENDPOINT, Verdict
+from extproc.fleet.evidence import NAMES_ENDPOINT, Evidence
 from extproc.fleet.outliers import Outliers, Readmission
 from extproc.fleet.spelling import Spelling
 from extproc.observe.tracing import Tracing
@@ -195,7 +195,7 @@ class Endings:
         self.recorder.completed(completion, flight.pick.request)
         if doubtful:
             self.pods.look(doubtful)
-        if completion.verdict in (Verdict.FAILED, *NAMES_ENDPOINT):
+        if completion.verdict in (Evidence.FAILED, *NAMES_ENDPOINT):
             self.pods.doubt(completion.address or flight.pick.address)
         self._log_changes()
         return True

@@ -13,7 +13,7 @@ from extproc.discovery.kubernetes.status import AdapterReport
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.precedence import Loss
 from extproc.service.apiserver import Kubernetes, OnPriorities
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.declarations import Declarations, OnOffers, OnRules
 from extproc.service.inferencepool import OnEndpoints, PoolPresence, PoolsTogether
 
@@ -36,7 +36,7 @@ class KubernetesDiscovery:
         on_priorities: OnPriorities,
         scheme: str,
         engine: str,
-        world: World,
+        world: Clocks,
         on_rules: OnRules | None = None,
         on_offers: OnOffers | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import Word
+from extproc.adapters.peers import AdapterUpdate
 from extproc.adapters.states import Action, State
 from extproc.config import Config
 from extproc.observe.telemetry import Telemetry
@@ -21,7 +21,7 @@ from extproc.peers.adapterpeers import AdapterPeers
 from extproc.routing.precedence import Offer
 from extproc.service import configured
 from extproc.service.adaptercalls import AdapterCalls
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.types import Endpoint, ModelCard
 
@@ -70,10 +70,10 @@ class Adapters:
         *,
         router_id: str,
         poke: Callable[[str], None],
-        world: World,
+        world: Clocks,
         is_leading: Callable[[], bool] = lambda: True,
         on_ticked: OnTicked = _nothing,
-        say: Callable[[Word], None] | None = None,
+        say: Callable[[AdapterUpdate], None] | None = None,
     ) -> None:
         router = routing.router
         self._pool, self._router, self._catalog = router.pool, router, router.catalog

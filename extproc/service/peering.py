@@ -15,7 +15,7 @@ from extproc.peers.relay import Relay, count_routers
 from extproc.peers.service import METHOD, OnEntries, PeersService
 from extproc.peers.telling import Hearing
 from extproc.service.apiserver import Kubernetes
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.peeraccess import checks_clients, keys_of, link_tls, peer_port
 from extproc.types import Endpoint
 from extproc.wire.rpc import Method
@@ -59,7 +59,7 @@ class Peering:
         on_num_routers: Callable[[int], None],
         on_garbage: Callable[[], None],
         observers: Observers,
-        world: World,
+        world: Clocks,
     ) -> None:
         self._config = config
         self._observers = observers

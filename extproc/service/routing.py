@@ -25,7 +25,7 @@ from extproc.routing.policies import BUILT_IN, Policy
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.routing.router import Router
 from extproc.service import configured
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.types import Endpoint, Snapshot
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Routing:
         policy: Policy,
         *,
         router_id: str,
-        world: World,
+        world: Clocks,
         telling: Telling | None = None,
     ) -> None:
         self.sources, self.is_wanting = Sources(), asyncio.Event()

@@ -15,7 +15,7 @@ from extproc.fleet.pool import Pool
 from extproc.fleet.readiness import Readiness
 from extproc.fleet.scraper import Scraper
 from extproc.service import configured
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.recorder import Recorder
 from extproc.types import Endpoint, LoadReport, ModelCard
 
@@ -45,7 +45,7 @@ class Pods:
         accounting: Accounting,
         recorder: Recorder,
         on_asked: Callable[[], None],
-        world: World,
+        world: Clocks,
     ) -> None:
         self._pool = pool
         self._readiness = readiness

@@ -16,7 +16,7 @@ from extproc.request.codec import Codec
 from extproc.request.listbudget import Lists
 from extproc.request.processor import ExternalProcessor
 from extproc.service import configured
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.dispatch import Dispatcher, Endings, new_stream_of
 from extproc.service.routing import Routing
 from extproc.wire.rpc import Method
@@ -43,7 +43,7 @@ class Services:
         endings: Endings,
         *,
         tracing: Tracing | None,
-        world: World,
+        world: Clocks,
         is_open: Callable[[], bool],
     ) -> None:
         self._endings, self._clock, self._tracing = endings, world.clock, tracing

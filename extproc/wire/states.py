@@ -39,7 +39,7 @@ class Scope(Enum):
     CONNECTION_ERROR = auto()
 
 
-Verdict = tuple[Scope, ErrorCode]
+Evidence = tuple[Scope, ErrorCode]
 
 _ACCEPT: Final = (Scope.ACCEPT, ErrorCode.NO_ERROR)
 _DISCARD: Final = (Scope.DISCARD, ErrorCode.NO_ERROR)
@@ -48,7 +48,7 @@ _CLOSED_STREAM: Final = (Scope.STREAM_ERROR, ErrorCode.STREAM_CLOSED)
 _CLOSED_CONNECTION: Final = (Scope.CONNECTION_ERROR, ErrorCode.STREAM_CLOSED)
 
 # PRIORITY is legal in every state (9113 5.1).
-TABLE: Final[dict[tuple[State, int], Verdict]] = {
+TABLE: Final[dict[tuple[State, int], Evidence]] = {
     # 9113 5.1 idle: "Receiving any frame other than HEADERS or PRIORITY on a stream in this state
     # MUST be treated as a connection error of type PROTOCOL_ERROR."
     (State.IDLE, frames.HEADERS): _ACCEPT,

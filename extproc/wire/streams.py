@@ -14,7 +14,7 @@ from extproc.wire.budget import Budget
 from extproc.wire.limits import Abuse, ConnectionFault, Counters, ErrorCode, Limits, StreamFault
 from extproc.wire.outbox import Outbox
 from extproc.wire.rpc import NO_SESSION, Code
-from extproc.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
+from extproc.wire.states import TABLE, ClosedStreams, Evidence, Scope, State
 from extproc.wire.stream import WireStream
 
 
@@ -53,7 +53,7 @@ class Streams:
             return self.closed.state(stream_id)
         return State.HALF_CLOSED_REMOTE if stream.is_half_closed else State.OPEN
 
-    def verdict(self, stream_id: int, kind: int) -> Verdict:
+    def verdict(self, stream_id: int, kind: int) -> Evidence:
         """Return the table's verdict on a frame on a stream."""
         return TABLE[self.state(stream_id), kind]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import LEAVING_S, WORD_S, Peers, Word, digest
+from extproc.adapters.peers import LEAVING_S, WORD_S, AdapterUpdate, Peers, digest
 
-LOADS, IS_LED = Word(True, 7), Word(False, 7)
+LOADS, IS_LED = AdapterUpdate(True, 7), AdapterUpdate(False, 7)
 
 
-def heard(words: dict[str, Word], own: str = "m") -> Peers:
+def heard(words: dict[str, AdapterUpdate], own: str = "m") -> Peers:
     peers = Peers(own)
     for router_id, word in words.items():
         peers.hear(router_id, word, now=0.0)
@@ -27,11 +27,11 @@ def heard(words: dict[str, Word], own: str = "m") -> Peers:
         ({"z": LOADS}, True, False),  # that one leaves it to this one
         ({"z": LOADS, "a": LOADS}, True, True),
         ({"a": IS_LED, "z": IS_LED}, False, False),  # by one that this one does not hear
-        ({"a": Word(True, 8)}, False, False),  # it has something else declared
+        ({"a": AdapterUpdate(True, 8)}, False, False),  # it has something else declared
     ],
 )
 def test_who_hears_a_router_that_loads_the_same_makes_no_calls(
-    words: dict[str, Word], may_load: bool, is_led: bool
+    words: dict[str, AdapterUpdate], may_load: bool, is_led: bool
 ) -> None:
     leader = heard(words).leader(7, may_load=may_load, now=WORD_S)
     assert (leader is not None) is is_led
@@ -39,7 +39,7 @@ def test_who_hears_a_router_that_loads_the_same_makes_no_calls(
 
 @pytest.mark.parametrize("has_gone", [True, False])
 def test_a_router_that_is_silent_or_gone_loads_for_nobody_and_wants_nothing(has_gone: bool) -> None:
-    peers = heard({"a": Word(True, 7, ("sql",))})
+    peers = heard({"a": AdapterUpdate(True, 7, ("sql",))})
     if has_gone:
         peers.forget("a")
     now = 0.0 if has_gone else WORD_S + 0.1
@@ -49,7 +49,9 @@ def test_a_router_that_is_silent_or_gone_loads_for_nobody_and_wants_nothing(has_
 
 
 def test_what_others_want_is_listed_once() -> None:
-    peers = heard({"a": Word(False, 7, ("x", "y")), "b": Word(False, 8, ("z", "x"))})
+    peers = heard(
+        {"a": AdapterUpdate(False, 7, ("x", "y")), "b": AdapterUpdate(False, 8, ("z", "x"))}
+    )
     assert peers.wanted(0.0) == ["x", "y", "z"]
 
 
@@ -57,10 +59,10 @@ def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peers, places = Peers("m"), [("pod", "a"), ("pod", "b"), ("pod", "c")]
-    peers.hear("x", Word(True, 7, leaving=tuple(places[:2])), now=0.0)
-    peers.hear("x", Word(True, 7, leaving=(places[1],)), now=1.0)
+    peers.hear("x", AdapterUpdate(True, 7, leaving=tuple(places[:2])), now=0.0)
+    peers.hear("x", AdapterUpdate(True, 7, leaving=(places[1],)), now=1.0)
     monkeypatch.setattr("extproc.adapters.peers.MAX_LEAVING", 2)
-    peers.hear("y", Word(True, 7, leaving=(places[2],)), now=1.0)
+    peers.hear("y", AdapterUpdate(True, 7, leaving=(places[2],)), now=1.0)
 
     left = [peers.leaving(now) for now in (0.0, LEAVING_S, 1.0 + LEAVING_S)]
     assert left == [{*places[:2]}, {places[1]}, frozenset()]
@@ -68,7 +70,7 @@ def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word(
 
 def test_the_same_word_again_says_nothing_new() -> None:
     peers = Peers("m")
-    said = [peers.hear("a", word, now=0.0) for word in (LOADS, Word(True, 7), IS_LED)]
+    said = [peers.hear("a", word, now=0.0) for word in (LOADS, AdapterUpdate(True, 7), IS_LED)]
     assert said == [True, False, True]
 
 

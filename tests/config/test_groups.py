@@ -7,7 +7,7 @@ import pytest
 from extproc.config.adapters import MAX_PATTERNS
 from extproc.config.file import ConfigError, parse_config
 from extproc.costs import DEFAULT, Costs
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.service.configured import admission_settings, metrics_pages, pool_settings
 from extproc.types import Endpoint
 
@@ -34,8 +34,8 @@ def test_a_group_has_what_it_names_and_the_rest_from_all_pods() -> None:
     settings = pool_settings(parse_config(TWO_KINDS))
 
     costs = Costs(prompt_s_per_byte=0.0001, cold_load_s=0.0)
-    assert settings.groups == {"l4": Traits(4, 32, 16, costs)}
-    assert settings.traits_of("") == Traits(8, 32, 64, DEFAULT)
+    assert settings.groups == {"l4": ServerFlags(4, 32, 16, costs)}
+    assert settings.traits_of("") == ServerFlags(8, 32, 64, DEFAULT)
 
 
 def test_metrics_may_be_on_a_port_and_path_of_their_own() -> None:

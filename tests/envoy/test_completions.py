@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
 from extproc.envoy.completions import CompletionService
 from extproc.fleet.accounting import Completion
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.types import Outcome
 from extproc.wire.rpc import Code
 from tests.wire.fake_call import begin
@@ -94,7 +94,7 @@ def test_an_entry_is_read_whole() -> None:
             orca="TEXT x=1",
             first_body_byte_s=0.25,
             shows_first_token=False,
-            verdict=Verdict.SERVED,
+            verdict=Evidence.SERVED,
             body_bytes=2_500,
         )
     ]
@@ -173,7 +173,7 @@ def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
     status: int, expected: str
 ) -> None:
     assert completion(status=status).verdict == expected
-    assert completion(status=status, details="ext_proc_error").verdict is Verdict.NONE
+    assert completion(status=status, details="ext_proc_error").verdict is Evidence.NONE
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_flags_say_whether_the_endpoint_failed_and_whether_it_was_reached(
 def test_a_cancelled_request_does_not_judge_the_endpoint() -> None:
     flags = ["downstream_connection_termination", "upstream_remote_reset"]
 
-    assert completion(flags=flags).verdict is Verdict.NONE
+    assert completion(flags=flags).verdict is Evidence.NONE
 
 
 @pytest.mark.parametrize("flag", ["downstream_connection_termination", "downstream_remote_reset"])

@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from extproc.files.blocking import Aside
+from extproc.files.blocking import BlockingCalls
 
 
 async def test_a_call_returns_or_raises_what_the_work_does() -> None:
-    aside = Aside(timeout_s=10)
+    aside = BlockingCalls(timeout_s=10)
 
     assert await aside.call(lambda: 1 + 1) == 2
     with pytest.raises(ZeroDivisionError):
@@ -21,7 +21,7 @@ async def test_a_call_returns_or_raises_what_the_work_does() -> None:
 
 
 async def test_calls_run_one_at_a_time() -> None:
-    aside, running, most = Aside(timeout_s=10), [0], [0]
+    aside, running, most = BlockingCalls(timeout_s=10), [0], [0]
 
     def work() -> None:
         running[0] += 1
@@ -34,7 +34,7 @@ async def test_calls_run_one_at_a_time() -> None:
 
 
 async def test_a_call_that_hangs_starts_no_further_threads_and_may_come_back() -> None:
-    aside, is_free, calls = Aside(timeout_s=0.05), threading.Event(), list[str]()
+    aside, is_free, calls = BlockingCalls(timeout_s=0.05), threading.Event(), list[str]()
 
     def hang() -> None:
         calls.append("hang")
@@ -57,11 +57,11 @@ async def test_a_call_that_hangs_starts_no_further_threads_and_may_come_back() -
 def test_a_process_ends_while_a_call_hangs() -> None:
     code = """
 import asyncio, contextlib, threading
-from extproc.files.blocking import Aside
+from extproc.files.blocking import BlockingCalls
 
 async def main():
     with contextlib.suppress(TimeoutError):
-        await Aside(timeout_s=0.05).call(threading.Event().wait)
+        await BlockingCalls(timeout_s=0.05).call(threading.Event().wait)
 
 asyncio.run(main())
 """

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from extproc.costs import Costs
 from extproc.fleet.accounting import Accounting, AccountingSettings, Completion, Ending, Source
 from extproc.fleet.listeners import Nobody
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.peers.relay import Relay
 from extproc.types import EndpointView, Outcome, RequestInfo
 from tests.builders import address, cards, endpoint, pick, report, request
@@ -88,7 +88,7 @@ def test_a_completion_that_has_lost_its_pick_is_found_by_its_request() -> None:
 def test_an_entry_about_another_routers_pick_ends_it_before_that_router_tells() -> None:
     books = Books()
     books.pool.told.begin("other", now=0.0)
-    books.pool.told.start(ToldPick("other-1", address(1), "a", 0, 0.0), now=1.0)
+    books.pool.told.start(PeerPick("other-1", address(1), "a", 0, 0.0), now=1.0)
     assert books.view().num_told == 1
     ending = books.hear(pick_id="other-1")
 
@@ -106,7 +106,7 @@ def test_another_routers_adapter_is_resident_where_its_pick_was_served(
     books = Books(model="")
     told = books.pool.told
     told.begin("other", now=0.0)
-    told.start(ToldPick("other-1", address(1), "a", 0, 0.0), now=1.0)
+    told.start(PeerPick("other-1", address(1), "a", 0, 0.0), now=1.0)
     books.hear(pick_id="other-1", address=served, attempts=2)
     told.finish("other-1", now=3.0, has_run=False)  # by its own router, whose word comes second
 
@@ -128,7 +128,7 @@ def test_an_entry_that_comes_late_leaves_the_prompts_that_are_ahead_at_that_time
             made = pick(name, 1, info=request(None, body_bytes=96_000))
             books.pool.flights.start(made, now=3.0)
         else:
-            told.start(ToldPick(name, address(1), None, 96_000, 0.0), now=3.0)
+            told.start(PeerPick(name, address(1), None, 96_000, 0.0), now=3.0)
     books.hear(pick_id=pick_id, lag_s=2.0)  # heard at 3.0
 
     assert books.view().prompts_done_s == pytest.approx(3.0 + 1.0)
@@ -320,7 +320,7 @@ def heard(
 
     Its endpoint comes into the group `group` meanwhile.
     """
-    pool, told = Pool(PoolSettings(groups={"l4": Traits()})), []
+    pool, told = Pool(PoolSettings(groups={"l4": ServerFlags()})), []
     for caches in pool.caches.groups.values():
         monkeypatch.setattr(caches, "record_first_token", lambda *of: told.append(of))
     pool.set_endpoints([endpoint(1), endpoint(2)])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from extproc.fleet.concurrency import FORGET_S, NUM_WAITING, SPARE, Room
 from extproc.fleet.listeners import NOBODY, Nobody, WaitingLine
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.types import Endpoint
 from tests.builders import address, endpoint, pick, report, request
 
@@ -295,7 +295,7 @@ def pool(queue: WaitingLine = NOBODY, **fields: Any) -> Pool:
 
 
 def test_an_endpoint_has_room_as_configured_for_its_group() -> None:
-    made = pool(max_in_flight=2, groups={"small": Traits(max_in_flight=1)})
+    made = pool(max_in_flight=2, groups={"small": ServerFlags(max_in_flight=1)})
     made.flights.start(pick("p-1", 1, info=request(None)), now=1.0)
     made.flights.start(pick("p-2", 2, info=request(None)), now=1.0)
     assert [view.has_room for view in made.snapshot(now=1.0).endpoints] == [True, False]
@@ -309,7 +309,7 @@ def test_picks_that_are_told_take_room_until_they_end() -> None:
     made = pool(max_in_flight=1)
     made.record_report(address(1), report(), taken_at_s=0.5)
     made.told.begin("r", now=0.0)
-    made.told.start(ToldPick("r-1", address(1), None, 0, 0.0), now=1.0)
+    made.told.start(PeerPick("r-1", address(1), None, 0, 0.0), now=1.0)
     assert not made.snapshot(now=1.0).endpoints[0].has_room
 
     made.told.finish("r-1", now=1.1)

@@ -21,7 +21,7 @@ from extproc.fleet.comparison import (
     Like,
     Sources,
 )
-from extproc.fleet.evidence import Verdict, verdicts
+from extproc.fleet.evidence import Evidence, verdicts
 from extproc.fleet.outliers import (
     MAX_CHANGES,
     MAX_DOUBTS,
@@ -38,7 +38,7 @@ from extproc.fleet.probabilities import Count, Strata
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, pick, request
 
-SERVED, FAILED, BROKEN, UNREACHABLE, _, FULL, NONE = Verdict
+SERVED, FAILED, BROKEN, UNREACHABLE, _, FULL, NONE = Evidence
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
 BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
 
@@ -52,7 +52,7 @@ def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
 def tell(
     made: Outliers,
     address: str,
-    *verdicts: Verdict,
+    *verdicts: Evidence,
     now: float = 0.0,
     kind: str = "sql",
     source: int | None = None,
@@ -84,7 +84,7 @@ def serve(
 
 
 @pytest.mark.parametrize("verdict", [FAILED, BROKEN])
-def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Verdict) -> None:
+def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Evidence) -> None:
     made = outliers()
     serve(made)
     tell(made, "a", *[verdict] * 4, SERVED, *[verdict] * 4)
@@ -252,7 +252,7 @@ def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
 
 
 @pytest.mark.parametrize("verdict", [FAILED, BROKEN])
-def test_a_failure_rate_far_above_the_others_ejects(verdict: Verdict) -> None:
+def test_a_failure_rate_far_above_the_others_ejects(verdict: Evidence) -> None:
     made = outliers()
     for other in "bc":
         tell(made, other, *[SERVED] * 57, *[verdict] * 3)
@@ -645,7 +645,7 @@ def test_news_that_nobody_asks_for_are_bounded() -> None:
     ],
 )
 def test_a_retry_says_that_the_attempt_before_it_was_not_reached(
-    endpoints: str, address: str, num_attempts: int, expected: dict[str, Verdict]
+    endpoints: str, address: str, num_attempts: int, expected: dict[str, Evidence]
 ) -> None:
     made = pick(endpoints=tuple(endpoints))
 
@@ -660,7 +660,7 @@ ADDRESSES = st.sampled_from("abcde")
 @given(
     st.lists(st.tuples(ADDRESSES, st.sampled_from((SERVED, NONE)), st.floats(0, 1e4)), max_size=200)
 )
-def test_healthy_traffic_ejects_nobody(events: list[tuple[str, Verdict, float]]) -> None:
+def test_healthy_traffic_ejects_nobody(events: list[tuple[str, Evidence, float]]) -> None:
     made = outliers("abcde")
     for address, verdict, now in events:
         tell(made, address, verdict, now=now)
@@ -685,8 +685,8 @@ class OutlierMachine(RuleBasedStateMachine):
         if address in self.addresses:
             self.open += [(address, self.made.begin(address, now=self.now)) for _ in range(num)]
 
-    @rule(verdict=st.sampled_from(Verdict), num=st.integers(1, 12), is_newest=st.booleans())
-    def end(self, verdict: Verdict, num: int, is_newest: bool) -> None:
+    @rule(verdict=st.sampled_from(Evidence), num=st.integers(1, 12), is_newest=st.booleans())
+    def end(self, verdict: Evidence, num: int, is_newest: bool) -> None:
         for _ in range(min(num, len(self.open))):
             address, trial = self.open.pop(-1 if is_newest else 0)
             self.made.end(address, verdict, LIKE, now=self.now, trial=trial)
@@ -824,7 +824,7 @@ def test_a_pod_that_lists_a_model_and_answers_404_for_it_is_ejected() -> None:
         is_served, info = number < NUM_PEERS, request(body_bytes=number)
         made = pick(f"r-{number}", 2 if is_served else 1, info=info)
         pool.flights.start(made, now=1.0)
-        verdict = SERVED if is_served else Verdict.NOT_FOUND
+        verdict = SERVED if is_served else Evidence.NOT_FOUND
         pool.flights.finish(made.id, now=2.0, has_run=is_served, verdict=verdict)
     before = pool.snapshot(now=2.0).endpoints[0].is_ejected
     pool.record_models(address_of(1), cards("a"), now=3.0)
@@ -838,6 +838,6 @@ def test_a_404_to_a_request_without_a_model_is_no_evidence() -> None:
     pool.set_endpoints([endpoint(1)])
     made = pick(info=request(None, model=""))
     pool.flights.start(made, now=1.0)
-    pool.flights.finish(made.id, now=2.0, verdict=Verdict.NOT_FOUND)
+    pool.flights.finish(made.id, now=2.0, verdict=Evidence.NOT_FOUND)
 
     assert not pool.outliers._health[address_of(1)].doubts

@@ -12,7 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.costs import Costs
 from extproc.fleet.listeners import Nobody
-from extproc.fleet.peerpicks import FULL, UNKNOWN_POD, Told, ToldBounds, ToldEnd, ToldPick
+from extproc.fleet.peerpicks import (
+    FULL,
+    UNKNOWN_POD,
+    PeerPick,
+    PeerPickBounds,
+    PeerPickEnd,
+    PeerPicks,
+)
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.prompts import MAX_QUEUE_S
 from extproc.fleet.residency import Residency
@@ -21,7 +28,7 @@ from extproc.tenancy import Share
 from extproc.types import EndpointView, Pick
 from tests.builders import address, cards, endpoint, pick, report, request
 
-MAX_AGE_S = ToldBounds().max_age_s
+MAX_AGE_S = PeerPickBounds().max_age_s
 
 
 class Listener(Nobody):
@@ -51,8 +58,8 @@ def pool(*numbers: int, **listeners: Any) -> Pool:
 
 def told(
     id: str = "x-1", number: int = 1, adapter: str | None = "a", *, body_bytes: int = 0
-) -> ToldPick:
-    return ToldPick(id, address(number), adapter, body_bytes, 0.0)
+) -> PeerPick:
+    return PeerPick(id, address(number), adapter, body_bytes, 0.0)
 
 
 def view(pool: Pool, number: int = 1, *, now: float = 0.0) -> EndpointView:
@@ -136,7 +143,7 @@ def test_an_end_may_come_before_its_start() -> None:
 
 
 def test_ends_are_remembered_up_to_a_limit() -> None:
-    made = Told(lambda _: None, ToldBounds(max_ended=2))
+    made = PeerPicks(lambda _: None, PeerPickBounds(max_ended=2))
     made.begin("x", now=0.0)
     for number in range(3):
         made.finish(f"x-{number}", now=0.0)
@@ -153,7 +160,7 @@ def test_the_adapter_of_a_told_pick_is_resident_afterwards_if_the_engine_worked_
         made.told.finish(id, now=2.0, has_run=has_run)
 
     assert view(made).gpu_adapters == ("a", "b")  # as listed, with what has run first
-    assert ToldEnd("x-1").has_run
+    assert PeerPickEnd("x-1").has_run
 
 
 def test_a_pick_of_ours_cannot_be_told_or_ended_by_others() -> None:
@@ -277,11 +284,11 @@ def test_a_name_counts_as_an_adapter_as_soon_as_its_pod_lists_it() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "most"),
-    [(ToldBounds(max_per_router=3), 3), (ToldBounds(max_picks=4), 4)],
+    [(PeerPickBounds(max_per_router=3), 3), (PeerPickBounds(max_picks=4), 4)],
 )
-def test_picks_beyond_a_bound_are_ignored_and_counted(bounds: ToldBounds, most: int) -> None:
+def test_picks_beyond_a_bound_are_ignored_and_counted(bounds: PeerPickBounds, most: int) -> None:
     made = pool()
-    made.told = Told(made._tracked.get, bounds)
+    made.told = PeerPicks(made._tracked.get, bounds)
     made.told.begin("x", now=0.0)
     for number in range(5):
         made.told.start(told(f"x-{number}"), now=0.0)
@@ -290,7 +297,7 @@ def test_picks_beyond_a_bound_are_ignored_and_counted(bounds: ToldBounds, most: 
 
 
 def test_ids_and_routers_beyond_a_bound_are_ignored() -> None:
-    made = Told(lambda _: None, ToldBounds(max_id_chars=3, max_routers=1))
+    made = PeerPicks(lambda _: None, PeerPickBounds(max_id_chars=3, max_routers=1))
     made.begin("x", now=0.0)
     made.begin("y", now=0.0)
     made.finish("x-10", now=0.0)
@@ -317,7 +324,7 @@ def test_false_sizes_make_a_pod_look_busy_for_a_minute_at_most() -> None:
 
 def test_told_prompts_are_work_from_the_time_of_the_pick() -> None:
     made = pool()
-    made.told.start(ToldPick("x-1", address(1), None, 96_000, 0.5), now=10.0)
+    made.told.start(PeerPick("x-1", address(1), None, 96_000, 0.5), now=10.0)
 
     assert view(made, now=10.0).prompts_done_s == pytest.approx(9.5 + 1.0)
 
@@ -325,7 +332,7 @@ def test_told_prompts_are_work_from_the_time_of_the_pick() -> None:
 def test_a_told_pick_takes_nothing_from_the_prompts_ahead_however_old_it_is() -> None:
     made = pool()
     made.told.start(told("x-1", adapter=None, body_bytes=96_000 * 20), now=100.0)
-    made.told.start(ToldPick("x-2", address(1), None, 100, 100.0), now=100.0)
+    made.told.start(PeerPick("x-2", address(1), None, 100, 100.0), now=100.0)
 
     assert view(made).prompts_done_s == pytest.approx(120.0)
 
@@ -371,7 +378,7 @@ def test_a_link_that_is_cut_and_comes_back_adds_no_prompts_a_second_time() -> No
         made.told.begin("x", now=20.0)
         for number in range(44):
             age_s = 20.0 if number < 40 else 0.0
-            again = ToldPick(f"x-{number}", address(1), None, 50_000, age_s)
+            again = PeerPick(f"x-{number}", address(1), None, 50_000, age_s)
             made.told.start(again, now=20.0)
 
     assert 20.0 < view(made).prompts_done_s <= before_s
@@ -611,7 +618,7 @@ def test_of_told_picks_a_report_shows_what_it_leaves_beside_ours() -> None:
     for number in range(1, 4):
         made.told.finish(f"x-{number}", now=1.0)
     assert unseen(made, now=1.0) == 0
-    made.told.start(ToldPick("x-5", address(1), "a", 0, 5.0), now=2.0)  # it is among the three
+    made.told.start(PeerPick("x-5", address(1), "a", 0, 5.0), now=2.0)  # it is among the three
     assert unseen(made, now=2.0) == 0
     busy(made, 0, 3)
     assert unseen(made, now=3.0) == 1
@@ -624,19 +631,19 @@ def test_what_a_new_link_tells_is_not_counted_beside_the_report_that_has_it() ->
     busy(made, 20, *range(40))
     assert view(made, now=39.0).num_pending == 20
     for number in range(15):
-        made.told.start(ToldPick(f"x-{number}", address(1), "a", 0, 5.0), now=39.1)
+        made.told.start(PeerPick(f"x-{number}", address(1), "a", 0, 5.0), now=39.1)
     assert (view(made, now=39.1).num_pending, view(made, now=39.1).num_told) == (20, 15)
-    made.told.start(ToldPick("x-15", address(1), "a", 0, 0.05), now=39.1)  # after the report
+    made.told.start(PeerPick("x-15", address(1), "a", 0, 0.05), now=39.1)  # after the report
 
     assert (view(made, now=39.1).num_pending, view(made, now=39.1).num_told) == (21, 16)
 
 
 def test_before_the_first_report_and_beyond_it_a_told_pick_takes_nothing_away() -> None:
     made = pool()
-    made.told.start(ToldPick("x-1", address(1), "a", 0, 5.0), now=6.0)
+    made.told.start(PeerPick("x-1", address(1), "a", 0, 5.0), now=6.0)
     busy(made, 1, 7)
     for number in (2, 3):
-        made.told.start(ToldPick(f"x-{number}", address(1), "a", 0, 5.0), now=8.0)
+        made.told.start(PeerPick(f"x-{number}", address(1), "a", 0, 5.0), now=8.0)
 
     assert (view(made, now=8.0).num_foreign, view(made, now=8.0).num_pending) == (0, 3)
 
@@ -658,7 +665,7 @@ def test_the_requests_of_a_router_that_is_gone_count_until_a_report_shows_less()
 
 def test_a_router_that_is_back_at_once_changes_nothing() -> None:
     made = pool()
-    again = [ToldPick(f"x-{number}", address(1), "a", 0, 39.0) for number in range(20)]
+    again = [PeerPick(f"x-{number}", address(1), "a", 0, 39.0) for number in range(20)]
     for each in again:
         made.told.start(each, now=0.0)
     busy(made, 20, *range(40))
@@ -686,7 +693,7 @@ def test_a_router_that_begins_again_takes_nothing_from_the_requests_of_others(
         made.told.begin("x", now=now)
         for number in range(11):
             age_s = now - (39.1 if number == 10 else 0.0)
-            made.told.start(ToldPick(f"x-{number}", address(1), "a", 0, age_s), now=now)
+            made.told.start(PeerPick(f"x-{number}", address(1), "a", 0, age_s), now=now)
         seen = view(made, now=now)
         assert (seen.num_told, seen.num_pending + seen.num_foreign) == (11, 11 + num_others)
 
@@ -768,7 +775,7 @@ class ToldMachine(RuleBasedStateMachine):
 
     @rule(id=ids, number=st.integers(1, 3), adapter=adapters, age_s=st.floats(0, 1e9))
     def tell(self, id: str, number: int, adapter: str | None, age_s: float) -> None:
-        self.pool.told.start(ToldPick(id, address(number), adapter, 100, age_s), now=self.now)
+        self.pool.told.start(PeerPick(id, address(number), adapter, 100, age_s), now=self.now)
         self.told.add(id)
 
     @rule(id=ids, has_run=st.booleans())

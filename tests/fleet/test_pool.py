@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from extproc.costs import Costs
 from extproc.fleet.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.fleet.foreign import STEADY_S
 from extproc.fleet.outliers import Cause, OutlierSettings
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import InFlight, Pool, PoolSettings
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.fleet.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
 from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 from tests.builders import (
@@ -398,7 +398,7 @@ def test_what_a_request_counts_as_on_an_endpoint_is_by_its_own_list(
 def refuses(pool: Pool, number: int = 1, *, now: float = 0.0) -> None:
     """A request there finds no connection."""
     pool.flights.start(pick("refused", number), now=now)
-    pool.flights.finish("refused", now=now, has_run=False, verdict=Verdict.UNREACHABLE)
+    pool.flights.finish("refused", now=now, has_run=False, verdict=Evidence.UNREACHABLE)
 
 
 def test_that_nobody_is_there_outlives_the_reports_until_a_call_is_answered() -> None:
@@ -467,9 +467,9 @@ def test_what_is_there_again_after_it_was_gone_is_tried_at_once() -> None:
 def test_a_retry_says_that_the_endpoint_before_it_was_not_reached() -> None:
     made = pool(1, 2, 3)
     made.flights.start(pick("x", endpoints=(address(1), address(2))), now=0.0)
-    made.flights.finish("x", now=0.1, verdict=Verdict.SERVED, address=address(2), num_attempts=2)
+    made.flights.finish("x", now=0.1, verdict=Evidence.SERVED, address=address(2), num_attempts=2)
     made.flights.start(pick("y", endpoints=(address(3), "gone:1")), now=0.0)
-    made.flights.finish("y", now=0.1, verdict=Verdict.UNREACHABLE, num_attempts=2)
+    made.flights.finish("y", now=0.1, verdict=Evidence.UNREACHABLE, num_attempts=2)
 
     assert [each.is_ejected for each in made.snapshot(now=0.1).endpoints] == [True, False, False]
 
@@ -479,7 +479,7 @@ def test_a_request_that_ends_after_its_endpoint_left_does_not_eject_the_one_that
     start(made)
     made.set_endpoints([endpoint(2)])
     made.set_endpoints([endpoint(1), endpoint(2)])
-    made.flights.finish("pick-1", now=1.0, verdict=Verdict.UNREACHABLE)
+    made.flights.finish("pick-1", now=1.0, verdict=Evidence.UNREACHABLE)
 
     assert not any(each.is_ejected for each in made.snapshot(now=1.0).endpoints)
 
@@ -1203,7 +1203,7 @@ def test_a_restarted_engine_has_evicted_nothing() -> None:
 # --- groups ----------------------------------------------------------------------------------
 
 SLOW = Costs(prompt_s_per_byte=1.0)
-GROUPS = {"l4": Traits(2, 3, 16, SLOW), "h200": Traits(16, 64, 128)}
+GROUPS = {"l4": ServerFlags(2, 3, 16, SLOW), "h200": ServerFlags(16, 64, 128)}
 
 
 def grouped(**groups_by_number: str) -> Pool:
@@ -1290,7 +1290,9 @@ def test_the_size_of_the_cpu_caches_is_learned_for_each_group() -> None:
 @pytest.mark.parametrize("group", ["b", ""])
 def test_a_size_that_a_group_has_learned_stays_with_it(group: str) -> None:
     """Also where the configured sizes are the same."""
-    made = pool(max_loras=2, max_cpu_loras=8, groups={"a": Traits(2, 8), "b": Traits(2, 8)})
+    made = pool(
+        max_loras=2, max_cpu_loras=8, groups={"a": ServerFlags(2, 8), "b": ServerFlags(2, 8)}
+    )
     made.set_endpoints(in_groups("a"))
     teach(made, 4, group="a")
     used_in_turn(made, *"abcdef")
@@ -1301,7 +1303,7 @@ def test_a_size_that_a_group_has_learned_stays_with_it(group: str) -> None:
 
 
 def test_a_size_that_a_group_has_learned_goes_with_the_group() -> None:
-    made = pool(max_loras=2, max_cpu_loras=8, groups={"a": Traits(2, 8)})
+    made = pool(max_loras=2, max_cpu_loras=8, groups={"a": ServerFlags(2, 8)})
     made.set_endpoints(in_groups("a"))
     teach(made, 4, group="a")
     used_in_turn(made, *"abcdef")
@@ -1333,7 +1335,7 @@ def begun(*numbers: int, started_s: float | None = 1.0) -> Pool:
     made.record_report(address(1), report(process_start_wall_s=started_s), taken_at_s=0.0)
     made.record_models(address(1), cards("a"), now=0.0)
     made.flights.start(pick(info=BEGUN), now=0.0)
-    assert made.beginnings.find(BEGUN) == {address(1): 2048}
+    assert made.prefix_index.find(BEGUN) == {address(1): 2048}
     return made
 
 
@@ -1341,25 +1343,25 @@ def test_a_restart_empties_the_kv_cache() -> None:
     made = begun()
     made.record_report(address(1), report(process_start_wall_s=9.0), taken_at_s=1.0)
 
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
     made.flights.start(pick("pick-2", info=BEGUN), now=1.0)
-    assert made.beginnings.find(BEGUN) == {address(1): 2048}
+    assert made.prefix_index.find(BEGUN) == {address(1): 2048}
 
 
 def test_names_that_vanish_empty_the_kv_cache_where_there_is_no_start_time() -> None:
     made = begun(started_s=None)
     made.record_models(address(1), cards(), now=1.0)
 
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
 
 
 def test_an_endpoint_that_left_and_came_back_has_an_empty_kv_cache() -> None:
     made = begun()
     made.set_endpoints([])
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
     made.set_endpoints([endpoint(1)])
 
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
 
 
 def test_the_size_of_the_kv_cache_is_the_reported_one() -> None:
@@ -1368,25 +1370,25 @@ def test_the_size_of_the_kv_cache_is_the_reported_one() -> None:
         address(1), report(process_start_wall_s=1.0, kv_cache_tokens=1000), taken_at_s=1.0
     )
     made.flights.start(pick("pick-2", info=request(body_bytes=1999)), now=1.0)
-    assert made.beginnings.find(BEGUN) == {address(1): 2048}
+    assert made.prefix_index.find(BEGUN) == {address(1): 2048}
     made.flights.start(pick("pick-3", info=request(body_bytes=1)), now=1.0)
 
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
 
 
 def test_picks_of_other_routers_fill_the_kv_cache_as_well() -> None:
     made = begun()
     made.told.begin("other", now=0.0)
-    made.told.start(ToldPick("other-1", address(1), None, 300_000, 0.0), now=0.0)
+    made.told.start(PeerPick("other-1", address(1), None, 300_000, 0.0), now=0.0)
 
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
 
 
 def test_a_pick_that_is_told_again_over_a_new_link_fills_the_kv_cache_once() -> None:
     made = pool()
     for told_s in (0.0, 100.0, 200.0):
         made.told.begin("other", now=told_s)
-        made.told.start(ToldPick("other-1", address(1), None, 50_000, told_s), now=told_s)
+        made.told.start(PeerPick("other-1", address(1), None, 50_000, told_s), now=told_s)
 
     assert made._tracked[address(1)].kv_cache.computed_bytes == 50_000
 
@@ -1395,7 +1397,7 @@ def test_a_prompt_that_has_moved_is_where_it_was_served_alone() -> None:
     made = begun(1, 2)
     assert made.flights.move("pick-1", address(2), now=0.5)
 
-    assert made.beginnings.find(BEGUN) == {address(2): 2048}
+    assert made.prefix_index.find(BEGUN) == {address(2): 2048}
 
 
 @pytest.mark.parametrize("has_run", [True, False])
@@ -1403,7 +1405,7 @@ def test_a_prompt_is_where_the_log_says_that_it_was_served(has_run: bool) -> Non
     made = begun(1, 2)
     made.flights.finish("pick-1", now=0.5, has_run=has_run, address=address(2))
 
-    assert made.beginnings.find(BEGUN) == ({address(2): 2048} if has_run else {})
+    assert made.prefix_index.find(BEGUN) == ({address(2): 2048} if has_run else {})
     assert made._tracked[address(2)].kv_cache.computed_bytes == (3000 if has_run else 0)
 
 
@@ -1411,17 +1413,17 @@ def test_a_prompt_that_no_engine_has_run_is_nowhere() -> None:
     made = begun()
     made.flights.finish("pick-1", now=0.5, has_run=False)
 
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
 
 
 def test_a_prompt_that_did_not_run_leaves_what_an_earlier_one_has_left() -> None:
     made = begun()
     longer = replace(BEGUN, prefix_hashes=(7, 8, 9), cached_bytes={address(1): 2048})
     made.flights.start(pick("pick-2", info=longer), now=0.1)
-    assert made.beginnings.find(longer) == {address(1): 3072}
+    assert made.prefix_index.find(longer) == {address(1): 3072}
     made.flights.finish("pick-2", now=0.5, has_run=False)
 
-    assert made.beginnings.find(longer) == {address(1): 2048}
+    assert made.prefix_index.find(longer) == {address(1): 2048}
 
 
 def test_a_prompt_that_moves_is_weighed_by_what_is_cached_by_then() -> None:
@@ -1480,5 +1482,5 @@ def test_a_late_end_says_nothing_of_the_process_that_came_back_under_the_address
     made.set_endpoints([endpoint(1)])
     made.flights.finish("pick-1", now=0.5, address=address(1))
 
-    assert made.beginnings.find(BEGUN) == {}
+    assert made.prefix_index.find(BEGUN) == {}
     assert made._tracked[address(1)].kv_cache.computed_bytes == 0

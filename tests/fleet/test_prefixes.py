@@ -13,8 +13,8 @@ from extproc.fleet.prefixes import (
     DEFAULT_KV_CACHE_TOKENS,
     KEPT_RATIO,
     MARKS_BYTES,
-    Beginnings,
     KvCache,
+    PrefixIndex,
     prefix_hashes,
 )
 from extproc.types import RequestInfo
@@ -30,9 +30,9 @@ def asked(prompt: bytes = b"", model: str = "a") -> RequestInfo:
     return request(model, body_bytes=size, prefix_hashes=hashes)
 
 
-def sent(beginnings: Beginnings, cache: KvCache, info: RequestInfo) -> None:
+def sent(prefix_index: PrefixIndex, cache: KvCache, info: RequestInfo) -> None:
     cache.computed_bytes += info.body_bytes
-    beginnings.add(info, cache)
+    prefix_index.add(info, cache)
 
 
 # --- hashes ----------------------------------------------------------------------------------
@@ -74,64 +74,64 @@ def test_any_name_has_hashes() -> None:
 
 
 def test_each_endpoint_has_as_much_as_the_prompts_that_it_was_sent_had_in_common() -> None:
-    beginnings, first, second = Beginnings(), KvCache(address(1)), KvCache(address(2))
-    sent(beginnings, first, asked(b"x" * 3000 + b"y" * 9000))
-    sent(beginnings, second, asked(b"x" * 9000))
+    prefix_index, first, second = PrefixIndex(), KvCache(address(1)), KvCache(address(2))
+    sent(prefix_index, first, asked(b"x" * 3000 + b"y" * 9000))
+    sent(prefix_index, second, asked(b"x" * 9000))
 
-    found = beginnings.find(asked(b"x" * 20_000))
+    found = prefix_index.find(asked(b"x" * 20_000))
 
     assert found == {address(1): 2048, address(2): 8192}
-    assert beginnings.find(asked(b"x" * 20_000, model="b")) == {}
-    assert beginnings.find(asked(b"z" * 20_000)) == {}
-    assert beginnings.find(asked(b"x" * 1000)) == {}
+    assert prefix_index.find(asked(b"x" * 20_000, model="b")) == {}
+    assert prefix_index.find(asked(b"z" * 20_000)) == {}
+    assert prefix_index.find(asked(b"x" * 1000)) == {}
 
 
 def test_a_session_is_no_beginning() -> None:
     """Nobody knows how much of a prompt it has in common with the last."""
-    beginnings, cache = Beginnings(), KvCache(address(1))
+    prefix_index, cache = PrefixIndex(), KvCache(address(1))
     info = request(body_bytes=10_000_000, session="s")
-    sent(beginnings, cache, info)
+    sent(prefix_index, cache, info)
 
-    assert beginnings.find(info) == {}
+    assert prefix_index.find(info) == {}
 
 
 def test_a_beginning_is_gone_once_half_a_cache_has_been_computed_since() -> None:
-    beginnings, cache, info = Beginnings(), KvCache(address(1)), asked(b"x" * 3000)
-    sent(beginnings, cache, info)
+    prefix_index, cache, info = PrefixIndex(), KvCache(address(1)), asked(b"x" * 3000)
+    sent(prefix_index, cache, info)
 
     cache.computed_bytes += KEPT_BYTES - 1
-    assert beginnings.find(info) == {address(1): 2048}
+    assert prefix_index.find(info) == {address(1): 2048}
     cache.computed_bytes += 1
-    assert beginnings.find(info) == {}
-    sent(beginnings, cache, info)
-    assert beginnings.find(info) == {address(1): 2048}
+    assert prefix_index.find(info) == {}
+    sent(prefix_index, cache, info)
+    assert prefix_index.find(info) == {address(1): 2048}
 
 
 def test_a_small_cache_keeps_little() -> None:
-    beginnings, cache, info = Beginnings(), KvCache(address(1)), asked(b"x" * 3000)
-    sent(beginnings, cache, info)
+    prefix_index, cache, info = PrefixIndex(), KvCache(address(1)), asked(b"x" * 3000)
+    sent(prefix_index, cache, info)
     cache.resize(1000)
     cache.computed_bytes += 2000
 
-    assert beginnings.find(info) == {}
+    assert prefix_index.find(info) == {}
 
 
 def test_an_engine_that_keeps_no_beginnings_has_none() -> None:
-    beginnings, cache, info = Beginnings(), KvCache(address(1)), asked(b"x" * 3000)
+    prefix_index, cache, info = PrefixIndex(), KvCache(address(1)), asked(b"x" * 3000)
     cache.resize(0)
-    sent(beginnings, cache, info)
+    sent(prefix_index, cache, info)
 
-    assert beginnings.find(info) == {}
+    assert prefix_index.find(info) == {}
 
 
 def test_a_cache_that_is_lost_has_nothing_and_its_follower_begins_empty() -> None:
-    beginnings, cache, info = Beginnings(), KvCache(address(1)), asked(b"x" * 3000)
-    sent(beginnings, cache, info)
+    prefix_index, cache, info = PrefixIndex(), KvCache(address(1)), asked(b"x" * 3000)
+    sent(prefix_index, cache, info)
     cache.lose()
-    assert beginnings.find(info) == {}
+    assert prefix_index.find(info) == {}
 
-    sent(beginnings, KvCache(address(1)), asked(b"x" * 1500))
-    assert beginnings.find(info) == {address(1): 1024}
+    sent(prefix_index, KvCache(address(1)), asked(b"x" * 1500))
+    assert prefix_index.find(info) == {address(1): 1024}
 
 
 class WatchedCache(KvCache):
@@ -147,12 +147,12 @@ class WatchedCache(KvCache):
 
 def test_an_endpoint_that_has_a_longer_beginning_is_not_asked_for_shorter_ones() -> None:
     """A held request is looked up at each look, on a hundred endpoints."""
-    beginnings = Beginnings()
+    prefix_index = PrefixIndex()
     caches = [WatchedCache(address(number)) for number in range(1, 28)]
     for cache, mark in zip(caches, MARKS_BYTES, strict=True):
-        sent(beginnings, cache, asked(b"x" * mark))
+        sent(prefix_index, cache, asked(b"x" * mark))
 
-    found = beginnings.find(asked(b"x" * MARKS_BYTES[-1]))
+    found = prefix_index.find(asked(b"x" * MARKS_BYTES[-1]))
 
     assert list(found) == [cache.address for cache in reversed(caches)]
     assert [cache.num_looks for cache in caches] == [1] * len(caches)
@@ -161,61 +161,61 @@ def test_an_endpoint_that_has_a_longer_beginning_is_not_asked_for_shorter_ones()
 # --- memory ----------------------------------------------------------------------------------
 
 
-def places_in(beginnings: Beginnings) -> int:
-    return sum(map(len, beginnings._places.values()))
+def places_in(prefix_index: PrefixIndex) -> int:
+    return sum(map(len, prefix_index._places.values()))
 
 
 def test_the_garbage_collector_does_not_visit_what_is_remembered() -> None:
     """It would take 13 ms more for a full memory."""
-    beginnings, cache = Beginnings(), KvCache(address(1))
-    sent(beginnings, cache, asked(b"x" * 2500))
+    prefix_index, cache = PrefixIndex(), KvCache(address(1))
+    sent(prefix_index, cache, asked(b"x" * 2500))
 
-    assert not any(map(gc.is_tracked, beginnings._places.values()))
+    assert not any(map(gc.is_tracked, prefix_index._places.values()))
 
 
 def test_what_was_used_last_is_remembered_longest() -> None:
-    beginnings, cache = Beginnings(max_places=8), KvCache(address(1))
+    prefix_index, cache = PrefixIndex(max_places=8), KvCache(address(1))
     used = asked(b"x" * 1500)
-    sent(beginnings, cache, used)
+    sent(prefix_index, cache, used)
     for number in range(20):
-        sent(beginnings, cache, asked(bytes([number]) * 1500))
-        sent(beginnings, cache, used)
+        sent(prefix_index, cache, asked(bytes([number]) * 1500))
+        sent(prefix_index, cache, used)
 
-    assert beginnings.find(used) == {address(1): 1024}
-    assert beginnings.find(asked(bytes([1]) * 1500)) == {}
-    assert beginnings.find(asked(bytes([19]) * 1500)) == {address(1): 1024}
+    assert prefix_index.find(used) == {address(1): 1024}
+    assert prefix_index.find(asked(bytes([1]) * 1500)) == {}
+    assert prefix_index.find(asked(bytes([19]) * 1500)) == {address(1): 1024}
 
 
 def test_a_full_memory_forgets_as_much_as_comes_in() -> None:
     """Half of it at once would hold up all requests for 16 ms."""
-    beginnings, cache = Beginnings(max_places=40), KvCache(address(1))
+    prefix_index, cache = PrefixIndex(max_places=40), KvCache(address(1))
     for number in range(100):
-        sent(beginnings, cache, asked(bytes([number]) * 2500))
+        sent(prefix_index, cache, asked(bytes([number]) * 2500))
 
-    assert beginnings.num_places == 40
+    assert prefix_index.num_places == 40
 
 
 def test_of_a_long_prompt_the_longest_beginning_is_forgotten_first() -> None:
-    beginnings, cache, long = Beginnings(max_places=8), KvCache(address(1)), asked(b"x" * 9000)
-    sent(beginnings, cache, long)
+    prefix_index, cache, long = PrefixIndex(max_places=8), KvCache(address(1)), asked(b"x" * 9000)
+    sent(prefix_index, cache, long)
     marks = []
     for number in range(8):
-        marks.append(beginnings.find(long).get(address(1), 0))
-        sent(beginnings, cache, asked(bytes([number]) * 1500))
+        marks.append(prefix_index.find(long).get(address(1), 0))
+        sent(prefix_index, cache, asked(bytes([number]) * 1500))
 
     assert marks == [1024 * num_kib for num_kib in range(8, 0, -1)]
-    assert beginnings.find(long) == {}
+    assert prefix_index.find(long) == {}
 
 
 def test_what_is_found_to_be_gone_takes_no_memory() -> None:
-    beginnings, cache = Beginnings(), KvCache(address(1))
+    prefix_index, cache = PrefixIndex(), KvCache(address(1))
     for number in range(10):
-        sent(beginnings, cache, asked(bytes([number]) * 3000))
+        sent(prefix_index, cache, asked(bytes([number]) * 3000))
     cache.computed_bytes += KEPT_BYTES
     for number in range(10):
-        assert beginnings.find(asked(bytes([number]) * 3000)) == {}
+        assert prefix_index.find(asked(bytes([number]) * 3000)) == {}
 
-    assert beginnings.num_places == len(beginnings._places) == 0
+    assert prefix_index.num_places == len(prefix_index._places) == 0
 
 
 steps = st.tuples(
@@ -230,15 +230,15 @@ steps = st.tuples(
 def test_memory_is_bounded_and_no_prompt_is_cached_beyond_its_length(
     sends: list[tuple[int, bytes, int, int]], most: int
 ) -> None:
-    beginnings = Beginnings(max_places=most)
+    prefix_index = PrefixIndex(max_places=most)
     caches = [KvCache(address(number + 1)) for number in range(5)]
     for number, letter, size, passed in sends:
         info = asked(letter * size)
-        found = beginnings.find(info)
+        found = prefix_index.find(info)
         assert all(0 < num_bytes <= info.body_bytes for num_bytes in found.values())
-        sent(beginnings, caches[number], info)
+        sent(prefix_index, caches[number], info)
         caches[number].computed_bytes += passed
-        assert places_in(beginnings) == beginnings.num_places <= most
+        assert places_in(prefix_index) == prefix_index.num_places <= most
 
 
 @given(st.lists(steps, max_size=20))
@@ -246,10 +246,10 @@ def test_whoever_was_sent_a_prompt_last_has_its_beginning(
     sends: list[tuple[int, bytes, int, int]],
 ) -> None:
     """Up to the last mark, unless much has been computed since."""
-    beginnings = Beginnings()
+    prefix_index = PrefixIndex()
     caches = [KvCache(address(number + 1)) for number in range(5)]
     for number, letter, size, _ in sends:
         info = asked(letter * size)
-        sent(beginnings, caches[number], info)
+        sent(prefix_index, caches[number], info)
         marks = [mark for mark in MARKS_BYTES if mark <= size]
-        assert beginnings.find(info).get(address(number + 1), 0) == max(marks, default=0)
+        assert prefix_index.find(info).get(address(number + 1), 0) == max(marks, default=0)

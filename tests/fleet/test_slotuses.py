@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool
 from extproc.fleet.slotuses import SlotUse
 from extproc.tenancy import Claim, Share
@@ -37,9 +37,9 @@ def test_a_slot_is_had_from_the_first_request_to_the_end_of_the_last() -> None:
 def test_what_others_tell_says_whose_turn_it_was_and_a_base_model_has_no_slot() -> None:
     made = pool()
     share = Share("r t", 7, 9.0)
-    made.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0, share), now=1.0)
-    made.told.start(ToldPick("bb-2", address(1), "b", 0, 0.0), now=2.0)
-    made.told.start(ToldPick("bb-3", address(1), None, 0, 0.0), now=3.0)
+    made.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0, share), now=1.0)
+    made.told.start(PeerPick("bb-2", address(1), "b", 0, 0.0), now=2.0)
+    made.told.start(PeerPick("bb-3", address(1), None, 0, 0.0), now=3.0)
 
     assert made.slots(address(1)) == {
         "a": SlotUse(1.0, 1.0, 7, "r t"),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Load, Probe
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.fleet.slopes import STEP_S, Slope, drawn, fit, most, rate
 from extproc.fleet.speeds import (
     MAX_LOAD_S,
@@ -27,7 +27,7 @@ from extproc.fleet.speeds import (
 from tests.builders import address, cards, endpoint, pick, report, request
 
 GIVEN = Costs(prompt_s_per_byte=1e-5, cold_load_s=0.1, cached_load_s=0.01)
-SETTINGS = PoolSettings(costs=GIVEN, max_loras=2, groups={"l4": Traits(costs=GIVEN)})
+SETTINGS = PoolSettings(costs=GIVEN, max_loras=2, groups={"l4": ServerFlags(costs=GIVEN)})
 BASE_S = 0.02
 LATER_S = count(0.0, 1e7)
 
@@ -420,7 +420,7 @@ def test_nothing_tells_where_it_may_have_waited_for_a_slot(
     made = pool()
     made.flights.start(pick("r-1", 1, info=request("a")), now=1.0)
     made.told.begin("s", now=1.0)
-    made.told.start(ToldPick("s-1", address(1), "b", 0, 0.0), now=1.0)
+    made.told.start(PeerPick("s-1", address(1), "b", 0, 0.0), now=1.0)
 
     assert probe(made, adapter, now=9.0) == expected
 

@@ -23,7 +23,7 @@ from extproc.routing.modelroutes import Objective
 from extproc.routing.precedence import Merged, Offer, RuleSet, merge
 from extproc.routing.rewrites import Rewrites
 from extproc.service.apiserver import Kubernetes
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.declarations import Declarations
 from extproc.service.kubernetes import KubernetesDiscovery
 from tests.discovery.kubernetes.test_llmroutes import PROPOSED
@@ -497,7 +497,7 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
-        world=World(clock=time.monotonic, wall_clock=time.time, rng=Random(1)),
+        world=Clocks(clock=time.monotonic, wall_clock=time.time, rng=Random(1)),
         on_rules=lambda _: None,
         on_offers=on_offers,
     )

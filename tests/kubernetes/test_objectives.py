@@ -24,7 +24,7 @@ TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
 PATIENCE_S = 60.0
 
 
-class Told:
+class PeerPicks:
     """The priorities that were handed on last; None before."""
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class Told:
 
 
 @asynccontextmanager
-async def following(kubeconfig: Path) -> AsyncIterator[Told]:
+async def following(kubeconfig: Path) -> AsyncIterator[PeerPicks]:
     kubernetes = Kubernetes(kubeconfig, clock=time.monotonic, rng=Random(1), times=TIMES)
-    told = Told()
+    told = PeerPicks()
 
     def on_priorities(priorities: Mapping[str, int]) -> None:
         told.priorities = priorities

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import SAY_S, Trouble, Word, digest
+from extproc.adapters.peers import SAY_S, AdapterUpdate, Trouble, digest
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
 from extproc.fleet.podstate import PodState
 from extproc.peers.adapterpeers import HEARD_S, AdapterPeers
@@ -25,7 +25,7 @@ class Scene:
     def __init__(self, *, has_peers: bool = True) -> None:
         self.now = 0.0
         self.catalog = Catalog()
-        self.said: list[Word] = []
+        self.said: list[AdapterUpdate] = []
         self.poked: list[str] = []
         self.num_looks = 0
         self.peers = AdapterPeers(
@@ -52,7 +52,7 @@ class Scene:
 def test_what_requests_wait_for_is_wanted_and_what_no_pod_has_of_those_that_may_not_wait() -> None:
     scene = Scene()
     scene.tell("x", sql=1.0, cold=1.0)
-    assert scene.said == [Word(False, DECLARED, ("x", "cold"))]
+    assert scene.said == [AdapterUpdate(False, DECLARED, ("x", "cold"))]
 
 
 def test_the_same_is_said_again_after_a_while_alone() -> None:
@@ -78,7 +78,7 @@ def test_pods_that_were_called_are_named_once_and_listed_by_those_who_hear_it() 
 
 def test_whoever_hears_of_something_new_looks_and_does_so_when_a_router_is_gone() -> None:
     scene = Scene()
-    for word in (Word(True, DECLARED), Word(True, DECLARED)):
+    for word in (AdapterUpdate(True, DECLARED), AdapterUpdate(True, DECLARED)):
         scene.peers.hear("z", word)
     assert scene.num_looks == 1
     assert scene.peers.is_led(may_load=False, now=0.0)
@@ -95,7 +95,7 @@ def test_what_others_want_and_cannot_have_is_told_by_the_one_that_loads() -> Non
     result = Result(Failure.FILES, "nothing there")
     scene.catalog.planner.finished(action, result, now=0.0)
     scene.catalog.planner.tick([scene.pod], {}, now=0.0)
-    scene.peers.hear("z", Word(False, DECLARED, ("sql", "cold", "unknown")))
+    scene.peers.hear("z", AdapterUpdate(False, DECLARED, ("sql", "cold", "unknown")))
     assert scene.peers.wanted(0.0) == ["sql", "cold", "unknown"]
 
     for loads in (True, False):
@@ -107,7 +107,7 @@ def test_what_others_want_and_cannot_have_is_told_by_the_one_that_loads() -> Non
 
 def test_what_the_one_that_loads_cannot_is_refused_here_as_long_as_it_says_so() -> None:
     scene = Scene()
-    scene.peers.hear("z", Word(True, DECLARED, failed=(Trouble("cold", "files", "why"),)))
+    scene.peers.hear("z", AdapterUpdate(True, DECLARED, failed=(Trouble("cold", "files", "why"),)))
     scene.peers.is_led(may_load=False, now=0.0)
     assert scene.catalog.failed == {"cold": ("files", "why")}
 
@@ -142,7 +142,7 @@ def test_an_unload_is_told_and_others_have_time_to_hear_it() -> None:
 def test_no_request_goes_where_another_router_says_that_it_unloads() -> None:
     scene = Scene()
     assert scene.catalog.planner.holders("sql") == {address(1)}
-    scene.peers.hear("z", Word(True, DECLARED, leaving=((address(1), "sql"),)))
+    scene.peers.hear("z", AdapterUpdate(True, DECLARED, leaving=((address(1), "sql"),)))
     scene.peers.is_led(may_load=False, now=0.0)
     assert not scene.catalog.planner.holders("sql")
 

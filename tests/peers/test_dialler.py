@@ -14,9 +14,9 @@ from time import monotonic
 
 import pytest
 
-from extproc.adapters.peers import Word
+from extproc.adapters.peers import AdapterUpdate
 from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler, tls_context
-from extproc.peers.encoding import Tidings
+from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links
 from extproc.peers.relay import Relay
 from extproc.peers.service import METHOD, PeersService
@@ -34,10 +34,10 @@ class Deaf:
     def begin(self) -> None:
         pass
 
-    def hear(self, router_id: str, tidings: Tidings) -> None:
+    def hear(self, router_id: str, tidings: PickUpdate) -> None:
         pass
 
-    def hear_word(self, router_id: str, word: Word) -> None:
+    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
         pass
 
     def forget(self, router_id: str) -> None:

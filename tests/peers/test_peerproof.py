@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.peers import Word
+from extproc.adapters.peers import AdapterUpdate
 from extproc.gen import peers_pb2
 from extproc.peers.keys import (
     MAX_KEY_FILE_BYTES,
@@ -35,7 +35,7 @@ def unkeyed(router_id: str) -> Router:
     return Router(router_id, believes_callers=False)
 
 
-def listen(router: Router) -> list[tuple[str, Word]]:
+def listen(router: Router) -> list[tuple[str, AdapterUpdate]]:
     """What the router hears of adapters."""
     return router.words
 
@@ -80,12 +80,12 @@ def test_who_listens_is_believed_and_who_dials_is_not() -> None:
     wire.pump()
     for each in (near, far):
         each.tell((), ())
-        each.links.say(Word(False, 1))
+        each.links.say(AdapterUpdate(False, 1))
     wire.pump()
 
     assert (near.taken, far.taken) == ([b"entry"], [])
     assert (near.heard, far.heard) == ([("b", FIRST)], [])
-    assert (heard[near], heard[far]) == ([("b", Word(False, 1))], [])
+    assert (heard[near], heard[far]) == ([("b", AdapterUpdate(False, 1))], [])
     assert (near.relay.linked_routers(), far.relay.linked_routers()) == (set(), {"a"})
     assert near.relay.has_work is False
 
@@ -115,11 +115,11 @@ def test_who_only_says_that_it_is_a_peer_keeps_nothing_from_that_peer() -> None:
     session.receive(hello("b"))
     wire = Wire(far, near)
     wire.pump()
-    near.links.say(Word(True, 1))
+    near.links.say(AdapterUpdate(True, 1))
     wire.pump()
     session.closed()
 
-    assert words == [("a", Word(True, 1))]
+    assert words == [("a", AdapterUpdate(True, 1))]
     assert "adapters" in kinds(stranger.sent)
     assert near.gone == []
 
@@ -163,7 +163,7 @@ def test_without_the_same_key_there_is_no_link(
     other.offer("a", b"entry")
     for each in (one, other):
         each.tell([told()], ())
-        each.links.say(Word(True, 1))
+        each.links.say(AdapterUpdate(True, 1))
     wire.pump()
 
     proven = [each for each, keys in ((one, near), (other, far)) if keys is not None]
@@ -190,7 +190,7 @@ def test_before_the_proof_nothing_counts_and_nothing_is_told(said: Sequence[byte
     for each in (with_nonce("a"), *said):
         session.receive(each)
     router.tell([told()], ())
-    router.links.say(Word(True, 1))
+    router.links.say(AdapterUpdate(True, 1))
     session.closed()
 
     assert call.code is Code.UNAUTHENTICATED

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.peers import Trouble, Word
+from extproc.adapters.peers import AdapterUpdate, Trouble
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS
-from extproc.fleet.peerpicks import ToldEnd, ToldPick
+from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.gen import peers_pb2
 from extproc.peers.encoding import (
     MAX_ADAPTER_CHARS,
     MAX_FLOW_CHARS,
     MAX_REASON_CHARS,
     MAX_TOLD,
-    Tidings,
+    PickUpdate,
     encode,
 )
 from extproc.peers.link import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
@@ -57,12 +57,12 @@ class Router:
         self.clock = clock or Clock()
         self.relay = Relay(RelaySettings())
         self.taken: list[bytes] = []
-        self.words: list[tuple[str, Word]] = []
+        self.words: list[tuple[str, AdapterUpdate]] = []
         self.num_garbage = self.num_owing = 0
-        self.picks: Sequence[ToldPick] = ()
+        self.picks: Sequence[PeerPick] = ()
         self.num_looks = 0
         self.links = Links(self.clock)
-        self.heard: list[tuple[str, Tidings]] = []
+        self.heard: list[tuple[str, PickUpdate]] = []
         self.gone: list[str] = []
         self.service = PeersService(
             self.relay,
@@ -84,29 +84,29 @@ class Router:
             self.relay.offer(router_id, entry, now=self.clock())
         self.relay.flush(now=self.clock())
 
-    def begin_with(self, *picks: ToldPick) -> None:
+    def begin_with(self, *picks: PeerPick) -> None:
         """Tell others, to begin with these."""
         self.picks = picks
 
     def tell(
         self,
-        picks: Iterable[ToldPick] = (),
-        ends: Iterable[ToldEnd] = (),
+        picks: Iterable[PeerPick] = (),
+        ends: Iterable[PeerPickEnd] = (),
         waiting: Waiting | None = None,
     ) -> None:
         self.links.tell(picks, ends, waiting, in_flight=self._in_flight)
 
-    def _in_flight(self) -> Sequence[ToldPick]:
+    def _in_flight(self) -> Sequence[PeerPick]:
         self.num_looks += 1
         return self.picks
 
     def begin(self) -> None:
         self.num_owing += 1
 
-    def hear(self, router_id: str, tidings: Tidings) -> None:
+    def hear(self, router_id: str, tidings: PickUpdate) -> None:
         self.heard.append((router_id, tidings))
 
-    def hear_word(self, router_id: str, word: Word) -> None:
+    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
         self.words.append((router_id, word))
 
     def forget(self, router_id: str) -> None:
@@ -207,11 +207,11 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
     names = ("x" * (MAX_ADAPTER_CHARS + 1), "\ud800", "sql")
 
     leaving = (("10.0.0.1:8000", "sql@1"), ("10.0.0.1:8000", names[0]))
-    far.links.say(Word(True, 2**64 - 1, names, failed, many, leaving))
+    far.links.say(AdapterUpdate(True, 2**64 - 1, names, failed, many, leaving))
     wire.pump()
 
     cut = (Trouble("x", "files", "m" * MAX_REASON_CHARS),)
-    said = Word(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
+    said = AdapterUpdate(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
     assert near.words == [("b", said)]
 
 
@@ -394,12 +394,12 @@ def test_a_routers_name_is_short() -> None:
 
 # --- what routers tell each other -------------------------------------------------------------
 
-FIRST = Tidings([], [], is_first=True)
+FIRST = PickUpdate([], [], is_first=True)
 
 
-def told(number: int = 1, router_id: str = "a", **fields: Any) -> ToldPick:
+def told(number: int = 1, router_id: str = "a", **fields: Any) -> PeerPick:
     defaults = {"address": "10.0.0.1:80", "adapter": "sql", "body_bytes": 7, "age_s": 0.25}
-    return ToldPick(f"{router_id}-{number}", **{**defaults, **fields})
+    return PeerPick(f"{router_id}-{number}", **{**defaults, **fields})
 
 
 def telling() -> tuple[Router, Router, Wire]:
@@ -422,11 +422,11 @@ def begin_to_tell(near: Router, *wires: Wire) -> None:
 def test_picks_and_ends_arrive_as_they_were_told() -> None:
     near, far, wire = telling()
     base = told(2, adapter=None, body_bytes=2**40)
-    ends = [ToldEnd("a-1", has_run=True), ToldEnd("a-2", has_run=False)]
+    ends = [PeerPickEnd("a-1", has_run=True), PeerPickEnd("a-2", has_run=False)]
     near.tell([told(), base], ends)
     wire.pump()
 
-    assert far.heard == [("a", FIRST), ("a", Tidings([told(), base], ends))]
+    assert far.heard == [("a", FIRST), ("a", PickUpdate([told(), base], ends))]
     assert near.links.num_told == 2
 
 
@@ -440,7 +440,7 @@ def test_a_link_begins_with_what_is_in_flight() -> None:
     begin_to_tell(near, wire)
 
     assert not near.links.is_owing
-    assert far.heard == [("a", FIRST), ("a", Tidings([told(1), told(2)], []))]
+    assert far.heard == [("a", FIRST), ("a", PickUpdate([told(1), told(2)], []))]
 
 
 def test_two_links_to_a_router_are_told_once_and_the_second_takes_over() -> None:
@@ -564,7 +564,7 @@ def test_a_link_that_does_not_read_gets_so_much_and_all_later_picks_are_dropped(
     batch = [told(number) for number in range(MAX_TOLD)]
     num_batches = 160
     for _ in range(num_batches):
-        near.tell(batch, [ToldEnd("a-1")])
+        near.tell(batch, [PeerPickEnd("a-1")])
     sent = sum(len(each) for each in wire.waiting())
     assert MAX_UNREAD_BYTES // 2 < sent <= MAX_UNREAD_BYTES + 100
     assert near.links.num_untold > MAX_TOLD
@@ -580,7 +580,7 @@ def test_a_link_that_has_dropped_something_begins_again_once_it_has_read() -> No
     batch = [told(number) for number in range(MAX_TOLD)]
     while not near.links.num_untold:
         near.tell(batch, [])
-    near.tell([], [ToldEnd("a-1")])  # would fit, but what it ends may have been dropped
+    near.tell([], [PeerPickEnd("a-1")])  # would fit, but what it ends may have been dropped
     assert not near.links.is_owing
     num_owing = near.num_owing
     near.begin_with(told(7))
@@ -591,7 +591,7 @@ def test_a_link_that_has_dropped_something_begins_again_once_it_has_read() -> No
     wire.pump()
 
     last = [tidings for _, tidings in far.heard[-3:]]
-    assert last == [FIRST, Tidings([told(7)], []), Tidings([told(9)], [])]
+    assert last == [FIRST, PickUpdate([told(7)], []), PickUpdate([told(9)], [])]
 
 
 def test_an_acknowledgement_that_nobody_asked_for_is_no_sign_of_reading() -> None:
@@ -619,7 +619,7 @@ def test_while_it_reads_nothing_is_dropped() -> None:
 
 def test_a_message_has_so_many_picks_and_ends_at_most() -> None:
     near, far, wire = telling()
-    ends = [ToldEnd(f"a-{number}") for number in range(5)]
+    ends = [PeerPickEnd(f"a-{number}") for number in range(5)]
     near.tell([told(number) for number in range(MAX_TOLD + 1)], ends)
     wire.pump()
 
@@ -631,7 +631,7 @@ def test_of_a_longer_message_the_rest_is_not_read() -> None:
     _, session = router.accept()
     session.receive(hello("a"))
     picks = [told(number) for number in range(MAX_TOLD + 9)]
-    session.receive(encode(Tidings(picks, [ToldEnd("a-1")] * (MAX_TOLD + 9))))
+    session.receive(encode(PickUpdate(picks, [PeerPickEnd("a-1")] * (MAX_TOLD + 9))))
 
     [(_, heard)] = router.heard
     assert (len(heard.picks), len(heard.ends)) == (MAX_TOLD, MAX_TOLD)
@@ -770,7 +770,7 @@ def test_what_a_router_tells_is_about_its_own_picks_whatever_it_says() -> None:
     router = Router("b")
     _, session = router.accept()
     session.receive(hello("x"))
-    session.receive(encode(Tidings([told(1, "b")], [ToldEnd("b-1")])))
+    session.receive(encode(PickUpdate([told(1, "b")], [PeerPickEnd("b-1")])))
 
     [(router_id, heard)] = router.heard
     assert (router_id, heard.picks[0].id, heard.ends[0].id) == ("x", "x-1", "x-1")
@@ -779,7 +779,7 @@ def test_what_a_router_tells_is_about_its_own_picks_whatever_it_says() -> None:
 def test_before_hello_nothing_is_told() -> None:
     router = Router("b")
     call, session = router.accept()
-    session.receive(encode(Tidings([told()], [])))
+    session.receive(encode(PickUpdate([told()], [])))
 
     assert call.code is Code.FAILED_PRECONDITION
     assert router.heard == []

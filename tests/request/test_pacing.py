@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from extproc.request.pacing import MAX_SHARE, BusyError, SharedPage, Turns
+from extproc.request.pacing import MAX_SHARE, BusyError, Pacer, SharedPage
 
 
 class Time:
@@ -31,7 +31,7 @@ class Time:
 
 async def test_work_is_limited_to_its_share_of_the_time() -> None:
     time = Time()
-    turns = Turns(time.clock, time.sleep)
+    turns = Pacer(time.clock, time.sleep)
     for seconds in (0.1, 3.0, 0.2, 0.0, 1.0):
         assert await turns.run(partial(time.work, seconds)) == seconds
     await turns.run(lambda: time.work(0.0))
@@ -41,7 +41,7 @@ async def test_work_is_limited_to_its_share_of_the_time() -> None:
 
 async def test_the_first_is_not_waited_for_and_neither_is_one_after_a_rest() -> None:
     time = Time()
-    turns = Turns(time.clock, time.sleep)
+    turns = Pacer(time.clock, time.sleep)
     await turns.run(lambda: time.work(1.0))
     time.now += 1000.0
     await turns.run(lambda: time.work(1.0))
@@ -51,7 +51,7 @@ async def test_the_first_is_not_waited_for_and_neither_is_one_after_a_rest() -> 
 
 async def test_so_many_wait_at_most_and_there_is_room_again_afterwards() -> None:
     time, going_on = Time(), asyncio.Event()
-    turns = Turns(time.clock, time.sleep, max_waiting=2)
+    turns = Pacer(time.clock, time.sleep, max_waiting=2)
     waiting = [asyncio.ensure_future(turns.run(going_on.wait)) for _ in range(3)]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert [type(each.exception()) for each in waiting if each.done()] == [BusyError]
@@ -71,7 +71,7 @@ async def test_who_asks_while_a_page_is_made_gets_the_next_one_with_all_others()
         await going_on.wait()
         return made
 
-    page = SharedPage(make, Turns(lambda: 0.0))
+    page = SharedPage(make, Pacer(lambda: 0.0))
     first = asyncio.create_task(page.get())
     while not num_begun:
         await asyncio.sleep(0)
@@ -94,7 +94,7 @@ async def test_a_page_that_cannot_be_made_is_an_error_for_those_who_wait_and_no_
             raise error
         return "page"
 
-    page = SharedPage(make, Turns(lambda: 0.0))
+    page = SharedPage(make, Pacer(lambda: 0.0))
     with pytest.raises(ValueError, match="broken"):
         await page.get()
 

@@ -13,7 +13,7 @@ from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.sources import Sources, SourceStatus
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.costs import Costs
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import PoolSettings
 from extproc.fleet.prefixes import prefix_hashes
 from extproc.queue import Ticket
@@ -388,7 +388,7 @@ def test_work_that_another_router_tells_of_is_counted_for_the_adapter() -> None:
     told = scene.router.pool.told
     told.begin("x", now=scene.now)
     for number, adapter in enumerate(("sql@2", "own", None)):
-        told.start(ToldPick(f"x-{number}", address(1), adapter, 9, 0.0), now=scene.now)
+        told.start(PeerPick(f"x-{number}", address(1), adapter, 9, 0.0), now=scene.now)
     assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
 
 

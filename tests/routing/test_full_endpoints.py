@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.fleet.accounting import Accounting
-from extproc.fleet.evidence import Verdict, likeness
+from extproc.fleet.evidence import Evidence, likeness
 from extproc.fleet.pool import Pool
 from extproc.phrases import FOR_ROOM
 from extproc.types import EndpointView, Pick, RequestInfo, Wait
@@ -69,7 +69,7 @@ def test_the_last_one_that_refuses_keeps_the_request_until_it_ends() -> None:
     made = pool()
     start(made, alternates="")
     made.flights.refused("r-1", A, now=1.0)
-    made.flights.finish("r-1", now=1.0, verdict=Verdict.FULL, address=A, num_attempts=3)
+    made.flights.finish("r-1", now=1.0, verdict=Evidence.FULL, address=A, num_attempts=3)
 
     assert pending(made) == [0, 0, 0]
 
@@ -80,15 +80,15 @@ def test_one_that_refused_is_neither_unreachable_nor_failed() -> None:
         start(made, f"r-{number}")
         made.flights.refused(f"r-{number}", A, now=1.0)
         made.flights.finish(
-            f"r-{number}", now=1.0, verdict=Verdict.SERVED, address=B, num_attempts=2
+            f"r-{number}", now=1.0, verdict=Evidence.SERVED, address=B, num_attempts=2
         )
 
     assert not any(view.is_ejected for view in views(made))
 
 
-@pytest.mark.parametrize("verdict", [Verdict.SERVED, Verdict.FULL])
+@pytest.mark.parametrize("verdict", [Evidence.SERVED, Evidence.FULL])
 def test_one_that_has_had_more_is_full_where_another_takes_what_it_refused(
-    verdict: Verdict,
+    verdict: Evidence,
 ) -> None:
     made = pool()
     for each in (A, B, C):
@@ -99,7 +99,7 @@ def test_one_that_has_had_more_is_full_where_another_takes_what_it_refused(
         made.flights.refused("r-1", each, now=1.2)
     made.flights.finish("r-1", now=1.3, verdict=verdict, address=C, num_attempts=3)
 
-    was_taken = verdict is Verdict.SERVED
+    was_taken = verdict is Evidence.SERVED
     assert full(made, 1.3) == [was_taken, was_taken, False]
 
 
@@ -109,7 +109,7 @@ def test_one_whose_report_never_comes_has_room_again_once_it_lists_its_models() 
     made.record_models(A, cards("a"), now=0.0)
     start(made, alternates="")
     made.flights.refused("r-1", A, now=1.0)
-    made.flights.finish("r-1", now=1.0, verdict=Verdict.FULL, address=A, num_attempts=3)
+    made.flights.finish("r-1", now=1.0, verdict=Evidence.FULL, address=A, num_attempts=3)
     found = [full(made)]
     for now in (1.5, 2.5):
         made.record_models(A, cards("a"), now=now)
@@ -133,11 +133,11 @@ def test_a_refusal_that_reaches_the_client_is_a_failure_that_the_request_may_exp
     made = pool()
     like = likeness(request("a"))
     for number in range(60):
-        made.outliers.end(B, Verdict.SERVED, like._replace(source=number), now=1.0)
+        made.outliers.end(B, Evidence.SERVED, like._replace(source=number), now=1.0)
     for number in range(6):
         sent = pick(f"r-{number}", info=request("a", body_bytes=number), endpoints=(A,))
         made.flights.start(sent, now=1.0)
-        made.flights.finish(sent.id, now=1.0, verdict=Verdict.FULL, address=A)
+        made.flights.finish(sent.id, now=1.0, verdict=Evidence.FULL, address=A)
 
     assert [view.is_ejected for view in views(made)] == [True, False, False]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.fleet.outliers import OutlierSettings
 from extproc.phrases import FOR_ADAPTER, FOR_POD
 from extproc.queue import End, QueueSettings, Ticket
@@ -176,9 +176,9 @@ def test_a_refused_page_alone_does_not_say_that_nobody_is_there() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("verdict", [Verdict.BROKEN, Verdict.UNREACHABLE])
+@pytest.mark.parametrize("verdict", [Evidence.BROKEN, Evidence.UNREACHABLE])
 def test_a_broken_connection_leaves_its_room_to_nobody_until_the_endpoint_has_answered(
-    verdict: Verdict, enabled: bool
+    verdict: Evidence, enabled: bool
 ) -> None:
     made = router(1)
     made.pool.configure(made.pool._settings, OutlierSettings(enabled=enabled))
@@ -200,7 +200,7 @@ def test_a_broken_connection_leaves_its_room_to_nobody_until_the_endpoint_has_an
 def test_an_endpoint_in_doubt_gets_nothing_while_another_is_there() -> None:
     made = router(1, 2, policy="least_pending")
     first = routed(made.route(asked(), now=1.0))
-    made.pool.flights.finish(first.id, now=2.0, verdict=Verdict.BROKEN)
+    made.pool.flights.finish(first.id, now=2.0, verdict=Evidence.BROKEN)
     picks = [routed(made.route(asked(2.0), now=2.0)) for _ in range(9)]
     assert first.address not in {pick.address for pick in picks}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.fleet.tracked import MAX_SILENCES
 from extproc.phrases import FOR_POD
 from extproc.queue import Ticket
@@ -233,7 +233,7 @@ def test_a_session_moves_on_when_its_endpoint_is_ejected_and_others_serve_the_mo
     made = router(1, 2)
     asked = request(None, model="a", session="s")
     home = routed(made.route(asked, now=1.0))
-    made.pool.flights.finish(home.id, now=1.0, verdict=Verdict.UNREACHABLE)
+    made.pool.flights.finish(home.id, now=1.0, verdict=Evidence.UNREACHABLE)
 
     away = routed(made.route(asked, now=1.0))
     assert away.address != home.address
@@ -473,7 +473,7 @@ def test_sessions_without_hashes_take_no_memory_of_beginnings() -> None:
     for number in range(50):
         made.route(request(None, model="a", body_bytes=3000, session=f"s{number}"), now=0.0)
 
-    assert made.pool.beginnings.num_places == 0
+    assert made.pool.prefix_index.num_places == 0
 
 
 def test_a_conversation_returns_until_its_endpoint_is_too_busy() -> None:
@@ -512,7 +512,7 @@ def test_a_body_longer_than_the_context_costs_no_more_than_the_context(model: st
 
     assert (first.body_bytes, first.rest_bytes(address(1))) == (1_000_000, 32_000)
     assert again.rest_bytes(address(1)) == 31_967  # of 998,976 bytes
-    assert made.pool.beginnings.find(text) == {address(1): 2048}
+    assert made.pool.prefix_index.find(text) == {address(1): 2048}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from extproc.costs import Costs
 from extproc.fleet.accounting import Accounting
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool
 from extproc.queue import QueueSettings, Ticket
 from extproc.queue.schedule import TOLD_WAIT_S
@@ -162,7 +162,7 @@ def test_whatever_may_free_room_has_it_offered_and_the_router_that_tells_of_it_c
     times: list[float] = []
     made, first = full(parts={"at": times.append})
     made.pool.told.begin("bb", now=0.0)
-    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
     ask(made)
     made.offer(now=1.0)  # in vain, if it is due
     times.clear()
@@ -177,12 +177,12 @@ def test_a_place_that_another_router_tells_of_and_takes_is_not_taken_here() -> N
     made.pool.flights.finish(first.id, now=0.0)
     told = made.pool.told
     told.begin("bb", now=0.0)
-    told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
     held = ask(made)
     made.offer(now=1.0)
     told.finish("bb-1", now=LATER_S)
     made.offer(now=LATER_S)
-    told.start(ToldPick("bb-2", address(1), "a", 0, 0.0), now=LATER_S)
+    told.start(PeerPick("bb-2", address(1), "a", 0, 0.0), now=LATER_S)
     made.offer(now=LATER_S + TOLD_WAIT_S)
     taken = held.resume(LATER_S + TOLD_WAIT_S)
     told.finish("bb-2", now=2 * LATER_S)  # this one it does not take
@@ -196,7 +196,7 @@ def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_roo
     made, first = full()
     made.pool.flights.finish(first.id, now=0.0)
     made.pool.told.begin("bb", now=0.0)
-    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
     held = ask(made)
     made.offer(now=1.0)
     made.pool.told.finish("bb-1", now=LATER_S)
@@ -227,7 +227,7 @@ def test_a_slot_that_another_router_s_request_left_looks_taken_for_a_moment() ->
     made.picker.configure(OneSlot(), "one_slot")
     made.pool.record_models(address(1), cards("a", "b"), now=0.0)
     made.pool.told.begin("bb", now=0.0)
-    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
     made.pool.told.finish("bb-1", now=LATER_S)
     held = ask(made, LATER_S, adapter="b", model="b")
     reason = held.ticket.reason
@@ -254,7 +254,7 @@ def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
         ask(made, hints=Hints(fairness_id=tenant), session=tenant) for tenant in ("much", "little")
     ]
     share = Share(" much", 0, 1000.0)
-    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0, share), now=0.0)
+    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0, share), now=0.0)
     made.picker.configure(Slots(3), "slots")
     made.queue.freed(LATER_S)
     made.offer(now=LATER_S)

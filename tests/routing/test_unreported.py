@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.belief import STILL_S
-from extproc.fleet.evidence import Verdict
-from extproc.fleet.peerpicks import ToldPick
+from extproc.fleet.evidence import Evidence
+from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Ticket
 from extproc.routing.admission import AdmissionSettings
@@ -81,10 +81,10 @@ def test_silence_is_that_the_last_that_is_known_is_no_answer() -> None:
     pool.record_silence(address(1))
     seen = [view(pool).is_silent]
     pool.flights.start(pick(), now=0.0)
-    pool.flights.finish("pick-1", now=0.0, verdict=Verdict.FAILED)
+    pool.flights.finish("pick-1", now=0.0, verdict=Evidence.FAILED)
     seen.append(view(pool).is_silent)
     pool.flights.start(pick("pick-2"), now=0.0)
-    pool.flights.finish("pick-2", now=0.0, verdict=Verdict.SERVED)
+    pool.flights.finish("pick-2", now=0.0, verdict=Evidence.SERVED)
     seen.append(view(pool).is_silent)
     pool.record_silence(address(1))
     seen.append(view(pool).is_silent)
@@ -178,7 +178,7 @@ def test_without_reports_names_that_vanish_are_a_restart_also_where_it_said_its_
     pool = pool_of(1)
     pool.record_report(address(1), report(process_start_wall_s=7.0), taken_at_s=0.0)
     pool.told.begin("r", now=0.0)
-    pool.told.start(ToldPick("r-1", address(1), "a", 10, 0.0), now=0.0)
+    pool.told.start(PeerPick("r-1", address(1), "a", 10, 0.0), now=0.0)
     pool.record_models(address(1), cards("b"), now=1.0)
     reporting = view(pool, now=1.0).num_told
     pool.record_models(address(1), cards("a"), now=LATE_S)
@@ -222,7 +222,7 @@ def frozen_pool(*, num_told: int = 0, seconds: float = 40.0) -> tuple[Pool, floa
     )
     pool.told.begin("r", now=0.0)
     for number in range(num_told):
-        pool.told.start(ToldPick(f"r-{number}", address(1), None, 10, 0.0), now=0.0)
+        pool.told.start(PeerPick(f"r-{number}", address(1), None, 10, 0.0), now=0.0)
     now = 0.0
     while now < seconds:
         now += 0.5
@@ -331,7 +331,7 @@ def befall(pool: Pool, number: int, fate: Fate) -> None:
         pool.record_unreachable(where)
     for told in range(fate.num_told):
         pick_id = f"r-{number}{told}"
-        pool.told.start(ToldPick(pick_id, where, None, 10, 0.0), now=LATE_S - 1)
+        pool.told.start(PeerPick(pick_id, where, None, 10, 0.0), now=LATE_S - 1)
 
 
 def most_known(fate: Fate, num_sent: int) -> int:

@@ -17,7 +17,7 @@ from extproc.peers.links import Links
 from extproc.peers.relay import Relay
 from extproc.peers.telling import Hearing, Telling
 from extproc.routing.catalog import Catalog
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.peering import Peering
 from extproc.wire import server as wire
 from extproc.wire.rpc import Method, Session
@@ -68,7 +68,7 @@ class Peered:
             on_num_routers=self.pool.set_num_routers,
             on_garbage=lambda: None,
             observers=self.observers,
-            world=World(clock, time.time, random.Random(router_id)),
+            world=Clocks(clock, time.time, random.Random(router_id)),
         )
         self._task: asyncio.Future[None] | None = None
 

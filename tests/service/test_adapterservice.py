@@ -14,7 +14,7 @@ from extproc.config.file import check_sections
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.policies import Founding
 from extproc.service.adapterservice import READINESS_LIMIT_S, AdapterService
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from tests.waiting import beside, eventually
 
@@ -27,7 +27,7 @@ class Scene:
         self.of_cluster: list[SourceStatus] = []
         store = {"sqlite": {"file": str(folder / "adapters.db"), "interval_s": 0.1}}
         sections = {"discovery": {"file": "pods.yaml"}, "adapters": {"store": store, **adapters}}
-        config, world = check_sections(sections), World(self._clock, time.time, random.Random(0))
+        config, world = check_sections(sections), Clocks(self._clock, time.time, random.Random(0))
         self.routing = Routing(config, Founding(), router_id="r", world=world)
         self.service = AdapterService(
             config,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from extproc.config.adapters import AdaptersConfig
-from extproc.service.adapterstore import Keeping
+from extproc.service.adapterstore import StoreRunner
 from tests.waiting import beside, eventually
 
 
@@ -15,9 +15,9 @@ def keeping(
     path: Path | None,
     *,
     clock: Callable[[], float] = time.monotonic,
-) -> Keeping:
+) -> StoreRunner:
     store = {"store": {"sqlite": {"file": path}}, "lease_s": 1.0} if path else {}
-    return Keeping(
+    return StoreRunner(
         AdaptersConfig.model_validate(store),
         holder="r",
         on_stored=lambda _kept, _deleted: None,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from extproc.fleet.cachesize import OBSERVATIONS_PER_LOOK
 from extproc.fleet.pool import Pool, PoolSettings
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.service.cachewatch import CacheWatch
 from tests.builders import address, endpoint, report
 
@@ -113,7 +113,7 @@ def test_an_engine_s_own_statement_counts_more(caplog: pytest.LogCaptureFixture)
 
 
 def test_the_warning_about_a_group_names_its_field(caplog: pytest.LogCaptureFixture) -> None:
-    pool = Pool(PoolSettings(groups={"l4": Traits(max_cpu_loras=16)}))
+    pool = Pool(PoolSettings(groups={"l4": ServerFlags(max_cpu_loras=16)}))
     pool.set_endpoints([replace(endpoint(1), group="l4")])
     pool.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
     teach(pool, 4, group="l4")

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.types import Outcome, Pick
 from tests.builders import address, endpoint, report
 from tests.service.scene import Scene, completion
@@ -33,9 +33,9 @@ def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
 
 def test_an_endpoint_that_fails_a_request_is_doubted() -> None:
     scene = Scene()
-    for verdict in Verdict:
+    for verdict in Evidence:
         scene.endings.complete(completion(picked(scene).id, verdict=verdict))
-    scene.endings.complete(completion(picked(scene).id, verdict=Verdict.FAILED, address=""))
+    scene.endings.complete(completion(picked(scene).id, verdict=Evidence.FAILED, address=""))
 
     assert scene.failed == 4 * [address(1)]
 
@@ -44,7 +44,7 @@ def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO)
     scene = Scene()
     scene.pool.set_endpoints([endpoint(1), endpoint(2)])
-    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Verdict.UNREACHABLE}
+    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Evidence.UNREACHABLE}
     for changes in (unreachable, {}):
         scene.endings.complete(completion(picked(scene).id, **changes))
     scene.pool.record_report(address(1), report(), taken_at_s=1.0)
@@ -63,7 +63,7 @@ def test_an_ejection_that_ends_for_lack_of_room_is_logged_as_such(
     caplog.set_level(logging.INFO)
     scene = Scene()
     scene.pool.set_endpoints([endpoint(1), endpoint(2)])
-    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Verdict.UNREACHABLE}
+    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Evidence.UNREACHABLE}
     scene.endings.complete(completion(picked(scene).id, **unreachable))
     scene.pool.set_endpoints([endpoint(1)])
     scene.endings.tick(now=1.0)

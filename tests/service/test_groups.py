@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from extproc.config.file import parse_config
 from extproc.routing.policies import Founding
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from tests.builders import endpoint
 
@@ -21,7 +21,7 @@ pods: {max_loras: 8, groups: {l4: {max_loras: 2}}}
 
 @pytest.fixture
 def routing() -> Routing:
-    world = World(lambda: 0.0, lambda: 0.0, random.Random(0))
+    world = Clocks(lambda: 0.0, lambda: 0.0, random.Random(0))
     return Routing(parse_config(CONFIG), Founding(), router_id="r", world=world)
 
 

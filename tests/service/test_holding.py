@@ -9,7 +9,7 @@ import pytest
 
 from extproc.config.file import parse_config
 from extproc.queue import Ticket
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import address, cards, endpoint, report, request
@@ -67,7 +67,7 @@ class Shut:
 
 def shut() -> tuple[Routing, Ticket]:
     """A router over one endpoint, with a request that it holds."""
-    world = World(lambda: 1.0, lambda: 0.0, random.Random(0))
+    world = Clocks(lambda: 1.0, lambda: 0.0, random.Random(0))
     config = parse_config("{discovery: {file: pods.yaml}, policy: {name: founding}}")
     routing = Routing(config, Shut(), router_id="r", world=world)
     routing.set_endpoints([endpoint(1)])

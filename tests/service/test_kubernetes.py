@@ -15,7 +15,7 @@ import yaml
 from extproc.config.discovery import KubernetesConfig
 from extproc.config.file import parse_config
 from extproc.service.app import App
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.kubernetes import KubernetesDiscovery
 from extproc.service.routing import make_policy
 from tests.waiting import eventually
@@ -78,7 +78,7 @@ async def test_what_a_cluster_declares_is_unknown_only_where_it_is_wanted(follow
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
-        world=World(time.monotonic, time.time, random.Random(1)),
+        world=Clocks(time.monotonic, time.time, random.Random(1)),
         on_rules=lambda _: None,
         on_offers=lambda _: None,
     )

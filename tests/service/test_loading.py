@@ -14,7 +14,7 @@ from extproc.adapters.declared import Declaration
 from extproc.config.file import parse_config
 from extproc.routing.policies import Founding
 from extproc.routing.precedence import Offer
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters, OnTicked
 from extproc.service.routing import Routing
 from extproc.types import ModelCard
@@ -26,7 +26,7 @@ class Scene:
 
     def __init__(self, *cards: ModelCard, clock: Callable[[], float] = time.monotonic) -> None:
         config = parse_config("discovery: {file: pods.yaml}")
-        world = World(clock, time.time, random.Random(0))
+        world = Clocks(clock, time.time, random.Random(0))
         self.routing = Routing(config, Founding(), router_id="r", world=world)
         pool, now = self.routing.pool, world.clock()
         pool.set_endpoints([endpoint(1)])

@@ -14,7 +14,7 @@ from extproc.config.file import parse_config
 from extproc.fleet.losses import Part
 from extproc.fleet.readiness import Readiness
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.scraping import Pods
 from tests.builders import address, endpoint, report
 from tests.fakepods import running_pod
@@ -81,7 +81,7 @@ async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost
         accounting=scene.accounting,
         recorder=scene.recorder,
         on_asked=lambda: None,
-        world=World(lambda: scene.now, lambda: scene.now, random.Random(0)),
+        world=Clocks(lambda: scene.now, lambda: scene.now, random.Random(0)),
     )
 
     def live(down: range) -> None:

@@ -21,7 +21,7 @@ from extproc.peers.links import Links
 from extproc.peers.relay import Relay
 from extproc.peers.service import METHOD
 from extproc.peers.telling import Hearing, Telling
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.peeraccess import check_peers, peer_port
 from extproc.service.peering import Peering
 from extproc.wire import server as wire
@@ -78,7 +78,7 @@ class Replica:
             on_num_routers=self.counts.append,
             on_garbage=lambda: None,
             observers=self.observers,
-            world=World(clock, time.time, random.Random(router_id)),
+            world=Clocks(clock, time.time, random.Random(router_id)),
         )
 
     def pass_on(self, pick_id: str, entry: bytes) -> None:

@@ -6,7 +6,7 @@ import random
 
 from extproc.config.file import parse_config
 from extproc.routing.policies import Founding
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from tests.service.scene import Scene
 
@@ -17,7 +17,7 @@ routes: [{name: r, models: [alias], targets: [{model: a}]}]
 
 
 def test_targets_take_effect_when_the_configuration_changes() -> None:
-    world = World(lambda: 0.0, lambda: 0.0, random.Random(0))
+    world = Clocks(lambda: 0.0, lambda: 0.0, random.Random(0))
     routing = Routing(parse_config(CONFIG), Founding(), router_id="r", world=world)
     before = routing.rewrites.target("alias")
     routing.configure(parse_config(CONFIG.replace("model: a}", "model: b}")))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.routing.policies import Founding
-from extproc.service.clocks import World
+from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.service.services import Services
 from tests.envoy.test_completions import encode, entry
@@ -21,7 +21,7 @@ async def test_entries_about_other_routers_picks_are_kept_for_those_alone_that_h
     peers: dict[str, Any] | None,
 ) -> None:
     scene, config = Scene(), configured(peers)
-    world = World(lambda: 0.0, lambda: 1_700_000_000.0, random.Random(0))
+    world = Clocks(lambda: 0.0, lambda: 1_700_000_000.0, random.Random(0))
     routing = Routing(config, Founding(), router_id="r", world=world)
     services = Services(
         config, routing, scene.endings, tracing=None, world=world, is_open=lambda: True

@@ -121,7 +121,7 @@ async def client(recorded: Recorded) -> AsyncIterator[VllmClient]:
 async def send(client: VllmClient, load: Load, rng: Random) -> dict[str, tuple[str, int]]:
     """Send it and wait for the answers; the beginning that each request shares with others."""
     prefixes: dict[str, tuple[str, int]] = {}
-    beginnings = [rng.choices(range(10, 250), k=300) for _ in range(load.num_prefixes)]
+    prefix_index = [rng.choices(range(10, 250), k=300) for _ in range(load.num_prefixes)]
     async with asyncio.TaskGroup() as group:
         for number in range(load.num_requests):
             await asyncio.sleep(rng.expovariate(load.rate_rps))
@@ -130,10 +130,10 @@ async def send(client: VllmClient, load: Load, rng: Random) -> dict[str, tuple[s
                 rng.choices(range(10, 250), k=rng.randint(1, load.max_prompt_tokens))
                 for _ in range(load.num_prompts)
             ]
-            if beginnings:
-                prefix = rng.randrange(len(beginnings))
-                prompts = [beginnings[prefix] + prompt for prompt in prompts]
-                prefixes[id] = (str(prefix), len(beginnings[prefix]))
+            if prefix_index:
+                prefix = rng.randrange(len(prefix_index))
+                prompts = [prefix_index[prefix] + prompt for prompt in prompts]
+                prefixes[id] = (str(prefix), len(prefix_index[prefix]))
             is_leaving = rng.random() < load.leaving
             output_tokens = rng.randint(load.min_output_tokens, load.max_output_tokens)
             adapters = ADAPTERS[: load.num_adapters]

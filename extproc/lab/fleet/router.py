@@ -9,7 +9,7 @@ from functools import partial
 from hashlib import blake2b
 
 from extproc.fleet.accounting import Accounting, Completion
-from extproc.fleet.evidence import Verdict
+from extproc.fleet.evidence import Evidence
 from extproc.fleet.pickids import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.prefixes import MARKS_BYTES
@@ -139,13 +139,13 @@ def _completion(flight: Flight, now: float) -> Completion:
     )
 
 
-def _verdict(flight: Flight) -> Verdict:
+def _verdict(flight: Flight) -> Evidence:
     """Return what Envoy's entry says of the pod: it resets what had no byte of a response yet."""
     if flight.state is FlightState.FINISHED:
-        return Verdict.SERVED
+        return Evidence.SERVED
     if flight.state is not FlightState.FAILED or flight.was_unknown:
-        return Verdict.NONE
-    return Verdict.UNREACHABLE if flight.first_token_s is None else Verdict.BROKEN
+        return Evidence.NONE
+    return Evidence.UNREACHABLE if flight.first_token_s is None else Evidence.BROKEN
 
 
 # --- what a router is told of a request: claims as a route and trusted headers would say them, and

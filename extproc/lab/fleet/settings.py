@@ -7,7 +7,7 @@ from enum import StrEnum
 from math import inf
 
 from extproc.costs import DEFAULT, Costs
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.lab.engine.profiles import H100_8B, EngineProfile
 from extproc.lab.workload.judge import Slo
 from extproc.queue import QueueSettings
@@ -135,13 +135,13 @@ class FleetSettings:
         )
 
     @property
-    def traits(self) -> dict[str, Traits]:
+    def traits(self) -> dict[str, ServerFlags]:
         """What routers are configured with for each group."""
         traits = {}
         for group, kind in self.groups.items() if self.knows_kinds else ():
             own, byte_s = self.of(group), DEFAULT.prompt_s_per_byte * kind.slowness
             sizes = own.max_loras, own.max_cpu_loras, own.max_lora_rank
-            traits[group] = Traits(*sizes, Costs(byte_s))
+            traits[group] = ServerFlags(*sizes, Costs(byte_s))
         return traits
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from extproc.fleet.peerpicks import Told, ToldPick
+from extproc.fleet.peerpicks import PeerPick, PeerPicks
 from extproc.fleet.pool import Pool
 from extproc.lab.fleet.agenda import Agenda
 from extproc.queue import Waiting
@@ -59,7 +59,7 @@ class FleetTelling:
         """Tell of a pick, or that it has moved."""
         request = pick.request
         rest_bytes, share = request.rest_bytes(address), share_of(request)
-        message = ToldPick(pick.id, address, request.adapter, rest_bytes, 0.0, share)
+        message = PeerPick(pick.id, address, request.adapter, rest_bytes, 0.0, share)
         self._tell([partial(told.start, message) for told in self._told()])
 
     def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
@@ -84,7 +84,7 @@ class FleetTelling:
     def _others(self) -> Iterator[Listener]:
         return (each for each in self._routers if each.id != self._id)
 
-    def _told(self) -> Iterator[Told]:
+    def _told(self) -> Iterator[PeerPicks]:
         return (each.pool.told for each in self._others())
 
     def _tell(self, messages: Sequence[Callable[..., None]]) -> None:

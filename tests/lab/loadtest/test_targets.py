@@ -12,7 +12,7 @@ import yaml
 from extproc.config.file import parse_config
 from extproc.costs import Costs
 from extproc.envoy.bootstrap import BootstrapOptions
-from extproc.fleet.serverflags import Traits
+from extproc.fleet.serverflags import ServerFlags
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.lab.fleet.settings import FleetSettings, PodKind
 from extproc.lab.loadtest.fleetfiles import (
@@ -220,7 +220,7 @@ def test_a_suites_kinds_of_pods_are_the_routers_groups() -> None:
     )
     groups = [each.group for each in config.discovery.static or ()]
     assert groups == ["kind-0", *[""] * len(others)]
-    assert pool_settings(config).groups["kind-0"] == Traits(1, 5, 16, Costs(2 / 96_000))
+    assert pool_settings(config).groups["kind-0"] == ServerFlags(1, 5, 16, Costs(2 / 96_000))
 
     unknown = replace(settings, knows_kinds=False)
     section = router_config("least_harm", unknown)

@@ -62,9 +62,9 @@ def test_a_prompt_is_as_long_as_the_workload_says(
 
 
 def test_no_two_prompts_begin_alike() -> None:
-    beginnings = {prompt_text(index, 40)[: 16 * 4] for index in range(1000)}
+    prefix_index = {prompt_text(index, 40)[: 16 * 4] for index in range(1000)}
 
-    assert len(beginnings) == 1000
+    assert len(prefix_index) == 1000
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -224,7 +224,7 @@ def test_a_flash_crowd_takes_its_share_in_its_time_and_none_outside() -> None:
     assert [a.at_s for a in crowd.arrivals] == [a.at_s for a in calm.arrivals]
 
 
-def beginnings(turns: float) -> Workload:
+def prefix_index(turns: float) -> Workload:
     workload = synthetic.zipf(
         "w", num_adapters=3, exponent=0.5, rate_rps=10, duration_s=300, seed=1, base_share=0.1
     )
@@ -232,7 +232,7 @@ def beginnings(turns: float) -> Workload:
 
 
 def test_instructions_begin_every_prompt_of_an_adapter_and_no_other_s() -> None:
-    workload = beginnings(turns=1e9)
+    workload = prefix_index(turns=1e9)
     adapters_of: dict[str, set[str | None]] = {}
     for arrival in workload.arrivals:
         adapters_of.setdefault(arrival.prefix, set()).add(arrival.adapter)
@@ -244,11 +244,11 @@ def test_instructions_begin_every_prompt_of_an_adapter_and_no_other_s() -> None:
 
 
 def test_conversations_have_the_mean_number_of_turns_asked_for() -> None:
-    workload = beginnings(turns=5.0)
+    workload = prefix_index(turns=5.0)
     num = len({(a.adapter, a.prefix) for a in workload.arrivals})
 
     assert len(workload.arrivals) / num == pytest.approx(5.0, rel=0.15)
-    assert workload == beginnings(turns=5.0)
+    assert workload == prefix_index(turns=5.0)
 
 
 def test_a_cold_adapter_keeps_its_rank_when_the_crowd_comes() -> None:
