@@ -93,7 +93,7 @@ async def starting(config: dict[str, Any], path: Path | None = None) -> AsyncIte
     app = App(parsed, make_policy(parsed), path=path, text=text)
     run = asyncio.ensure_future(app.run())
     try:
-        await eventually(lambda: app.admin_address and not run.done())
+        await eventually(lambda: app.admin_address or run.done())
         if run.done():
             run.result()
         async with (
