@@ -36,8 +36,8 @@ async def test_a_request_is_routed_to_a_pod_and_stays_with_its_adapter(
 async def turned_away(channel: clients.Channel) -> tuple[grpc.StatusCode, bool]:
     """How a request's stream ends, and whether it was answered."""
     call = channel.stream_stream(clients.PROCESS)()
-    await call.write(clients.request_headers())
     try:
+        await call.write(clients.request_headers())
         answer = await call.read()
     except aio.AioRpcError as error:
         return error.code(), False
