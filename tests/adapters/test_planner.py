@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.planner import Planner
@@ -503,6 +504,33 @@ def test_the_end_of_a_call_to_a_pod_that_has_left_changes_nothing() -> None:
 
     assert planner.tick([], {}, now=3.0) == []
     assert planner.state("a0") is State.LOADING
+
+
+def test_after_a_call_has_ended_it_is_time_to_look_again() -> None:
+    planner, pod = Planner(), FakePod(ONE)
+    planner.declare(adapters(1), now=0.0)
+    (action,) = planner.tick([PodState(ONE, models=pod.listing(), listed_at_s=0.0)], {}, now=0.0)
+    assert planner.next_s > 0.5
+
+    planner.finished(action, Result(), now=0.5)
+
+    assert planner.next_s == 0.5
+
+
+def test_a_pod_that_has_restarted_loads_nothing_before_it_has_listed_its_models() -> None:
+    planner, pod = Planner(), FakePod(ONE)
+    pod.models["a0"] = "/adapters/a0"
+    before = PodState(ONE, models=pod.listing(), listed_at_s=0.0, process=1.0)
+    planner.declare(adapters(1), now=0.0)
+    assert planner.tick([before], {}, now=0.0) == []
+    pod.models.clear()
+    unlisted = replace(before, process=50.0)
+    listed = replace(unlisted, models=pod.listing(), listed_at_s=51.0)
+
+    assert planner.tick([unlisted], {}, now=50.0) == []
+    (action,) = planner.tick([listed], {}, now=51.0)
+
+    assert (action.kind, action.address, action.name) == (Kind.LOAD, ONE, "a0")
 
 
 def test_with_nothing_to_do_there_is_no_next_time() -> None:

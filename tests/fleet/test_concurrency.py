@@ -241,6 +241,16 @@ def test_two_tokens_for_each_that_runs_are_as_good_as_two_pages() -> None:
     assert not engine.room.has_room(100, 2, is_known=True)
 
 
+def test_two_tokens_for_one_that_runs_alone_are_as_good_as_two_pages() -> None:
+    engine = Engine()
+    engine.says(0, generated_tokens=10)
+    engine.pick()
+    engine.says(1, generated_tokens=11)
+    engine.says(1, generated_tokens=13)
+    assert engine.room.has_room(100, 2, is_known=True)
+    assert not engine.room.has_room(100, 1, is_known=True)
+
+
 def test_without_a_report_that_is_trusted_picks_and_ends_count() -> None:
     engine = full_engine()
     assert engine.places(is_known=False) == 0

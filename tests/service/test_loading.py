@@ -122,3 +122,23 @@ async def test_looks_that_take_long_leave_time_for_requests() -> None:
     task.cancel()
 
     assert num_looks == 1
+
+
+async def test_it_rests_until_something_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.service.loading.INTERVAL_S", 3600)
+    scene = Scene(ModelCard("sql", BASE, "/adapters/1"), clock=lambda: 0.0)
+    scene.declare(Declaration("sql", "/adapters/1"))
+    num_looks = 0
+
+    async def on_ticked(_forgotten: Sequence[str]) -> None:
+        nonlocal num_looks
+        num_looks += 1
+
+    scene.on_ticked = on_ticked
+    task = asyncio.create_task(scene.adapters.run())
+    for expected in (1, 2, 3):
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert num_looks == expected
+        scene.adapters.look()
+    task.cancel()

@@ -128,6 +128,30 @@ async def test_models_that_need_another_key_are_logged_once_with_the_setting(
     assert health["warnings"] == [f"1 of 1 pods give no list of models: {cause}: pod-0"]
 
 
+async def test_a_list_of_models_that_comes_again_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = PodConfig(name="pod-0", adapters=["a"], api_key="secret")
+    async with AsyncExitStack() as stack, running_pod(config) as pod:
+        models = {"models_interval_s": 0.05}
+        async with serving(configuration([pod], scrape=models)) as service:
+
+            async def is_well() -> bool:
+                return not await service.warnings()
+
+            await eventually(service.warnings)
+            await pod.kill()
+            port = int(pod.address.rpartition(":")[2])
+            open_to_all = running_pod(PodConfig(name="pod-0", adapters=["a"]), port=port)
+            await stack.enter_async_context(open_to_all)
+            await eventually(lambda: any("models again" in line for line in said(caplog)))
+            await eventually(is_well)
+
+    [line] = [line for line in said(caplog) if "models again" in line]
+    assert line.startswith(f"INFO pod-0 ({pod.address}): list of models again after ")
+
+
 async def test_a_pod_that_leaves_while_lost_is_not_back(
     pods: list[RunningPod], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -42,6 +42,10 @@ def test_slices_without_a_request_are_refused() -> None:
         sliced(block(), 5)
 
 
+def test_requests_count_from_the_end_of_the_warm_up_on() -> None:
+    assert block([0.5, 1.0, 1.5], warm_up_s=1.0).num_counted == 2
+
+
 @given(st.lists(st.text(), min_size=1, max_size=6, unique=True), st.integers(0, 50))
 def test_in_each_block_every_target_has_one_turn(labels: list[str], number: int) -> None:
     assert sorted(rotated(labels, number)) == sorted(labels)
