@@ -64,6 +64,20 @@ async def serving(handler: Callable[[web.Request], web.Response]) -> AsyncIterat
         yield server.make_url("/")
 
 
+async def test_calls_to_a_pod_do_not_wait_for_each_other() -> None:
+    have_come = asyncio.Barrier(10)
+
+    async def answer(_request: web.Request) -> web.Response:
+        await have_come.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    async with TestServer(app) as server, open_session() as opened, asyncio.timeout(60):
+        calls = [post(opened, server.make_url("/"), {}, max_bytes=10) for _ in range(10)]
+        assert await asyncio.gather(*calls) == [(200, b"")] * 10
+
+
 @both
 async def test_get_returns_status_and_body_up_to_the_limit(opening: Open) -> None:
     async with (

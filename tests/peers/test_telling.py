@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from extproc.fleet.peerpicks import UNKNOWN_POD
+from extproc.fleet.peerpicks import UNKNOWN_POD, PeerPick
 from extproc.fleet.pool import Pool
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
@@ -370,6 +370,23 @@ def test_picks_beyond_the_most_that_wait_are_dropped_and_counted() -> None:
 
     assert telling.num_dropped == 3
     assert len(pool.flights) == MAX_WAITING + 2
+
+
+def test_no_more_picks_are_kept_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    later, told = Later(), list[PeerPick]()
+    pool, telling, service, _ = teller(later)
+    link(service, FakeCall())
+    later.run()
+
+    def tell(picks: list[PeerPick], *_args: object, **_named: object) -> None:
+        told.extend(picks)
+
+    monkeypatch.setattr(telling.links, "tell", tell)
+    for number in range(MAX_WAITING + 3):
+        pool.flights.start(pick(f"aa-{number}"), now=0.0)
+    later.run()
+
+    assert len(told) == MAX_WAITING
 
 
 def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> None:
