@@ -517,17 +517,19 @@ def test_after_a_call_has_ended_it_is_time_to_look_again() -> None:
     assert planner.next_s == 0.5
 
 
-def test_a_pod_that_has_restarted_loads_nothing_before_it_has_listed_its_models() -> None:
+def test_a_pod_that_has_restarted_has_and_loads_nothing_before_it_has_listed_its_models() -> None:
     planner, pod = Planner(), FakePod(ONE)
     pod.models["a0"] = "/adapters/a0"
     before = PodState(ONE, models=pod.listing(), listed_at_s=0.0, process=1.0)
     planner.declare(adapters(1), now=0.0)
     assert planner.tick([before], {}, now=0.0) == []
+    assert planner.holders("a0") == {ONE}
     pod.models.clear()
     unlisted = replace(before, process=50.0)
     listed = replace(unlisted, models=pod.listing(), listed_at_s=51.0)
 
     assert planner.tick([unlisted], {}, now=50.0) == []
+    assert planner.holders("a0") == frozenset()
     (action,) = planner.tick([listed], {}, now=51.0)
 
     assert (action.kind, action.address, action.name) == (Kind.LOAD, ONE, "a0")

@@ -211,6 +211,7 @@ async def test_tokens_are_exchanged_while_it_runs(port: Port) -> None:
 async def test_a_token_file_that_cannot_be_used_lets_nobody_in_and_is_reported_once(
     port: Port, content: str | None
 ) -> None:
+    assert (await port.ask("GET", "/v1/adapters")).status == 200
     if content is None:
         port.token_file.unlink()
     else:

@@ -198,11 +198,13 @@ def test_troubles_are_counted() -> None:
     metrics.scraped(0.003)
     metrics.scrape_failed(WITH_A.address)
     metrics.eds_refused()
+    metrics.refused()
     metrics.access_log_garbage()
 
     assert sample(metrics, "scrape_seconds_count") == 1
     assert sample(metrics, "scrape_failures_total", endpoint=WITH_A.address) == 1
     assert sample(metrics, "eds_refusals_total") == 1
+    assert sample(metrics, "full_answers_total") == 1
     assert sample(metrics, "access_log_errors_total") == 1
 
 

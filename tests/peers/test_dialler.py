@@ -114,6 +114,18 @@ async def test_of_the_addresses_listed_the_own_is_recognised_and_the_others_link
     assert [sorted(str(each) for each in ids) for ids in known] == [["a", "b", "c"]] * 3
 
 
+async def test_nobody_is_called_after_the_end() -> None:
+    near, far = Router("a"), Router("b")
+    changes: list[bool] = []
+    async with far.listening() as address:
+        near.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        near.dialler.on_change = lambda: changes.append(True)
+        await near.dialler.aclose()
+
+    assert changes == []
+
+
 async def test_one_dials_and_both_can_send() -> None:
     near, far = Router("a"), Router("b")
     async with far.listening() as address, closing(near):

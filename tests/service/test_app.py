@@ -10,9 +10,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from extproc.types import Choice, RequestInfo, Snapshot
 from tests import clients
+from tests.fakepods import running_pod
 from tests.service.serving import Service, configuration, serving, starting
 from tests.waiting import eventually
 
@@ -79,6 +80,22 @@ async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
     assert before == (grpc.StatusCode.UNAVAILABLE, False)
     assert reasons[0].startswith("endpoints not asked yet: ")
     assert after.destination == pods[0].address
+
+
+async def test_pods_that_refuse_to_list_their_models_delay_readiness_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.service.app.READINESS_LIMIT_S", 3600.0)
+    async with (
+        running_pod(PodConfig(api_key="secret")) as pod,
+        starting(configuration([pod])) as service,
+    ):
+
+        async def has_been_asked() -> bool:
+            health = await service.admin("/healthz")
+            return bool(health.get("reasons") == ["no endpoint has answered yet"])
+
+        await eventually(has_been_asked)
 
 
 @ON_EACH_TRANSPORT

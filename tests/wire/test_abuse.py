@@ -77,15 +77,16 @@ def test_frames_that_go_nowhere_are_counted(kind: int) -> None:
     assert peer.counters.abuse[Abuse.FRAME_FLOOD] == 1
 
 
-def test_resets_that_may_have_crossed_the_end_of_a_stream_are_no_flood() -> None:
+@pytest.mark.parametrize("reserved", [0, 1 << 31])  # 9113 4.1: to be ignored
+def test_resets_that_may_have_crossed_the_end_of_a_stream_are_no_flood(reserved: int) -> None:
     peer = Peer(limits=Limits(max_control_frames=SETTINGS_COST))
     peer.open(1, pseudo_path=WATCH)
     peer.session.call.end()
     peer.take()
     for _ in range(3):  # across our end, after its own, and one that comes late
-        peer.feed(frames.rst_stream(1, 8))
+        peer.feed(raw(frames.RST_STREAM, 0, 1 | reserved, bytes(4)))
     assert not peer.connection.is_failed
-    peer.feed(frames.rst_stream(1, 8))
+    peer.feed(raw(frames.RST_STREAM, 0, 1 | reserved, bytes(4)))
 
     assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
 

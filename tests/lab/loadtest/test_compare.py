@@ -147,6 +147,7 @@ def test_figures_of_the_same_requests_in_virtual_time_are_in_brackets() -> None:
         (Interval(0.5), "0.50"),
         (Interval(0.5, 0.4, 0.6), "0.50 (0.40-0.60) *"),
         (Interval(1.5, 0.9, 2.4), "1.50 (0.90-2.40)  "),
+        (Interval(1.5, 1.0, 2.4), "1.50 (1.00-2.40)  "),
     ],
 )
 def test_a_ratio_says_how_sure_it_is(ratio: Interval | None, words: str) -> None:
