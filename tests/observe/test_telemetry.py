@@ -21,6 +21,7 @@ from extproc.types import (
     Rejection,
     RequestInfo,
     Snapshot,
+    Wait,
 )
 
 WITH_A = EndpointView("10.0.0.1:80", gpu_adapters=("a",))
@@ -346,6 +347,16 @@ def test_requests_are_counted_by_whether_they_attained_the_objective() -> None:
     labels = {"path": "/v1/completions"}
     assert sample(metrics, "slo_requests_total", attained="true", **labels) == 2
     assert sample(metrics, "slo_requests_total", attained="false", **labels) == 1
+
+
+def test_a_request_that_is_routed_is_counted_with_its_pick_or_its_wait() -> None:
+    metrics = telemetry()
+    metrics.routed(pick(), 0.001)
+    metrics.routed(Wait(until_s=1.0, reason="for-slot"), 0.001)
+    labels = {"policy": "founding", "reason": "affinity"}
+
+    assert sample(metrics, "picks_total", **labels) == 1
+    assert sample(metrics, "decision_seconds_count") == 2
 
 
 def test_totals_are_the_counts_so_far() -> None:

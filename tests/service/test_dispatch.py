@@ -23,6 +23,14 @@ def counted(scene: Scene, outcome: Outcome) -> float | None:
     return registry.get_sample_value("extproc_completions_total", {"outcome": outcome})
 
 
+def test_a_pick_of_a_held_request_is_shown_without_a_time_to_decide() -> None:
+    scene = Scene()
+    scene.recorder.routed(picked(scene), None)
+    ((_, shown),) = scene.decisions.last(1)
+
+    assert shown.seconds == 0.0
+
+
 def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
     scene = Scene()
     for status in (200, 404):

@@ -231,6 +231,14 @@ def test_an_endpoint_whose_slots_are_unknown_is_never_full() -> None:
     assert chosen(unknown) == (address(1), "open")
 
 
+def test_a_further_slot_costs_less_the_more_requests_for_the_adapter_share_one() -> None:
+    runs = endpoint_view(1, pending_by_adapter={"a": 4 * SHARED_SLOT - 1}, max_loras=1)
+    full = endpoint_view(2, pending_by_adapter={"b": 1}, max_loras=1)
+    _, terms = LeastHarm().terms(snapshot(runs, full), A, (runs, full))
+
+    assert terms["slot"] == pytest.approx(slot_price((runs, full), "a")) == 1.0
+
+
 @pytest.mark.parametrize("known", [None, 16])
 def test_slots_that_are_unknown_are_no_scarce_ones(known: int | None) -> None:
     """Five adapters on each; where it runs 0.2 s of prompts are ahead."""
