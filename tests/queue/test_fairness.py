@@ -287,6 +287,15 @@ def test_a_tenant_that_only_others_serve_is_lifted_before_it_is_counted() -> Non
     assert counters.counter("b") == 108
 
 
+def test_a_tenant_that_has_left_is_lifted_before_what_others_serve_is_counted() -> None:
+    counters = active(a=100, b=1)
+    counters.release("b")
+
+    counters.add_foreign("b", 8)
+
+    assert counters.counter("b") == 108
+
+
 # --- bounds ---------------------------------------------------------------------------------
 
 
