@@ -506,6 +506,21 @@ def test_the_end_of_a_call_to_a_pod_that_has_left_changes_nothing() -> None:
     assert planner.state("a0") is State.LOADING
 
 
+def test_what_failed_is_tried_again_at_the_next_time_that_was_named() -> None:
+    planner, pod = Planner(), FakePod(ONE)
+    state = PodState(ONE, models=pod.listing(), listed_at_s=0.0)
+    planner.declare(adapters(1), now=0.0)
+    (action,) = planner.tick([state], {}, now=0.0)
+    planner.finished(action, Result(Failure.ENGINE, "?"), now=0.5)
+    assert planner.tick([state], {}, now=0.5) == []
+    at_s = planner.next_s
+    assert planner.tick([state], {}, now=at_s - 0.01) == []
+
+    (again,) = planner.tick([state], {}, now=at_s)
+
+    assert (again.kind, again.name) == (Kind.LOAD, "a0")
+
+
 def test_after_a_call_has_ended_it_is_time_to_look_again() -> None:
     planner, pod = Planner(), FakePod(ONE)
     planner.declare(adapters(1), now=0.0)
