@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.planner import Planner
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
+from extproc.adapters.versions import Kept
 from extproc.fleet.podstate import PodState
 from tests.adapters.world import BASE, FakePod, World, adapters, pods
 
@@ -297,6 +298,23 @@ def test_a_new_version_serves_once_enough_pods_have_it() -> None:
     assert {state for state in seen if state[1] == "a@2"} == {(2, "a@2")}
     world.run(10)
     assert not world.having("a@1")
+
+
+def test_a_version_that_has_served_needs_one_pod_to_serve_and_a_new_one_as_many_as_it_is_told() -> (
+    None
+):
+    kept = Kept(Declaration("a", "/a"))
+    kept.serving, kept.ready = "a@1", {"a@1": 2, "a": 1}
+    kept.serve(2)
+    assert kept.serving == "a@1"
+    kept.ready["a"] = 2
+    kept.serve(2)
+    assert kept.serving == "a"
+
+    kept.serving, kept.before, kept.ready = "a@1", "a", {"a@1": 2, "a": 1}
+    kept.serve(2)
+
+    assert kept.serving == "a"
 
 
 def test_where_the_new_version_fails_the_old_one_goes_on_serving() -> None:

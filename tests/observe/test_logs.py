@@ -96,6 +96,12 @@ def test_logged_values_cannot_forge_a_line_or_control_the_terminal(
     assert lines.getvalue()[:-1].isprintable()
 
 
+def test_a_line_break_in_a_logged_value_is_written_as_an_escape(lines: io.StringIO) -> None:
+    LOGGER.info("model %s", "a\nb")
+
+    assert r"model a\nb" in lines.getvalue()
+
+
 @given(st.text())
 def test_a_json_line_is_json_whatever_is_logged(text: str) -> None:
     stream = io.StringIO()
