@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.planner import Planner
-from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
+from extproc.adapters.states import (
+    Action,
+    AdapterSettings,
+    Failure,
+    Kind,
+    Result,
+    State,
+    VersionState,
+)
 from extproc.adapters.versions import Kept
 from extproc.fleet.podstate import PodState
 from tests.adapters.world import BASE, FakePod, World, adapters, pods
@@ -402,8 +410,11 @@ def test_only_the_last_versions_that_are_gone_are_remembered() -> None:
         world.declare(Declaration("a", f"/a/{version}", str(version)))
         world.run(10)
 
-    removed = [each.name for each in world.status("a").versions if each.removable]
-    assert removed == ["a@3", "a@4", "a@5", "a@6"]
+    removed = [each for each in world.status("a").versions if each.removable]
+    assert [each.name for each in removed] == ["a@3", "a@4", "a@5", "a@6"]
+    assert {(each.state, each.desired, each.ready) for each in removed} == {
+        (VersionState.REMOVED, 0, 0)
+    }
 
 
 # --- what is deleted ----------------------------------------------------------------------------
