@@ -17,14 +17,12 @@ from bench import (
     generator,
     hold,
     lists,
-    rewrite,
     run,
     soak,
     vllm_serve,
 )
 from bench.processes import memory
 from bench.scenario import unbalanced
-from extproc.request.messages import BodyMode
 
 BENCHMARKS = (
     abuse,
@@ -35,7 +33,6 @@ BENCHMARKS = (
     generator,
     hold,
     lists,
-    rewrite,
     run,
     soak,
     vllm_serve,
@@ -53,11 +50,6 @@ def test_a_benchmark_tells_its_options(
 
     assert caught.value.code == 0
     assert "usage: " in capsys.readouterr().out
-
-
-def test_the_bench_of_rewriting_handles_requests() -> None:
-    """Its dispatcher is one of its own, so that only a request shows what it lacks."""
-    rewrite.request_us((), rewrite.BODY_BYTES[0], BodyMode.BUFFERED)()
 
 
 def test_the_page_shows_the_newest_result_of_vllms_client() -> None:

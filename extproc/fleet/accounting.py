@@ -245,6 +245,10 @@ class Accounting:
         has_run = outcome is not Outcome.FAILED
         return self._pool.flights.finish(pick.id, now=now, has_run=has_run) is not None
 
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        """Move a pick to the endpoint that served it according to the data plane."""
+        self._pool.flights.move(pick.id, address, now=now)
+
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:
         """End the picks that the endpoint's last report does not account for; return them."""
         return self._pool.flights.reconcile(address, now=now, grace_s=self.grace_s)

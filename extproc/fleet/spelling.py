@@ -47,3 +47,7 @@ class Spelling(Struct, frozen=True):
         """Return what a pod is to read in `model` for a name that it lists."""
         card = self.find(name) if self.joins else None
         return name if card is None or card.parent is None else f"{card.parent}{_BETWEEN}{name}"
+
+
+LISTED = Spelling(lambda _name: None)
+"""Where clients and pods write the names that are listed."""

@@ -20,6 +20,7 @@ from extproc.routing.models import Models
 from extproc.routing.picker import Picker
 from extproc.types import (
     EndpointView,
+    ModelCard,
     Pick,
     Reason,
     Rejection,
@@ -55,6 +56,15 @@ class Router:
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
+
+    @property
+    def uses_cached_bytes(self) -> bool:
+        """Whether the policy in force weighs what is cached of a prompt."""
+        return self.picker.uses_cached_bytes
+
+    def card(self, name: str) -> ModelCard | None:
+        """Return what pods list, or is declared, under a name."""
+        return self.pool.model(name) or self.catalog.card(name)
 
     def route(
         self,

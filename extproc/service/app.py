@@ -49,7 +49,7 @@ from extproc.service.admin import AdminServer
 from extproc.service.cachewatch import CacheWatch
 from extproc.service.clocks import Clocks
 from extproc.service.discovery import Discovery
-from extproc.service.dispatch import Endings
+from extproc.service.endings import Endings
 from extproc.service.gauges import add_gauges
 from extproc.service.liveconfig import LiveConfig
 from extproc.service.livefeed import LiveFeed

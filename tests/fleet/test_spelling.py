@@ -14,10 +14,9 @@ from extproc.request.body import BodyReader
 from extproc.request.interfaces import StreamSettings
 from extproc.request.jsonmodel import JsonReader
 from extproc.request.messages import BodyMode
-from extproc.request.stream import Stream
 from extproc.types import ModelCard, RequestInfo
 from tests.builders import body, pick, request_headers
-from tests.request.dispatcher import Exchange, FakeDispatcher
+from tests.request.fakerouter import Exchange, FakeRouter
 
 CARDS = {
     "qwen": ModelCard("qwen"),
@@ -128,19 +127,19 @@ def test_an_adapter_that_comes_after_the_decision_is_refused() -> None:
 # --- requests -----------------------------------------------------------------------------------
 
 
-def begin(mode: BodyMode, sent: bytes) -> tuple[FakeDispatcher, list[m.Command]]:
+def begin(mode: BodyMode, sent: bytes) -> tuple[FakeRouter, list[m.Command]]:
     """A request to a pod that lists `sql`."""
-    dispatcher = FakeDispatcher(pick(info=RequestInfo("sql")), spelling=SGLANG)
+    router = FakeRouter(pick(info=RequestInfo("sql")), spelling=SGLANG)
     settings = StreamSettings(takes_adapter=True)
-    exchange = Exchange(dispatcher, Stream(dispatcher, settings, lambda: None))
+    exchange = Exchange(router, router.stream(settings, lambda: None))
     headers = request_headers(body_mode=mode, sends_body_early=True)
-    return dispatcher, [*exchange.tell(headers), *exchange.tell(m.RequestBody(sent, True))]
+    return router, [*exchange.tell(headers), *exchange.tell(m.RequestBody(sent, True))]
 
 
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])
 def test_a_listed_name_goes_on_with_its_base_model(mode: BodyMode) -> None:
-    dispatcher, commands = begin(mode, body("sql"))
-    [request] = dispatcher.routed
+    router, commands = begin(mode, body("sql"))
+    [request] = router.routed
     [sent] = [
         each.body if isinstance(each, m.ContinueBody) else each.data
         for each in commands
@@ -154,17 +153,17 @@ def test_a_listed_name_goes_on_with_its_base_model(mode: BodyMode) -> None:
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.STREAMED])
 @pytest.mark.parametrize("sent", [body("qwen:sql"), body("qwen", lora_path="sql")])
 def test_what_the_engine_understands_goes_on_as_it_is(mode: BodyMode, sent: bytes) -> None:
-    dispatcher, commands = begin(mode, sent)
-    [request] = dispatcher.routed
+    router, commands = begin(mode, sent)
+    [request] = router.routed
 
     assert (request.model, request.written) == ("sql", "")
     assert [each.body for each in commands if isinstance(each, m.ContinueBody)] == [None]
 
 
 def test_a_listed_name_is_refused_where_the_body_is_not_ours_to_change() -> None:
-    dispatcher, commands = begin(BodyMode.STREAMED, body("sql"))
+    router, commands = begin(BodyMode.STREAMED, body("sql"))
 
-    assert not dispatcher.routed
+    assert not router.routed
     assert [each.status for each in commands if isinstance(each, m.Reply)] == [500]
-    [rejection] = dispatcher.rejections
+    [rejection] = router.rejections
     assert rejection.reason == "model_not_rewritable"

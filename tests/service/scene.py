@@ -1,4 +1,4 @@
-"""A dispatcher over one endpoint, with all that looks on, in one process and without a wire."""
+"""A router over one endpoint, with all that looks on, in one process and without a wire."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.relay import Relay
 from extproc.queue import Ticket
+from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
 from extproc.routing.picker import Picker
 from extproc.routing.policies import Founding
 from extproc.routing.rewrites import Rewrites
-from extproc.service.dispatch import Dispatcher, Endings
+from extproc.service.endings import Endings
 from extproc.service.recorder import Recorder
 from extproc.tenancy import NO_CLAIM
 from extproc.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
@@ -74,8 +75,10 @@ class Scene:
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.0,
         )
-        self.dispatcher = Dispatcher(
-            router, accounting, recorder, lambda: self.now, Rewrites(rng=random.Random(0)), Lists()
+        self.router = router
+        rewrites = Rewrites(rng=random.Random(0))
+        self.parts = StreamParts(
+            router, router.models, rewrites, accounting, Lists(), recorder, lambda: self.now
         )
         self.endings = Endings(
             accounting,
@@ -92,10 +95,12 @@ class Scene:
     def doubt(self, address: str) -> None:
         self.failed.append(address)
 
-    def route(self, now: float = 0.0) -> Pick | Rejection | Wait | Ticket:
+    def route(self, now: float = 0.0) -> Pick | Rejection | Ticket:
         """Route a request for the adapter `a` as a stream does."""
         asked = request(None, model="a", arrived_at_s=now)
-        return self.dispatcher.route(asked, now=now, wake=lambda: None, num_bytes=0)
+        result = self.router.route(asked, now=now)
+        self.recorder.decided(result, 0.001, now=now)
+        return result
 
 
 def completion(pick_id: str, **changes: Any) -> Completion:

@@ -29,10 +29,11 @@ def sample(scene: Scene, name: str, **labels: str) -> float | None:
 def test_a_held_request_is_one_wait_and_in_the_end_one_decision() -> None:
     scene = Scene(num_waits=1)
     ticket = held(scene)
-    dispatcher = scene.dispatcher
-    too_early = dispatcher.resume(ticket, now=0.5)
-    dispatcher.router.offer(now=1.0)
-    pick = dispatcher.resume(ticket, now=1.0)
+    too_early = scene.router.resume(ticket, now=0.5)
+    scene.router.offer(now=1.0)
+    pick = scene.router.resume(ticket, now=1.0)
+    assert not isinstance(pick, Ticket)
+    scene.recorder.decided(pick, None, now=1.0)
 
     assert too_early is ticket
     assert isinstance(pick, Pick)
@@ -48,11 +49,11 @@ def test_a_client_that_leaves_while_held_is_no_decision_and_leaves_nothing(
     scene = Scene(num_waits=1)
     ticket = held(scene)
     if is_settled:
-        scene.dispatcher.router.offer(now=1.0)
-    scene.dispatcher.gone(ticket, now=1.0)
-    scene.dispatcher.router.offer(now=2.0)
+        scene.router.offer(now=1.0)
+    scene.router.leave(ticket, now=1.0)
+    scene.router.offer(now=2.0)
 
-    assert len(scene.dispatcher.router.queue) == len(scene.pool.flights) == 0
+    assert len(scene.router.queue) == len(scene.pool.flights) == 0
     assert list(scene.decisions.last(9)) == []
 
 

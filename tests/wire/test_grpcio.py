@@ -24,15 +24,14 @@ from grpclib.exceptions import GRPCError
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
-from extproc.request.stream import Stream
 from extproc.types import Outcome, RequestInfo, Wait
 from extproc.wire.budget import Budget
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import BASE, body
 from tests.request import ext_proc
-from tests.request.dispatcher import PICK, FakeDispatcher
 from tests.request.ext_proc import destination, phase, read, request_body, request_headers
+from tests.request.fakerouter import PICK, FakeRouter
 from tests.routing.test_router import router
 from tests.waiting import eventually
 
@@ -91,9 +90,9 @@ async def status_of(channel: Channel, *messages: bytes, path: str = PROCESS) -> 
     return Status.OK
 
 
-def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:
+def processor(router: Any, **settings: Any) -> ExternalProcessor:
     return ExternalProcessor(
-        new_stream=lambda _metadata, wake: Stream(dispatcher, StreamSettings(**settings), wake),
+        new_stream=lambda _metadata, wake: router.stream(StreamSettings(**settings), wake),
         codec=Codec(),
         clock=time.monotonic,
         call_later=asyncio.get_running_loop().call_later,
@@ -105,7 +104,7 @@ async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) 
     """gRPC's core assembles messages itself; only the bytes that a service keeps are counted."""
     budget = Budget(150_000)
     held = Wait(until_s=time.monotonic() + 3600)
-    service = processor(FakeDispatcher(held))
+    service = processor(FakeRouter(held))
     chunk = body(prompt=100_000 * "p") if is_whole else b" " * 100_000
     async with serving(service.methods(), budget) as (_, channel):
         async with rpc(channel) as old, rpc(channel) as young:
@@ -128,7 +127,7 @@ async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) 
 async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
     made = router(1, 2, 3)
 
-    class Counting(FakeDispatcher):
+    class Counting(FakeRouter):
         def route(self, request: RequestInfo, *, now: float, **_: Any) -> Any:
             return made.route(request, now=now)
 
@@ -151,7 +150,7 @@ async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
 async def test_garbage_ends_its_own_stream_and_no_other() -> None:
     junk = (b"\xff\xff", b"", b"\x0a\x7f")
     async with (
-        serving(processor(FakeDispatcher()).methods()) as (_, channel),
+        serving(processor(FakeRouter()).methods()) as (_, channel),
         rpc(channel) as other,
     ):
         await other.send_message(request_headers())
@@ -165,7 +164,7 @@ async def test_garbage_ends_its_own_stream_and_no_other() -> None:
 
 
 async def test_a_half_close_before_the_response_is_not_ok() -> None:
-    async with serving(processor(FakeDispatcher()).methods()) as (_, channel), rpc(channel) as call:
+    async with serving(processor(FakeRouter()).methods()) as (_, channel), rpc(channel) as call:
         await call.send_message(request_headers(), end=True)
         assert phase(await call.recv_message()) == "request_headers"
         with pytest.raises(GRPCError) as ended:
@@ -175,8 +174,8 @@ async def test_a_half_close_before_the_response_is_not_ok() -> None:
 
 
 async def test_a_client_that_leaves_ends_its_session_once() -> None:
-    dispatcher = FakeDispatcher()
-    service = processor(dispatcher, uses_response_phases=True)
+    router = FakeRouter()
+    service = processor(router, uses_response_phases=True)
     async with serving(service.methods()) as (_, channel):
         async with rpc(channel) as call:
             await call.send_message(request_headers())
@@ -187,9 +186,7 @@ async def test_a_client_that_leaves_ends_its_session_once() -> None:
         await eventually(lambda: service.num_open == 0)
         await asyncio.sleep(0.05)
 
-    assert [(pick, outcome) for pick, outcome, _ in dispatcher.finished] == [
-        (PICK, Outcome.CANCELLED)
-    ]
+    assert [(pick, outcome) for pick, outcome, _ in router.finished] == [(PICK, Outcome.CANCELLED)]
     assert service.num_open == 0
 
 
@@ -197,8 +194,8 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    dispatcher = FakeDispatcher()
-    service = processor(dispatcher, uses_response_phases=True)
+    router = FakeRouter()
+    service = processor(router, uses_response_phases=True)
 
     async def leave(channel: Channel, after: int) -> None:
         messages = [request_headers(), request_body(BODY), ext_proc.response_headers({})]
@@ -214,7 +211,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
         await eventually(lambda: service.num_open == 0)
         assert await status_of(channel, request_headers(), request_body(BODY)) is Status.OK
 
-    assert len(dispatcher.finished) == len(dispatcher.routed)
+    assert len(router.finished) == len(router.routed)
     assert caplog.records == []
 
 
@@ -426,7 +423,7 @@ async def asking(service: ExternalProcessor) -> AsyncIterator[tuple[GrpcioServer
 
 
 async def test_stopping_lets_rpcs_in_progress_end() -> None:
-    async with asking(processor(FakeDispatcher())) as (server, peer):
+    async with asking(processor(FakeRouter())) as (server, peer):
         stopping = asyncio.ensure_future(server.stop(SOON_S))
         await asyncio.sleep(0.05)
         assert not stopping.done()
@@ -437,7 +434,7 @@ async def test_stopping_lets_rpcs_in_progress_end() -> None:
 
 
 async def test_rpcs_that_exceed_the_grace_period_are_cancelled() -> None:
-    service = processor(FakeDispatcher())
+    service = processor(FakeRouter())
     async with asking(service) as (server, peer):
         await server.stop(0.05)
         assert (await peer.ended())[0] is not Code.OK

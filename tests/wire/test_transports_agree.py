@@ -21,7 +21,7 @@ from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.limits import Limits
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 from tests import clients
-from tests.request.dispatcher import FakeDispatcher
+from tests.request.fakerouter import FakeRouter
 from tests.strategies import stream_settings
 from tests.wire.h2client import Heard, call
 
@@ -77,7 +77,7 @@ class Servers:
 
     def methods(self) -> list[Method]:
         def new_stream(_metadata: Any, wake: Any) -> Stream:
-            return Stream(FakeDispatcher(), StreamSettings(**self.settings), wake)
+            return FakeRouter().stream(StreamSettings(**self.settings), wake)
 
         processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)
         return [*processor.methods(), Method(SCRIPT, open_script)]

@@ -1,19 +1,21 @@
-"""A dispatcher for tests of the stream: answers what the test says and keeps what it was asked."""
+"""A router for tests of the stream: answers what the test says and keeps what it was asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
-from extproc.fleet.spelling import Spelling
+from extproc.fleet.spelling import LISTED, Spelling
 from extproc.openai import models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
 from extproc.request import messages as m
-from extproc.request.interfaces import StreamSettings
+from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
 from extproc.request.stream import Stream
+from extproc.routing.rewrites import Rewrites, Rule
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
@@ -21,7 +23,7 @@ PICK = pick()
 
 
 @dataclass
-class FakeDispatcher:
+class FakeRouter:
     """Answers every request with `result`, once it has been asked for in vain `num_waits` times.
 
     A wait as a result holds it for as long as that stays.
@@ -30,7 +32,7 @@ class FakeDispatcher:
     result: Pick | Rejection | Wait = PICK
     cards: Sequence[ModelCard] = ()
     num_waits: int = 0
-    uses_prefix_hashes: bool = False
+    uses_cached_bytes: bool = False
     lists: Lists = field(default_factory=Lists)
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
@@ -39,30 +41,43 @@ class FakeDispatcher:
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
     subsets: list[frozenset[str] | None] = field(default_factory=list)
     num_looks: int = 0
-    num_gone: int = 0
+    num_left: int = 0
+    decisions: list[Pick | Rejection | Ticket] = field(default_factory=list)
+    ends: list[Outcome] = field(default_factory=list)
     hold_s: float | None = None  # held with a ticket for so long, from its arrival on
     tickets: list[Ticket] = field(default_factory=list)
     held_bytes: list[int] = field(default_factory=list)
-    left: list[Ticket] = field(default_factory=list)
+    tickets_left: list[Ticket] = field(default_factory=list)
     targets: Mapping[str, str] = field(default_factory=dict)
     declared: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
-    spelling: Spelling = field(default_factory=lambda: Spelling(lambda _name: None))
+    spelling: Spelling = LISTED
 
-    @property
-    def may_rewrite(self) -> bool:
-        return bool(self.targets or self.declared or self.spelling.joins)
+    def stream(
+        self, settings: StreamSettings | None = None, wake: Callable[[], None] = lambda: None
+    ) -> Stream:
+        """A stream that calls this router."""
+        rewrites = AskedRewrites(self.asked_targets, self.spelling)
+        rewrites.configure(
+            [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
+        )
+        rewrites.declare(self.declared)
+        parts = StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0)
+        return Stream(parts, settings or StreamSettings(), wake)
 
-    def concerns(self, model: str) -> bool:
-        is_spelled = self.spelling.full(self.spelling.listed(model)) != model
-        return model in self.targets or model in self.declared or is_spelled
+    def asked(self, now: float) -> None:
+        pass
 
-    def is_declared(self, model: str) -> bool:
-        return model in self.declared
+    def decided(
+        self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
+    ) -> None:
+        self.decisions.append(result)
 
-    def target_of(self, model: str, hinted: str) -> str:
-        self.asked_targets.append((model, hinted))
-        return self.targets.get(model, hinted or model)
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+    def left(self) -> None:
+        self.num_left += 1
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
@@ -86,13 +101,12 @@ class FakeDispatcher:
         ticket.give_up_s = max(ticket.give_up_s, now)
         return ticket.result or ticket
 
-    def gone(self, ticket: Ticket | None, *, now: float) -> None:
-        self.num_gone += 1
-        if ticket is not None:
-            self.left.append(ticket)
+    def leave(self, ticket: Ticket, *, now: float) -> None:
+        self.tickets_left.append(ticket)
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
         self.finished.append((pick, outcome, now))
+        return len(self.finished) == 1
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
         self.moved.append((pick, address, now))
@@ -105,24 +119,34 @@ class FakeDispatcher:
         self.subsets.append(subset)
         return self.result if isinstance(self.result, Rejection) else None
 
-    def models_body(
-        self, subset: frozenset[str] | None, tenant: str, *, now: float
-    ) -> bytes | Rejection:
+    def body(self, subset: frozenset[str] | None, tenant: str, *, now: float) -> bytes | Rejection:
         self.subsets.append(subset)
         return self.result if isinstance(self.result, Rejection) else models_body(self.cards)
 
-    def model(
+    def find(
         self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         self.subsets.append(subset)
         return next((card for card in self.cards if card.id == name), model_not_found(name))
 
 
+class AskedRewrites(Rewrites):
+    """Rules that keep what they were asked."""
+
+    def __init__(self, asked: list[tuple[str, str]], spelling: Spelling) -> None:
+        super().__init__(rng=Random(1), spelling=spelling)
+        self._asked = asked
+
+    def target(self, model: str, hinted: str = "") -> str:
+        self._asked.append((model, hinted))
+        return super().target(model, hinted)
+
+
 @dataclass
 class Exchange:
     """One stream and what it was told, a moment later each time."""
 
-    dispatcher: FakeDispatcher
+    router: FakeRouter
     stream: Stream
     now: float = 0.0
 
@@ -139,5 +163,5 @@ def begin(
     result: Pick | Rejection | Wait = PICK, cards: Sequence[ModelCard] = (), **settings: Any
 ) -> Exchange:
     """A new stream, configured with `settings`."""
-    dispatcher = FakeDispatcher(result, cards)
-    return Exchange(dispatcher, Stream(dispatcher, StreamSettings(**settings), lambda: None))
+    router = FakeRouter(result, cards)
+    return Exchange(router, router.stream(StreamSettings(**settings)))
