@@ -101,7 +101,8 @@ class Declaring:
 READINESS_LIMIT_S = 5.0
 """The longest time for which names that cannot be read delay readiness, where they are no terms."""
 
-Report = Callable[[Mapping[str, Loss], Mapping[str, AdapterReport] | None], None]
+News = tuple[Mapping[str, Loss], Mapping[str, AdapterReport] | None]
+"""Who lost what, by origin, and how each adapter is; None where this router does not know."""
 
 
 class AdapterService:
@@ -114,7 +115,7 @@ class AdapterService:
         config: Checked configuration.
         routing: Learns of routes, rules and adapters.
         poke: Has a pod's models listed soon.
-        report: Told who lost what, and how each adapter is; None where nobody asks.
+        on_news: Called when `take_news` has some; None where nobody asks.
         say: Says a word on adapters to the other routers; None where there are none.
         router_id: Holder of the lease.
 
@@ -128,15 +129,16 @@ class AdapterService:
         routing: Routing,
         *,
         poke: Callable[[str], None],
-        report: Report | None,
+        on_news: Callable[[], None] | None,
         say: Callable[[AdapterUpdate], None] | None,
         router_id: str,
         world: Clocks,
     ) -> None:
         self._routing = routing
-        self._report = report
+        self._on_news = on_news
         self._lost: Mapping[str, Loss] = {}
-        self._reported: tuple[Any, Any] | None = None
+        self._news: News | None = None
+        self._is_taken = True
         self._declaring = Declaring(config, self._on_merged)
         self._keeping = StoreRunner(
             config.adapters,
@@ -210,9 +212,10 @@ class AdapterService:
         """Return what is wrong with where declarations are, for people."""
         return [each.said for each in self._sources() if each.said]
 
-    def look(self) -> None:
-        """Have a look at what is to be done soon: something is new."""
-        self._adapters.look()
+    def take_news(self) -> News | None:
+        """Return who lost what and how each adapter is, once for each change; else None."""
+        is_taken, self._is_taken = self._is_taken, True
+        return None if is_taken else self._news
 
     def statuses(self) -> list[dict[str, Any]]:
         """Return how each declared adapter is, as plain values."""
@@ -246,7 +249,7 @@ class AdapterService:
         self._catalog.withhold(withheld)
         self._routing.declare(merged.routes, merged.rules)
         self._adapters.declare(merged.offers)
-        self._reported = None  # an object that is new may have lost nothing
+        self._news = None  # an object that is new may have lost nothing
         self._tell()
 
     def _on_stored(
@@ -260,16 +263,16 @@ class AdapterService:
         await self._keeping.forget(forgotten)
 
     def _tell(self) -> None:
-        """Report what has changed of who lost what, and of how adapters are."""
-        if self._report is None:
+        """Have what has changed taken, of who lost what, and of how adapters are."""
+        if self._on_news is None:
             return
         states = None
         if self._adapters.loads:
             found = self._adapters.planner.statuses()
             states = {status.name: _report_of(status) for status in found}
-        if (self._lost, states) != self._reported:
-            self._reported = self._lost, states
-            self._report(self._lost, states)
+        if (self._lost, states) != self._news:
+            self._news, self._is_taken = (self._lost, states), False
+            self._on_news()
 
     def _status(self, name: str) -> Mapping[str, Any]:
         status = self._adapters.planner.status(name)

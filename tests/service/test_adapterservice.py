@@ -33,7 +33,7 @@ class Scene:
             config,
             self.routing,
             poke=lambda _address: None,
-            report=None,
+            on_news=None,
             say=None,
             router_id="r",
             world=world,

@@ -27,7 +27,7 @@ from tests.waiting import eventually
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss takes a moment instead of seconds."""
     monkeypatch.setattr("extproc.service.app.UPKEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("extproc.service.app.READINESS_LIMIT_S", 0.5)
+    monkeypatch.setattr("extproc.service.parts.READINESS_LIMIT_S", 0.5)
     for name in ("PATIENCE_S", "STEADY_S"):
         monkeypatch.setattr(f"extproc.fleet.losses.{name}", 0.2)
 
