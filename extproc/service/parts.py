@@ -32,9 +32,8 @@ from extproc.service import configured
 from extproc.service.adapterservice import AdapterService
 from extproc.service.cachewatch import CacheWatch
 from extproc.service.clocks import Clocks
-from extproc.service.discovery import Discovery
+from extproc.service.discovery import Discovery, EndpointList
 from extproc.service.endings import Endings
-from extproc.service.endpoints import EndpointList
 from extproc.service.peering import Peering
 from extproc.service.recorder import Recorder
 from extproc.service.routing import Routing
