@@ -6,33 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from extproc import __version__
-from extproc.config import Config
-from extproc.config.file import ConfigError
-from extproc.observe.tracing import DecisionSpan, Tracing, TracingError
+from extproc.observe.tracing import DecisionSpan, Tracing
 from extproc.queue import Ticket
 from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.stream import Stream
 from extproc.service.recorder import Recorder
 from extproc.types import Outcome, Pick, Rejection
 from extproc.wire.rpc import Metadata
-
-
-def make_tracing(config: Config) -> Tracing | None:
-    """Make the tracing that is configured; None where it is off.
-
-    Raises:
-        ConfigError: OpenTelemetry is not installed, or its environment variables cannot be used.
-    """
-    if not config.tracing.enabled:
-        return None
-    ratio = config.tracing.sample_ratio
-    try:
-        return Tracing(sample_ratio=ratio, version=__version__)
-    except TracingError as error:
-        raise ConfigError(str(error)) from error
-    except Exception as error:  # OpenTelemetry reads its own environment variables
-        raise ConfigError(f"tracing: {error or type(error).__name__}") from error
 
 
 class Traced:

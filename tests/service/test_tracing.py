@@ -15,7 +15,8 @@ from extproc.observe.tracing import DEFAULT_SERVICE_NAME, Tracing
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.stream import Stream
-from extproc.service.traced import make_tracing, new_stream_of
+from extproc.service.startup import make_tracing
+from extproc.service.traced import new_stream_of
 from tests.builders import address, body, request_headers
 from tests.service.scene import Scene
 
