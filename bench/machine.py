@@ -30,14 +30,9 @@ def describe() -> dict[str, Any]:
         "envoy": _envoy_version(),
         "load_1min_at_start": round(load, 2),
     }
-    if is_busy(machine):
+    if load > _BUSY * len(os.sched_getaffinity(0)):
         print(f"the machine is busy (load {load:.1f}): do not trust the figures", file=sys.stderr)
     return machine
-
-
-def is_busy(machine: dict[str, Any]) -> bool:
-    """Whether others used the machine before the start."""
-    return bool(machine["load_1min_at_start"] > _BUSY * machine["cores"])
 
 
 def slug(machine: dict[str, Any]) -> str:

@@ -8,39 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import (
-    abuse,
-    adapterchaos,
-    adapters,
-    decisions,
-    fuzz_service,
-    generator,
-    hold,
-    lists,
-    rewrite,
-    run,
-    soak,
-    vllm_serve,
-)
+from bench import adapterchaos, decisions, fuzz_service, hold, lists, run, soak
 from bench.processes import memory
 from bench.scenario import unbalanced
-from extproc.request.messages import BodyMode
 
-BENCHMARKS = (
-    abuse,
-    adapterchaos,
-    adapters,
-    decisions,
-    fuzz_service,
-    generator,
-    hold,
-    lists,
-    rewrite,
-    run,
-    soak,
-    vllm_serve,
-)
-ROOT = Path(__file__).parents[1]
+BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, lists, run, soak)
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -53,17 +25,6 @@ def test_a_benchmark_tells_its_options(
 
     assert caught.value.code == 0
     assert "usage: " in capsys.readouterr().out
-
-
-def test_the_bench_of_rewriting_handles_requests() -> None:
-    """Its dispatcher is one of its own, so that only a request shows what it lacks."""
-    rewrite.request_us((), rewrite.BODY_BYTES[0], BodyMode.BUFFERED)()
-
-
-def test_the_page_shows_the_newest_result_of_vllms_client() -> None:
-    newest = max((ROOT / "bench" / "results").glob("vllm-serve-*.json"))
-
-    assert vllm_serve.render_page(newest) in (ROOT / "docs" / "loadtest.md").read_text()
 
 
 def test_a_process_that_has_ended_and_is_still_there_holds_no_memory() -> None:
