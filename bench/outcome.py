@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from bench.figures import render_table
 from bench.fuzzattack import Tally
-from bench.honest import Records, Summary
+from bench.honest import Summary
 
 _CORES = ("router", "router waits", "envoy", "envoy waits", "pods", "attackers")
 
@@ -27,7 +26,7 @@ class Phase:
         rss_mb: The most that each held.
         slowest_health_ms: The longest answer of the router's /healthz.
         log_bytes: What the router logged.
-        attack: What the attackers had done by its end; None where there were none, or they went on.
+        attack: What the attackers had done by its end; None where there were none.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Result:
         abuse: How often each limit of the wire was passed.
         rejections: Of the router, by reason.
         faults: What must not be; the ratio of p99 is not among them.
-        records: Of the honest clients, each request.
     """
 
     phases: list[Phase]
@@ -65,11 +63,6 @@ class Result:
     abuse: dict[str, int]
     rejections: dict[str, int]
     faults: list[str]
-    records: Records
-
-    def kept(self) -> dict[str, Any]:
-        """All but the single requests."""
-        return asdict(replace(self, records=Records()))
 
     @property
     def slowdown(self) -> float:

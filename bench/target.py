@@ -27,6 +27,11 @@ from extproc.stack.stack import Stack
 
 TOKEN_S: Final = 0.2
 """Of the pod whose answers take seconds."""
+_NUM_PODS: Final = 3
+"""Honest pods; beside them one of long answers."""
+_NUM_LISTED: Final = 2000
+"""More adapters of the pod of long answers. It is another one than the honest clients': a list of
+its own takes it tens of milliseconds."""
 _PARTS: Final = ("envoy", "router", "pods")
 _LOOK_S: Final = 0.1
 _LOG_CHARS: Final = 3000
@@ -49,32 +54,19 @@ class Target(Stack):
         """The base URL of the router's HTTP port."""
         return self.routers[0].admin_url
 
-    async def start(
-        self,
-        bootstrap: BootstrapOptions,
-        config: Mapping[str, Any],
-        *,
-        num_pods: int,
-        num_listed: int,
-        workers: int,
-    ) -> None:
+    async def start(self, bootstrap: BootstrapOptions, config: Mapping[str, Any]) -> None:
         """Start everything, and return once a request would be served.
 
         Args:
             bootstrap: Envoy's; addresses are filled in.
             config: The router's.
-            num_pods: Honest pods; beside them one of long answers.
-            num_listed: Adapters that the latter lists. It is another pod than the honest clients':
-                a list of its own takes it tens of milliseconds.
-            workers: Envoy's threads.
 
         Raises:
             StackError: Something did not start; with its log.
         """
-        names, adapters = [f"pod-{n}" for n in range(num_pods)], (*HONEST, *SHAKY)
+        names, adapters = [f"pod-{n}" for n in range(_NUM_PODS)], (*HONEST, *SHAKY)
         pods = {name: PodConfig(name, adapters=adapters, max_loras=16) for name in names}
-        # Its base model and the adapter of long answers are two of them.
-        listed = [f"customer-{n:05d}/support-assistant-v1" for n in range(num_listed - 2)]
+        listed = [f"customer-{n:05d}/support-assistant-v1" for n in range(_NUM_LISTED)]
         slow = replace(INSTANT, step_s=TOKEN_S)
         pods["long"] = PodConfig("long", adapters=(LONG, *listed), profile=slow)
         await self.start_pods(pods)
@@ -82,8 +74,7 @@ class Target(Stack):
         discovery = {"file": str(self.endpoints), "file_interval_s": 0.2}
         router = await self.start_router({"discovery": discovery, **config})
         gateway = render(replace(bootstrap, routers=(router.address,)))
-        models = (*HONEST, LONG, *listed[-1:])
-        await self.start_envoy(gateway, models, log_level="error", concurrency=workers)
+        await self.start_envoy(gateway, (*HONEST, LONG, listed[-1]), log_level="error")
 
     def list_pods(self, hostile: Sequence[str] = ()) -> None:
         """Tell the router of the honest pods and of these."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import adapterchaos, decisions, fuzz_service, hold, lists, run, soak
+from bench import adapterchaos, decisions, fuzz_service, hold, run, soak
 from bench.processes import memory
 from bench.scenario import unbalanced
 
-BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, lists, run, soak)
+BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, run, soak)
 MAINS = [module.main for module in BENCHMARKS]
 
 
