@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -34,19 +34,6 @@ class Asked(NamedTuple):
     phase: str
     seconds: float
     cause: str
-
-
-@dataclass(slots=True)
-class Records:
-    """The results of honest clients.
-
-    Attributes:
-        asked: Requests for adapters that only honest pods have.
-        shaky: Requests for adapters that failing pods list too.
-    """
-
-    asked: list[Asked] = field(default_factory=list)
-    shaky: list[Asked] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +71,14 @@ class HonestClients:
 
     Attributes:
         phase: What is going on now.
-        records: What they saw.
+        asked: Requests for adapters that only honest pods have.
+        shaky: Requests for adapters that failing pods list too.
     """
 
     def __init__(self, url: str, rng: Random, *, rate_per_s: float, timeout_s: float) -> None:
         self.phase = "before"
-        self.records = Records()
+        self.asked: list[Asked] = []
+        self.shaky: list[Asked] = []
         self._url = url
         self._rng = rng
         self._timeout_s = timeout_s
@@ -101,8 +90,8 @@ class HonestClients:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
             for _ in range(NUM_CLIENTS):
-                tasks.create_task(self._ask_on(http, HONEST, self.records.asked))
-            tasks.create_task(self._ask_on(http, SHAKY, self.records.shaky))
+                tasks.create_task(self._ask_on(http, HONEST, self.asked))
+            tasks.create_task(self._ask_on(http, SHAKY, self.shaky))
 
     def stop(self) -> None:
         """Ask nothing more."""

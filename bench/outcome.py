@@ -24,7 +24,6 @@ class Phase:
         shaky: The same for the adapters that failing pods list too.
         cores: CPU used, in cores, by process, and what each was ready and had none: `router waits`.
         rss_mb: The most that each held.
-        slowest_health_ms: The longest answer of the router's /healthz.
         log_bytes: What the router logged.
         attack: What the attackers had done by its end; None where there were none.
     """
@@ -35,7 +34,6 @@ class Phase:
     shaky: Summary
     cores: dict[str, float]
     rss_mb: dict[str, float]
-    slowest_health_ms: float
     log_bytes: int
     attack: Tally | None
 
@@ -81,7 +79,7 @@ def p99_ratios(phases: Sequence[Phase]) -> list[float]:
 def render(result: Result) -> str:
     """The table of phases, then what each kind of attack came to."""
     header = ["", "s", "requests", "failed", "p50 ms", "p99 ms", "shaky failed", "router MB"]
-    header += ["Envoy MB", "healthz ms", "log B/s", *(f"cores: {name}" for name in _CORES)]
+    header += ["Envoy MB", "log B/s", *(f"cores: {name}" for name in _CORES)]
     lines = [render_table(header, [_row(each) for each in result.phases]), ""]
     for each in result.phases:
         if each.attack is not None:
@@ -107,7 +105,6 @@ def _row(phase: Phase) -> list[str]:
         f"{sum(phase.shaky.failures.values()):,} of {phase.shaky.requests:,}",
         f"{rss.get('router', 0):.0f}",
         f"{rss.get('envoy', 0):.0f}",
-        f"{phase.slowest_health_ms:.0f}",
         f"{phase.log_bytes / phase.seconds:,.0f}",
         *(f"{cores.get(name, 0):.2f}" for name in _CORES),
     ]

@@ -13,7 +13,7 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -22,11 +22,11 @@ from typing import Any, Final
 import uvloop
 
 from bench.field import SESSION_HEADER
-from bench.figures import abuse_of, by_label, parse_counters, total
+from bench.figures import abuse_of, by_label, total
 from bench.fuzzattack import BROKE, Plan
 from bench.honest import OK, HonestClients, summarise
 from bench.outcome import Phase, Result, p99_ratios
-from bench.processes import get, memory, raise_file_limit
+from bench.processes import memory, raise_file_limit
 from bench.target import TOKEN_S, Attack, Target, Watch
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
 from extproc.service.configured import BODY_SHARE_OF_MEMORY
@@ -103,7 +103,7 @@ class Run:
         """Let all blocks happen; then wait for all to end."""
         loop = asyncio.get_running_loop()
         asking = loop.create_task(self._clients.run())
-        helpers = [loop.create_task(self._watch.run()), loop.create_task(self._watch.probe())]
+        watching = loop.create_task(self._watch.run())
         try:
             for block in self._scenario.blocks:
                 if block.plan is None:
@@ -114,11 +114,10 @@ class Run:
             self._clients.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asking, _DRAIN_S)
-            for helper in helpers:
-                helper.cancel()
-            ended = await asyncio.gather(*helpers, return_exceptions=True)
-            broken = [each for each in ended if isinstance(each, Exception)]
-            self._watch.faults += [f"the watch is broken: {each!r}" for each in broken]
+            watching.cancel()
+            (ended,) = await asyncio.gather(watching, return_exceptions=True)
+            if isinstance(ended, Exception):
+                self._watch.faults.append(f"the watch is broken: {ended!r}")
         return await self._result()
 
     async def _trouble(self, block: Block, plan: Plan) -> None:
@@ -162,7 +161,6 @@ class Run:
                 "seconds": elapsed_s,
                 "cores": cores,
                 "rss_mb": {key: held / 1e6 for key, held in self._watch.rss_bytes.items()},
-                "slowest_health_ms": self._watch.slowest_health_s * 1e3,
                 "log_bytes": self._log_bytes() - log_bytes,
                 "attack": tally,
             }
@@ -172,11 +170,10 @@ class Run:
         return self._target.children["router"].log_path.stat().st_size
 
     async def _result(self) -> Result:
-        records = self._clients.records
         phases = [
             Phase(
-                honest=summarise(records.asked, each["name"]),
-                shaky=summarise(records.shaky, each["name"]),
+                honest=summarise(self._clients.asked, each["name"]),
+                shaky=summarise(self._clients.shaky, each["name"]),
                 **each,
             )
             for each in self._measured
@@ -185,13 +182,13 @@ class Run:
         peak_mb: dict[str, float] = {}
         faults = list(self._watch.faults)
         if not faults:
-            samples, unsettled = await self._settled()
-            faults += unsettled
+            samples = await settled(self._target.metrics)
+            faults += unbalanced(samples)
             pids = {name: self._target.children[name].pid for name in ("router", "envoy")}
             peak_mb = {name: memory(pid).peak_bytes / 1e6 for name, pid in pids.items()}
         outcomes = {name for each in phases if each.attack for name in each.attack.outcomes}
         faults += sorted(name for name in outcomes if f": {BROKE}: " in name)
-        failed = Counter(f"{e.phase}: {e.cause}" for e in records.asked if e.cause != OK)
+        failed = Counter(f"{e.phase}: {e.cause}" for e in self._clients.asked if e.cause != OK)
         faults += [f"honest requests failed in {what}: {num}" for what, num in failed.items()]
         cut = {how: num for how, num in self._running.items() if how != OK}
         faults += [f"{num} running answers were cut: {how}" for how, num in cut.items()]
@@ -207,20 +204,21 @@ class Run:
             faults=faults,
         )
 
-    async def _settled(self) -> tuple[dict[str, float], list[str]]:
-        """The metrics once everything has ended, and what has not."""
-        deadline_s = time.monotonic() + _DRAIN_S
-        while True:
-            page = await asyncio.to_thread(get, f"{self._target.admin_url}/metrics")
-            samples = parse_counters(page or "")
-            wrong = unbalanced(samples) if page else ["the router's metrics cannot be read"]
-            if not wrong or time.monotonic() > deadline_s:
-                return samples, wrong
-            await asyncio.sleep(0.2)
+
+async def settled(metrics: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """The router's metrics once they add up, or after half a minute."""
+    deadline_s = time.monotonic() + _DRAIN_S
+    while True:
+        samples = await asyncio.to_thread(metrics)
+        if not unbalanced(samples) or time.monotonic() > deadline_s:
+            return samples
+        await asyncio.sleep(0.2)
 
 
-def unbalanced(samples: dict[str, float]) -> list[str]:
+def unbalanced(samples: Mapping[str, float]) -> list[str]:
     """Which counts of the router do not add up when nothing is under way."""
+    if not samples:
+        return ["the router's metrics cannot be read"]
     open_picks = int(total(samples, "extproc_picks_in_flight"))
     streams = int(total(samples, "extproc_streams_active"))
     picks = int(total(samples, "extproc_picks_total"))

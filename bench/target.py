@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from bench.field import HONEST, LONG, SHAKY
+from bench.figures import parse_counters
 from bench.fuzzattack import Plan, Tally
 from bench.processes import cpu_s, get, memory, waited_s
 from extproc.envoy.bootstrap import BootstrapOptions, render
@@ -82,6 +83,10 @@ class Target(Stack):
         fresh = self.endpoints.with_suffix(".fresh")
         fresh.write_text(yaml.safe_dump([*honest, *hostile]))
         fresh.replace(self.endpoints)  # in one step, so that nobody reads half of it
+
+    def metrics(self) -> dict[str, float]:
+        """The router's; empty while it does not answer."""
+        return parse_counters(get(f"{self.admin_url}/metrics") or "")
 
     def aimed(self, plan: Plan) -> Plan:
         """Return the plan with our ports."""
@@ -158,8 +163,6 @@ class Watch:
         target: What is looked at.
         max_rss_bytes: The router's limit.
         faults: What went wrong; empty is good.
-        slowest_health_s: The longest that the router's /healthz took in the present phase: its
-            loop stood still so long, or nearly.
         rss_bytes: The most that each held in the present phase: `router` and `envoy`.
         has_faults: Set with the first of them.
     """
@@ -167,7 +170,6 @@ class Watch:
     target: Target
     max_rss_bytes: int
     faults: list[str] = field(default_factory=list)
-    slowest_health_s: float = 0.0
     rss_bytes: dict[str, int] = field(default_factory=dict)
     has_faults: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -178,17 +180,9 @@ class Watch:
             await asyncio.sleep(_LOOK_S)
         self.has_faults.set()
 
-    async def probe(self) -> None:
-        """Ask for the router's health again and again, on connections of our own."""
-        while True:
-            began_s = time.monotonic()
-            await asyncio.to_thread(get, f"{self.target.admin_url}/healthz")
-            self.slowest_health_s = max(self.slowest_health_s, time.monotonic() - began_s)
-            await asyncio.sleep(_LOOK_S)
-
     def begin_phase(self) -> None:
-        """Forget the extremes of the last phase."""
-        self.slowest_health_s, self.rss_bytes = 0.0, {}
+        """Forget the most of the last phase."""
+        self.rss_bytes = {}
 
     def _look(self) -> None:
         for name, child in self.target.children.items():

@@ -70,7 +70,8 @@ def test_a_soak_finds_requests_that_failed_or_that_nobody_told_of() -> None:
         'extproc_completions_total{outcome="expired"}': 1.0,
     }
 
-    assert soak.find_faults({}, good, 0) == []
+    assert soak.find_faults({"extproc_picks_total": 0.0}, good, 0) == []
+    assert soak.find_faults({}, good, 0) == ["the router's metrics cannot be read"]
     assert soak.find_faults(last, good, 1) == [
         "1 picks expired",
         "1 requests of clients that stayed failed",
