@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import adapterchaos, decisions, fuzz_service, hold, run, soak
+from bench.chaospods import Ledger
 from bench.processes import memory
 from bench.scenario import unbalanced
 
@@ -76,3 +77,19 @@ def test_a_soak_finds_requests_that_failed_or_that_nobody_told_of() -> None:
         "1 picks expired",
         "1 requests of clients that stayed failed",
     ]
+
+
+def test_loads_are_counted_for_each_process_of_a_router() -> None:
+    ledger = Ledger()
+    with (
+        ledger.loading("pod-0", "process-1", is_serving=True),
+        ledger.loading("pod-1", "process-1", is_serving=False),
+        ledger.loading("pod-0", "process-2", is_serving=True),
+    ):
+        assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 1}
+    with ledger.loading("pod-0", "process-1", is_serving=True):
+        assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 2}
+        assert not ledger.most - adapterchaos.MOST
+        with ledger.loading("pod-0", "process-1", is_serving=False):
+            assert ledger.most - adapterchaos.MOST == {"on_a_pod": 1}
+    assert ledger.num == 5
