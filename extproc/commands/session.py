@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import inf
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -50,8 +49,6 @@ def measured(
     console: Console,
     *,
     headers: Mapping[str, str],
-    num_repeats: int = 0,
-    max_added_s: float = inf,
 ) -> list[Round]:
     """Run and return all rounds; if a signal ends the run, print those so far.
 
@@ -63,15 +60,7 @@ def measured(
     async def measure() -> None:
         with watching(console, len(specs) * len(blocks)) as watch:
             fit = await fitted(blocks, specs, headers)
-            await run_rounds(
-                specs,
-                fit,
-                rounds,
-                headers=headers,
-                watch=watch,
-                num_repeats=num_repeats,
-                max_added_s=max_added_s,
-            )
+            await run_rounds(specs, fit, rounds, headers=headers, watch=watch)
 
     try:
         with refusing():

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from math import inf
 from statistics import fmean
 
 import aiohttp
@@ -82,8 +81,6 @@ async def run_block(
     target: Target,
     block: Block,
     gives_up: GivesUp = lambda _records, _now_s: False,
-    *,
-    max_added_s: float = inf,
 ) -> BlockRun:
     """Send a block to a target and wait for every response.
 
@@ -91,7 +88,6 @@ async def run_block(
         target: The target.
         block: The block.
         gives_up: Whether to abort, called regularly.
-        max_added_s: The run does not count if more than this is added to the mean first token.
 
     Returns:
         The run; after an abort without result and trouble.
@@ -128,10 +124,7 @@ async def run_block(
         return BlockRun(target.label, block)
     after = await _read_pods(target)
     run = _judged(target, block, list(records.values()), begin, after)
-    run = replace(run, added_s=_added_s(records.values(), before, after))
-    if run.trouble or run.added_s is None or run.added_s <= max_added_s:
-        return run
-    return replace(run, trouble=f"{target.label}: {added_words(run.added_s)}")
+    return replace(run, added_s=_added_s(records.values(), before, after))
 
 
 def added_words(added_s: float) -> str:
