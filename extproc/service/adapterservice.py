@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from aiohttp import web
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration, DeclarationError, Names
@@ -23,7 +22,6 @@ from extproc.service.adapterstore import StoreRunner
 from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters
 from extproc.service.routing import Routing
-from extproc.types import Endpoint
 
 
 class Declaring:
@@ -109,7 +107,9 @@ class AdapterService:
     """All about declared adapters, while `run` runs.
 
     Attributes:
-        peers: What other routers say of adapters.
+        declaring: Takes what is declared where.
+        loading: Has pods load it.
+        add_registration: Adds the paths by which adapters are declared; None where nobody may.
 
     Args:
         config: Checked configuration.
@@ -139,18 +139,18 @@ class AdapterService:
         self._lost: Mapping[str, Loss] = {}
         self._news: News | None = None
         self._is_taken = True
-        self._declaring = Declaring(config, self._on_merged)
+        self.declaring = Declaring(config, self._on_merged)
         self._keeping = StoreRunner(
             config.adapters,
             holder=router_id,
             on_stored=self._on_stored,
             status=self._status,
             wait_until_ready=self._wait_until_ready,
-            why_not=self._declaring.why_not,
+            why_not=self.declaring.why_not,
             clock=world.clock,
         )
         routing.sources.add(self._keeping.sources)
-        self._adapters = Adapters(
+        self.loading = Adapters(
             config,
             routing,
             router_id=router_id,
@@ -160,35 +160,18 @@ class AdapterService:
             on_ticked=self._on_ticked,
             say=say,
         )
-        self.peers = self._adapters.peers
+        self.add_registration = self._keeping.add_registration
         self._clock, self._began_s = world.clock, world.clock()
         self._ready_wait_s = config.adapters.ready_wait_s
         self._sources, self._catalog = routing.sources.statuses, routing.router.catalog
 
     async def _wait_until_ready(self, name: str, timeout_s: float) -> bool:
-        return await self._adapters.wait_until_ready(name, timeout_s)
-
-    @property
-    def add_registration(self) -> Callable[[web.Application], None] | None:
-        """Adds the paths by which adapters are declared; None where nobody may."""
-        return self._keeping.add_registration
+        return await self.loading.wait_until_ready(name, timeout_s)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration."""
-        self._adapters.configure(config)
-        self._declaring.configure(config)
-
-    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Replace the pods."""
-        self._adapters.set_endpoints(endpoints)
-
-    def set_rules(self, readings: Sequence[Reading[RuleSet]]) -> None:
-        """Replace the InferenceModelRewrites of a cluster."""
-        self._declaring.set_rules(readings)
-
-    def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
-        """Replace the LLMRoutes of a cluster."""
-        self._declaring.set_offers(readings)
+        self.loading.configure(config)
+        self.declaring.configure(config)
 
     def why_not_ready(self) -> list[str]:
         """Return why this router cannot serve all that is declared, for people.
@@ -217,13 +200,9 @@ class AdapterService:
         is_taken, self._is_taken = self._is_taken, True
         return None if is_taken else self._news
 
-    def statuses(self) -> list[dict[str, Any]]:
-        """Return how each declared adapter is, as plain values."""
-        return self._adapters.statuses()
-
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register how many adapters are how, and what was done."""
-        self._adapters.add_metrics(telemetry)
+        self.loading.add_metrics(telemetry)
         telemetry.add_gauges(
             "declarations_known",
             "Whether all that a source says of adapters has been read once",
@@ -239,24 +218,24 @@ class AdapterService:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        self._declaring.merge()
+        self.declaring.merge()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._adapters.run())
+            tasks.create_task(self.loading.run())
             tasks.create_task(self._keeping.run())
 
     def _on_merged(self, merged: Merged, withheld: frozenset[str]) -> None:
         self._lost = merged.lost
         self._catalog.withhold(withheld)
         self._routing.declare(merged.routes, merged.rules)
-        self._adapters.declare(merged.offers)
+        self.loading.declare(merged.offers)
         self._news = None  # an object that is new may have lost nothing
         self._tell()
 
     def _on_stored(
         self, declarations: Sequence[Declaration], deleted: Sequence[Declaration]
     ) -> None:
-        self._adapters.set_deleted(deleted)
-        self._declaring.store(declarations)
+        self.loading.set_deleted(deleted)
+        self.declaring.store(declarations)
 
     async def _on_ticked(self, forgotten: Sequence[str]) -> None:
         self._tell()
@@ -267,15 +246,15 @@ class AdapterService:
         if self._on_news is None:
             return
         states = None
-        if self._adapters.loads:
-            found = self._adapters.planner.statuses()
+        if self.loading.loads:
+            found = self.loading.planner.statuses()
             states = {status.name: _report_of(status) for status in found}
         if (self._lost, states) != self._news:
             self._news, self._is_taken = (self._lost, states), False
             self._on_news()
 
     def _status(self, name: str) -> Mapping[str, Any]:
-        status = self._adapters.planner.status(name)
+        status = self.loading.planner.status(name)
         return {} if status is None else dict(to_builtins(status))
 
 

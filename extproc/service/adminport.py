@@ -21,7 +21,7 @@ def make_admin(at: Address, parts: Parts, why_not_ready: Callable[[], list[str]]
         registry=parts.telemetry.registry,
         snapshot=routing.snapshot,
         queue=routing.queue,
-        adapters=parts.adapters.statuses,
+        adapters=parts.adapters.loading.statuses,
         add_registration=parts.adapters.add_registration,
         decisions=parts.recorder.decisions.recent,
         health=why_not_ready,

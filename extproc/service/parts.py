@@ -143,7 +143,7 @@ class Parts:
             relay,
             Hearing(
                 routing.router,
-                self.adapters.peers,
+                self.adapters.loading.peers,
                 telling,
                 clock=world.clock,
                 observers=observers,
@@ -155,14 +155,14 @@ class Parts:
             observers=observers,
             world=world,
         )
-        followers = (routing, self.pods, self.adapters, self.services.eds)
+        followers = (routing, self.pods, self.adapters.loading, self.services.eds)
         self.endpoints = EndpointList(self.readiness, followers, changed.set, clock=world.clock)
         self.discovery = Discovery(
             config,
             on_endpoints=self.endpoints.set,
             on_priorities=routing.routes.set_objectives,
-            on_rules=self.adapters.set_rules,
-            on_offers=self.adapters.set_offers,
+            on_rules=self.adapters.declaring.set_rules,
+            on_offers=self.adapters.declaring.set_offers,
             world=world,
         )
         routing.sources.add(self.discovery.sources)
