@@ -23,7 +23,7 @@ from bench.chaosstores import MIN_REPLICAS, Keeper, served_name, source_of
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.stack.envoy import Envoy
 from extproc.stack.processes import free_port
-from extproc.stack.routers import Router
+from extproc.stack.stack import Router
 
 _REQUESTS_PER_S, _TOKENS = 8.0, 40
 _REQUEST_S = 60.0

@@ -3,13 +3,118 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from math import inf
+from typing import NamedTuple
+
+import msgspec
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import SAY_S, AdapterUpdate, Peers, Trouble, digest
 from extproc.adapters.states import Action, Kind, State
 from extproc.routing.catalog import Catalog
+
+# --- Several routers, of which one has pods load adapters: what they tell each other of that.
+#
+# 1. A router may load if it has the lease of the store, or if nothing leases. Of those that may,
+#    and hear each other, the one with the smallest id does.
+# 2. Who hears one that loads, and that has the same declared, makes no calls. It tells what its
+#    requests want, and hears what cannot be loaded, and which pods have changed.
+# 3. Who hears none loads what it may: everything, or else what its own requests wait for.
+# 4. What a router says is believed until it says something else, for `WORD_S` at most.
+
+WORD_S = 5.0
+SAY_S = 1.0
+"""From one word to the next where nothing is new."""
+LEAVING_S = 2.0
+"""Time for which no request goes to an adapter that is being unloaded, after the last word of
+that: by then the pod's list of models says whether it still has it."""
+
+MAX_LEAVING = 4096
+"""Of these, and as many again as a word has."""
+
+
+class Trouble(NamedTuple):
+    """Why an adapter cannot be loaded: its name, a slug, and a sentence for operators."""
+
+    name: str
+    reason: str
+    message: str
+
+
+class AdapterUpdate(NamedTuple):
+    """What a router says of adapters.
+
+    Attributes:
+        loads: It makes all calls.
+        declared: `digest` of what it has declared.
+        wanted: Names that its requests wait for, the next first.
+        failed: Of those that others want, what it cannot load.
+        changed: Addresses of pods, on which its calls have ended since its last word.
+        leaving: Addresses of pods that it has unload an adapter now, each with the served name.
+    """
+
+    loads: bool
+    declared: int
+    wanted: tuple[str, ...] = ()
+    failed: tuple[Trouble, ...] = ()
+    changed: tuple[str, ...] = ()
+    leaving: tuple[tuple[str, str], ...] = ()
+
+
+class Peers:
+    """What the other routers say.
+
+    Args:
+        router_id: Of this one.
+    """
+
+    def __init__(self, router_id: str) -> None:
+        self._router_id = router_id
+        self._words: dict[str, tuple[float, AdapterUpdate]] = {}
+        self._leaving: dict[tuple[str, str], float] = {}
+
+    def hear(self, router_id: str, word: AdapterUpdate, *, now: float) -> bool:
+        """Take a router's word; return whether it says something new."""
+        before = self._words.get(router_id)
+        self._words[router_id] = now, word
+        if len(self._leaving) < MAX_LEAVING:
+            self._leaving.update(dict.fromkeys(word.leaving, now + LEAVING_S))
+        return before is None or before[1] != word
+
+    def forget(self, router_id: str) -> None:
+        """Forget a router that is gone."""
+        self._words.pop(router_id, None)
+
+    def leader(self, declared: int, *, may_load: bool, now: float) -> AdapterUpdate | None:
+        """Return the word of the router that makes this one's calls; None where none does."""
+        for router_id, word in self._heard(now):
+            is_first = not may_load or router_id < self._router_id
+            if word.loads and word.declared == declared and is_first:
+                return word
+        return None
+
+    def wanted(self, now: float) -> list[str]:
+        """Return the names that the others' requests wait for, each once."""
+        return list(dict.fromkeys(name for _, word in self._heard(now) for name in word.wanted))
+
+    def leaving(self, now: float) -> frozenset[tuple[str, str]]:
+        """Return where another router has an adapter unloaded: address and served name."""
+        self._leaving = {each: until_s for each, until_s in self._leaving.items() if now < until_s}
+        return frozenset(self._leaving)
+
+    def _heard(self, now: float) -> Iterator[tuple[str, AdapterUpdate]]:
+        for router_id, (said_s, word) in self._words.items():
+            if now - said_s <= WORD_S:
+                yield router_id, word
+
+
+def digest(declarations: Iterable[Declaration]) -> int:
+    """Return 64 bits that are the same in each router that has the same declared."""
+    each = sorted(declarations, key=lambda declaration: declaration.name)
+    data = msgspec.json.encode(each, order="deterministic")
+    return int.from_bytes(blake2b(data, digest_size=8).digest())
+
 
 HEARD_S = 0.1
 """By then others have heard a word, and their last requests before it have reached their pods."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.adapters.peers import AdapterUpdate, Trouble
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.fleet.pickids import number_of, pick_id_of
 from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.queue import Waiting
 from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation

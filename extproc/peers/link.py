@@ -8,8 +8,8 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from extproc.adapters.peers import AdapterUpdate
 from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.encoding import PickUpdate, decode, decode_word
 from extproc.peers.keys import NONCE_BYTES, End, is_proven, new_nonce, prove
 from extproc.peers.relay import Link, Relay

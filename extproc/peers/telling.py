@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from extproc.adapters.peers import AdapterUpdate
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.fleet.pool import InFlight
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.adapterpeers import AdapterPeers
+from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links
 from extproc.queue import Waiting

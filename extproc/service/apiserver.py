@@ -28,7 +28,6 @@ from typing import TypeVar
 from extproc.discovery.kubernetes.api import KubernetesClient
 from extproc.discovery.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
 from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
-from extproc.discovery.kubernetes.objectives import priorities, without_pool
 from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
     InferenceObjective,
@@ -38,7 +37,9 @@ from extproc.discovery.kubernetes.objects import (
     objectives_query,
     pods_query,
     pool_query,
+    priorities,
     slices_query,
+    without_pool,
 )
 from extproc.phrases import listed
 from extproc.service.inferencepool import OnEndpoints, PoolPresence

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import SAY_S, AdapterUpdate, Trouble, digest
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
 from extproc.fleet.podstate import PodState
-from extproc.peers.adapterpeers import HEARD_S, AdapterPeers
+from extproc.peers.adapterpeers import HEARD_S, SAY_S, AdapterPeers, AdapterUpdate, Trouble, digest
 from extproc.routing.catalog import Catalog
 from extproc.types import ModelCard
 from tests.builders import BASE, address, base_card

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.peers import AdapterUpdate
 from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.keys import (
     MAX_KEY_FILE_BYTES,
     MIN_KEY_CHARS,
@@ -18,9 +18,9 @@ from extproc.peers.keys import (
     PeerKeys,
     read_keys,
 )
-from extproc.peers.service import MAX_LINKS, OPEN_S
+from extproc.peers.links import MAX_LINKS, OPEN_S
 from extproc.wire.rpc import Code
-from tests.peers.test_service import FIRST, Router, Wire, entries, hello, kinds, message, told
+from tests.peers.test_links import FIRST, Router, Wire, entries, hello, kinds, message, told
 from tests.wire.fake_call import FakeCall
 
 KEY, OTHER = b"k" * MIN_KEY_CHARS, b"o" * MIN_KEY_CHARS

@@ -18,7 +18,7 @@ from extproc.address import Address
 from extproc.commands.hints import own_command, shown
 from extproc.commands.up.pods import Access, Pod
 from extproc.config.file import ConfigError, check_sections
-from extproc.config.policy import PolicyConfig
+from extproc.config.sections import PolicyConfig
 from extproc.envoy.bootstrap import BootstrapOptions, TlsFiles, render
 from extproc.service import configured
 from extproc.service.startup import check_start

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from extproc.lab.engine.blocks import BlockPool, Prefix
+from extproc.lab.engine.caches import BlockPool, Prefix
 from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.engine.records import EngineRequest, EngineStats, Timeline
-from extproc.lab.engine.sequences import Decoders, Sequence
-from extproc.lab.engine.waiting import WaitingQueue
+from extproc.lab.engine.sequences import Decoders, Sequence, WaitingQueue
 
 
 class Batch(Struct):

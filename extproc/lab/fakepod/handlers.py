@@ -25,10 +25,8 @@ from extproc.lab.fakepod.apierrors import (
     unknown_model,
 )
 from extproc.lab.fakepod.config import PodConfig
-from extproc.lab.fakepod.formats import Api, Reply
-from extproc.lab.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.lab.fakepod.formats import Api, Reply, ResponsesApi, chat_tokens, prompt_tokens
 from extproc.lab.fakepod.registry import AdapterRegistry
-from extproc.lab.fakepod.responses import ResponsesApi
 from extproc.lab.fakepod.runner import EngineDeadError, EngineRunner, Generation
 from extproc.lab.fakepod.vllmpage import CONTENT_TYPE, VllmPage
 

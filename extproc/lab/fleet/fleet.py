@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING
 
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.declaring import Declaring
-from extproc.lab.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.lab.fleet.knowledge import Knowledge
 from extproc.lab.fleet.pod import FleetPod, started_engine
 from extproc.lab.fleet.router import BODY_BYTES_PER_TOKEN, FleetRouter, claim_of, prefix_hashes
-from extproc.lab.fleet.settings import FleetSettings, Loading
+from extproc.lab.fleet.settings import (
+    AdapterRegistered,
+    FleetEvent,
+    FleetSettings,
+    Loading,
+    PodJoin,
+    PodLoss,
+    SlowPod,
+)
 from extproc.lab.fleet.telling import FleetTelling
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 from extproc.lab.workload.requests import PLAIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import LEAVING_S, WORD_S, AdapterUpdate, Peers, digest
+from extproc.peers.adapterpeers import LEAVING_S, WORD_S, AdapterUpdate, Peers, digest
 
 LOADS, IS_LED = AdapterUpdate(True, 7), AdapterUpdate(False, 7)
 
@@ -61,7 +61,7 @@ def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word(
     peers, places = Peers("m"), [("pod", "a"), ("pod", "b"), ("pod", "c")]
     peers.hear("x", AdapterUpdate(True, 7, leaving=tuple(places[:2])), now=0.0)
     peers.hear("x", AdapterUpdate(True, 7, leaving=(places[1],)), now=1.0)
-    monkeypatch.setattr("extproc.adapters.peers.MAX_LEAVING", 2)
+    monkeypatch.setattr("extproc.peers.adapterpeers.MAX_LEAVING", 2)
     peers.hear("y", AdapterUpdate(True, 7, leaving=(places[2],)), now=1.0)
 
     left = [peers.leaving(now) for now in (0.0, LEAVING_S, 1.0 + LEAVING_S)]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.peers import AdapterUpdate, Trouble
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.peers.encoding import (
     MAX_ADAPTER_CHARS,
     MAX_FLOW_CHARS,
@@ -24,9 +24,8 @@ from extproc.peers.encoding import (
     encode,
 )
 from extproc.peers.link import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
-from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, Links
+from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, MAX_LINKS, Links, PeersService
 from extproc.peers.relay import Relay, RelaySettings
-from extproc.peers.service import MAX_LINKS, PeersService
 from extproc.queue import Waiting
 from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation
