@@ -14,7 +14,7 @@ from extproc.adapters.declared import (
     Declaration,
     LoadMode,
 )
-from extproc.config.base import Section, check_one_of
+from extproc.config.base import Choice, Section
 
 # --- An adapter that is declared in the configuration: with a route, or in `adapters.declared`.
 
@@ -166,17 +166,14 @@ class RedisStoreConfig(Section):
         return self
 
 
-class StoreConfig(Section):
+class StoreConfig(Choice):
     """Where declarations of adapters are kept: exactly one of these."""
+
+    ONE_OF = ("directory", "sqlite", "redis")
 
     directory: DirectoryStoreConfig | None = Field(None, description=DirectoryStoreConfig.__doc__)
     sqlite: SqliteStoreConfig | None = Field(None, description=SqliteStoreConfig.__doc__)
     redis: RedisStoreConfig | None = Field(None, description=RedisStoreConfig.__doc__)
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> StoreConfig:
-        check_one_of(directory=self.directory, sqlite=self.sqlite, redis=self.redis)
-        return self
 
 
 class RegistrationConfig(Section):

@@ -21,17 +21,17 @@ from extproc.routing.catalog import Catalog
 # 2. Who hears one that loads, and that has the same declared, makes no calls. It tells what its
 #    requests want, and hears what cannot be loaded, and which pods have changed.
 # 3. Who hears none loads what it may: everything, or else what its own requests wait for.
-# 4. What a router says is believed until it says something else, for `WORD_S` at most.
+# 4. What a router says is believed until it says something else, for `BELIEVED_S` at most.
 
-WORD_S = 5.0
+BELIEVED_S = 5.0
 SAY_S = 1.0
-"""From one word to the next where nothing is new."""
+"""From one update to the next where nothing is new."""
 LEAVING_S = 2.0
-"""Time for which no request goes to an adapter that is being unloaded, after the last word of
+"""Time for which no request goes to an adapter that is being unloaded, after the last update of
 that: by then the pod's list of models says whether it still has it."""
 
 MAX_LEAVING = 4096
-"""Of these, and as many again as a word has."""
+"""Of these, and as many again as an update has."""
 
 
 class Trouble(NamedTuple):
@@ -50,7 +50,7 @@ class AdapterUpdate(NamedTuple):
         declared: `digest` of what it has declared.
         wanted: Names that its requests wait for, the next first.
         failed: Of those that others want, what it cannot load.
-        changed: Addresses of pods, on which its calls have ended since its last word.
+        changed: Addresses of pods, on which its calls have ended since its last update.
         leaving: Addresses of pods that it has unload an adapter now, each with the served name.
     """
 
@@ -71,32 +71,32 @@ class Peers:
 
     def __init__(self, router_id: str) -> None:
         self._router_id = router_id
-        self._words: dict[str, tuple[float, AdapterUpdate]] = {}
+        self._updates: dict[str, tuple[float, AdapterUpdate]] = {}
         self._leaving: dict[tuple[str, str], float] = {}
 
-    def hear(self, router_id: str, word: AdapterUpdate, *, now: float) -> bool:
-        """Take a router's word; return whether it says something new."""
-        before = self._words.get(router_id)
-        self._words[router_id] = now, word
+    def hear(self, router_id: str, update: AdapterUpdate, *, now: float) -> bool:
+        """Take a router's update; return whether it says something new."""
+        before = self._updates.get(router_id)
+        self._updates[router_id] = now, update
         if len(self._leaving) < MAX_LEAVING:
-            self._leaving.update(dict.fromkeys(word.leaving, now + LEAVING_S))
-        return before is None or before[1] != word
+            self._leaving.update(dict.fromkeys(update.leaving, now + LEAVING_S))
+        return before is None or before[1] != update
 
     def forget(self, router_id: str) -> None:
         """Forget a router that is gone."""
-        self._words.pop(router_id, None)
+        self._updates.pop(router_id, None)
 
     def leader(self, declared: int, *, may_load: bool, now: float) -> AdapterUpdate | None:
-        """Return the word of the router that makes this one's calls; None where none does."""
-        for router_id, word in self._heard(now):
+        """Return the update of the router that makes this one's calls; None where none does."""
+        for router_id, update in self._heard(now):
             is_first = not may_load or router_id < self._router_id
-            if word.loads and word.declared == declared and is_first:
-                return word
+            if update.loads and update.declared == declared and is_first:
+                return update
         return None
 
     def wanted(self, now: float) -> list[str]:
         """Return the names that the others' requests wait for, each once."""
-        return list(dict.fromkeys(name for _, word in self._heard(now) for name in word.wanted))
+        return list(dict.fromkeys(name for _, update in self._heard(now) for name in update.wanted))
 
     def leaving(self, now: float) -> frozenset[tuple[str, str]]:
         """Return where another router has an adapter unloaded: address and served name."""
@@ -104,9 +104,9 @@ class Peers:
         return frozenset(self._leaving)
 
     def _heard(self, now: float) -> Iterator[tuple[str, AdapterUpdate]]:
-        for router_id, (said_s, word) in self._words.items():
-            if now - said_s <= WORD_S:
-                yield router_id, word
+        for router_id, (said_s, update) in self._updates.items():
+            if now - said_s <= BELIEVED_S:
+                yield router_id, update
 
 
 def digest(declarations: Iterable[Declaration]) -> int:
@@ -117,7 +117,7 @@ def digest(declarations: Iterable[Declaration]) -> int:
 
 
 HEARD_S = 0.1
-"""By then others have heard a word, and their last requests before it have reached their pods."""
+"""By then others have heard an update, and their last requests before it have reached the pods."""
 
 
 class AdapterPeers:
@@ -128,7 +128,7 @@ class AdapterPeers:
         poke: Has a pod's models listed soon.
         look: Called when there is something to be done.
         clock: Monotonic seconds.
-        say: Says a word to all other routers; None where there are none. What they say comes by
+        say: Says an update to all other routers; None where there are none. What they say comes by
             `hear`, and `forget` says that one is gone.
     """
 
@@ -156,11 +156,11 @@ class AdapterPeers:
         if self._say is not None:
             self._declared = digest(declarations)
 
-    def hear(self, router_id: str, word: AdapterUpdate) -> None:
-        """Take another router's word."""
-        for address in word.changed:
+    def hear(self, router_id: str, update: AdapterUpdate) -> None:
+        """Take another router's update."""
+        for address in update.changed:
             self._poke(address)
-        if self._peers.hear(router_id, word, now=self._clock()):
+        if self._peers.hear(router_id, update, now=self._clock()):
             self._look()
 
     def forget(self, router_id: str) -> None:
@@ -207,10 +207,10 @@ class AdapterPeers:
         failed = self._failed(now) if loads else ()
         changed, self._changed = tuple(self._changed), {}
         leaving = tuple(planner.unloading())
-        word = AdapterUpdate(loads, self._declared, tuple(wanted), failed, changed, leaving)
-        if word != self._said or now - self._said_at_s >= SAY_S:
-            self._said, self._said_at_s = word, now
-            self._say(word)
+        update = AdapterUpdate(loads, self._declared, tuple(wanted), failed, changed, leaving)
+        if update != self._said or now - self._said_at_s >= SAY_S:
+            self._said, self._said_at_s = update, now
+            self._say(update)
 
     def _failed(self, now: float) -> tuple[Trouble, ...]:
         """Return what the others want and cannot have."""

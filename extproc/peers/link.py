@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.encoding import PickUpdate, decode, decode_word
+from extproc.peers.encoding import PickUpdate, decode, decode_adapters
 from extproc.peers.keys import NONCE_BYTES, End, is_proven, new_nonce, prove
 from extproc.peers.relay import Link, Relay
 from extproc.wire.rpc import Call, Code
@@ -35,10 +35,10 @@ class PeerListener(Protocol):
     def begin(self) -> None:
         """Links are to begin."""
 
-    def hear(self, router_id: str, tidings: PickUpdate, /) -> None:
+    def hear(self, router_id: str, update: PickUpdate, /) -> None:
         """Take what a router tells."""
 
-    def hear_word(self, router_id: str, word: AdapterUpdate, /) -> None:
+    def hear_adapters(self, router_id: str, update: AdapterUpdate, /) -> None:
         """Take what a router says of adapters."""
 
     def forget(self, router_id: str, /) -> None:
@@ -238,7 +238,7 @@ class PeerLink:
         elif content.HasField("picks"):
             self._service.listener.hear(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):
-            self._service.listener.hear_word(link.router_id, decode_word(content.adapters))
+            self._service.listener.hear_adapters(link.router_id, decode_adapters(content.adapters))
 
     def _handle_acknowledgement(self, link: Link) -> None:
         if not link.is_waiting:

@@ -14,7 +14,7 @@ from math import inf
 
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.encoding import MAX_TOLD, PickUpdate, encode, encode_word, split
+from extproc.peers.encoding import MAX_TOLD, PickUpdate, encode, encode_adapters, split
 from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink, PeerListener
 from extproc.peers.relay import Relay
 from extproc.queue import Waiting
@@ -57,11 +57,11 @@ class Links:
         """Whether a link is to begin."""
         return not all(session.has_begun for session in self._telling.values())
 
-    def say(self, word: AdapterUpdate) -> None:
+    def say(self, update: AdapterUpdate) -> None:
         """Say to every router what is with adapters, over each link: one of them may be another's
         who only says that it is that router.
         """
-        message = encode_word(word)
+        message = encode_adapters(update)
         for session in self:
             if session.is_heard:
                 session.post(message)
@@ -132,12 +132,12 @@ class Links:
         """Return the messages that so many links begin with, the oldest pick first."""
         told, num_bytes = [], 0
         while picks:
-            tidings = PickUpdate(picks[-MAX_TOLD:])
-            message = encode(tidings)
+            update = PickUpdate(picks[-MAX_TOLD:])
+            message = encode(update)
             num_bytes += len(message)
             if num_bytes > MAX_FIRST_BYTES:
                 break
-            told.append((tidings, message))
+            told.append((update, message))
             del picks[-MAX_TOLD:]
         self.num_untold += len(picks) * num_links
         first = PickUpdate(is_first=True, waiting=waiting)
@@ -148,20 +148,20 @@ class Links:
     ) -> list[Exception]:
         """Tell links, each until it fails; return the failures."""
         failed: dict[PeerLink, Exception] = {}
-        for tidings, message in messages:
+        for update, message in messages:
             for session in sessions:
                 try:
                     if session not in failed and session.link is not None:
-                        self._count(tidings, is_told=session.post(message))
+                        self._count(update, is_told=session.post(message))
                 except Exception as error:
                     failed[session] = error
         return list(failed.values())
 
-    def _count(self, tidings: PickUpdate, *, is_told: bool) -> None:
+    def _count(self, update: PickUpdate, *, is_told: bool) -> None:
         if is_told:
-            self.num_told += len(tidings.picks)
+            self.num_told += len(update.picks)
         else:
-            self.num_untold += len(tidings.picks) + len(tidings.ends)
+            self.num_untold += len(update.picks) + len(update.ends)
 
 
 # --- `extproc.v1.Peers`: the link between two replicas of this router, from either end.

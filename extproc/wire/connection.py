@@ -35,14 +35,6 @@ _HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block
 _LIST_BYTES_PER_UNIT: Final = 1024  # of a header list; a byte of the block may be a field of it
 
 
-def _nothing() -> None:
-    """Do nothing: the owner calls `data_to_send` after every step."""
-
-
-def _ignore(error: Exception, path: str) -> None:
-    """Do nothing: the error is counted anyway."""
-
-
 class Connection:
     """The protocol of one connection.
 
@@ -55,8 +47,10 @@ class Connection:
         limits: Bounds on the resources of the peer.
         counters: One per server.
         budget: Memory for the bodies of all connections; one per server.
-        on_output_ready: Called once when there is output outside of a pass, until it is taken.
-        on_session_error: Called with an exception of a session and its method's path.
+        on_output_ready: Called once when there is output outside of a pass, until it is taken; none
+            is needed where `data_to_send` is called after every step.
+        on_session_error: Called with an exception of a session and its method's path; it is counted
+            anyway.
     """
 
     def __init__(
@@ -67,8 +61,8 @@ class Connection:
         limits: Limits = DEFAULT_LIMITS,
         counters: Counters | None = None,
         budget: Budget | None = None,
-        on_output_ready: Callable[[], None] = _nothing,
-        on_session_error: Callable[[Exception, str], None] = _ignore,
+        on_output_ready: Callable[[], None] = lambda: None,
+        on_session_error: Callable[[Exception, str], None] = lambda error, path: None,
     ) -> None:
         self.limits = limits
         self.counters = counters if counters is not None else Counters()

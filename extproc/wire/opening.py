@@ -87,7 +87,9 @@ class Opener:
             streams.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return True
         if request.http_status:
-            self._respond(stream_id, flags, request, grpc.http_error_block(request.http_status))
+            # Below gRPC: an HTTP status alone.
+            status = grpc.literal(b":status", b"%d" % request.http_status)
+            self._respond(stream_id, flags, request, status)
             return True
         code, details = request.code, request.details
         if request.method is not None:

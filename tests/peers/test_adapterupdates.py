@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.peers.adapterpeers import LEAVING_S, WORD_S, AdapterUpdate, Peers, digest
+from extproc.peers.adapterpeers import BELIEVED_S, LEAVING_S, AdapterUpdate, Peers, digest
 
 LOADS, IS_LED = AdapterUpdate(True, 7), AdapterUpdate(False, 7)
 
 
-def heard(words: dict[str, AdapterUpdate], own: str = "m") -> Peers:
+def heard(updates: dict[str, AdapterUpdate], own: str = "m") -> Peers:
     peers = Peers(own)
-    for router_id, word in words.items():
-        peers.hear(router_id, word, now=0.0)
+    for router_id, update in updates.items():
+        peers.hear(router_id, update, now=0.0)
     return peers
 
 
 @pytest.mark.parametrize(
-    ("words", "may_load", "is_led"),
+    ("updates", "may_load", "is_led"),
     [
         ({}, True, False),
         ({}, False, False),
@@ -31,9 +31,9 @@ def heard(words: dict[str, AdapterUpdate], own: str = "m") -> Peers:
     ],
 )
 def test_who_hears_a_router_that_loads_the_same_makes_no_calls(
-    words: dict[str, AdapterUpdate], may_load: bool, is_led: bool
+    updates: dict[str, AdapterUpdate], may_load: bool, is_led: bool
 ) -> None:
-    leader = heard(words).leader(7, may_load=may_load, now=WORD_S)
+    leader = heard(updates).leader(7, may_load=may_load, now=BELIEVED_S)
     assert (leader is not None) is is_led
 
 
@@ -42,7 +42,7 @@ def test_a_router_that_is_silent_or_gone_loads_for_nobody_and_wants_nothing(has_
     peers = heard({"a": AdapterUpdate(True, 7, ("sql",))})
     if has_gone:
         peers.forget("a")
-    now = 0.0 if has_gone else WORD_S + 0.1
+    now = 0.0 if has_gone else BELIEVED_S + 0.1
 
     assert peers.leader(7, may_load=False, now=now) is None
     assert peers.wanted(now) == []
@@ -70,7 +70,7 @@ def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word(
 
 def test_the_same_word_again_says_nothing_new() -> None:
     peers = Peers("m")
-    said = [peers.hear("a", word, now=0.0) for word in (LOADS, AdapterUpdate(True, 7), IS_LED)]
+    said = [peers.hear("a", update, now=0.0) for update in (LOADS, AdapterUpdate(True, 7), IS_LED)]
     assert said == [True, False, True]
 
 

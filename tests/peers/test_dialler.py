@@ -33,10 +33,10 @@ class Deaf:
     def begin(self) -> None:
         pass
 
-    def hear(self, router_id: str, tidings: PickUpdate) -> None:
+    def hear(self, router_id: str, update: PickUpdate) -> None:
         pass
 
-    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
+    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
         pass
 
     def forget(self, router_id: str) -> None:

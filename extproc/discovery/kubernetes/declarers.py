@@ -124,7 +124,8 @@ class Declared(Generic[D, T]):
         known, self._known = self._known, {}
         readings: list[Reading[T]] = []
         total_bytes = 0
-        for each in _oldest_first(objects):
+        living = [each for each in objects if not each.metadata.deletion_timestamp]
+        for each in sorted(living, key=_age):
             withheld = _withheld_of(each) or _Withheld(_num_bytes(each.spec), "", is_kept=True)
             if withheld.num_bytes <= MAX_SPEC_BYTES:
                 total_bytes += withheld.num_bytes
@@ -233,7 +234,3 @@ def _age(each: DeclaringObject) -> tuple[str, str, str]:
     """Return what the oldest has least of."""
     metadata = each.metadata
     return metadata.creation_timestamp or "", metadata.namespace, metadata.name
-
-
-def _oldest_first(objects: Iterable[D]) -> list[D]:
-    return sorted((each for each in objects if not each.metadata.deletion_timestamp), key=_age)

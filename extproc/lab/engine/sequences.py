@@ -221,12 +221,8 @@ class WaitingQueue:
                 best = queue[0]
         return best
 
-    def defer_all(self, *, now: float) -> None:
-        """Mark everything as skipped at `now`."""
-        self.defer(self._last + 1, now=now)
-
-    def defer(self, before: int, *, now: float) -> None:
-        """Mark as skipped at `now` what stands before place `before`."""
+    def defer(self, before: float, *, now: float) -> None:
+        """Mark as skipped at `now` what stands before place `before`, which may be infinite."""
         unmarked = self._unmarked
         while unmarked and unmarked[0][0] < before:
             order, sequence = unmarked.popleft()

@@ -310,8 +310,5 @@ def chat_tokens(messages: object) -> int:
 def _texts(message: object) -> list[str]:
     content = message.get("content") if isinstance(message, dict) else None
     parts = content if isinstance(content, list) else [{"text": content}]
-    return [part["text"] for part in parts if isinstance(part, dict) and _is_text(part)]
-
-
-def _is_text(part: Mapping[str, object]) -> bool:
-    return isinstance(part.get("text"), str)
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]

@@ -137,7 +137,7 @@ class Fleet:
         Raises:
             ValueError: The policy broke its contract.
         """
-        end_s = self.settings.drain_s
+        end_s, gives_up = self.settings.drain_s, self._gives_up
         choose_router = self._rng.randrange
         num_routers = self.settings.num_routers
         for number, arrival in enumerate(self.workload.arrivals):
@@ -150,13 +150,11 @@ class Fleet:
                 self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
             self._decide(flight, self._info(flight))
             end_s = self.now + self.settings.drain_s
-            if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
+            is_looked_at = number % ARRIVALS_PER_LOOK == 0
+            if is_looked_at and gives_up is not None and gives_up(self.flights.values(), self.now):
                 return self._result(is_cut=True)
         self._drain(end_s)
         return self._result()
-
-    def _is_given_up(self) -> bool:
-        return self._gives_up is not None and self._gives_up(self.flights.values(), self.now)
 
     def _drain(self, end_s: float) -> None:
         """Run until no request is running, or until the end."""
