@@ -13,12 +13,11 @@ from typing import Final
 
 from extproc.wire import frames, grpc
 from extproc.wire.budget import Budget
-from extproc.wire.control import ControlFrames, FloodMeter
+from extproc.wire.control import FloodMeter
 from extproc.wire.dispatch import FrameHandler
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime, server_preface
 from extproc.wire.limits import DEFAULT_LIMITS, ConnectionFault, Counters, ErrorCode, Limits
-from extproc.wire.opening import Opener
 from extproc.wire.outbox import Outbox
 from extproc.wire.requests import judge_request
 from extproc.wire.rpc import Method
@@ -74,9 +73,7 @@ class Connection:
         self.streams = streams
         self._floods = floods = FloodMeter(limits, self.outbox, now)
         self._lifetime = lifetime = Lifetime(streams, now)
-        self._opener = Opener(streams, reader, lifetime, floods)
-        control = ControlFrames(streams, reader, lifetime, floods)
-        self._handler = FrameHandler(streams, reader, floods, control, self._opener)
+        self._handler = FrameHandler(streams, reader, lifetime, floods)
         self.is_failed = self._is_lost = False
         self._unread = bytearray()
         self._preface_left = frames.PREFACE
@@ -154,8 +151,8 @@ class Connection:
 
         Returns the position of the next pass, which is not the end if this one was full.
         """
-        handler, opener, streams = self._handler, self._opener, self.streams
-        reader = opener.reader
+        handler, streams = self._handler, self.streams
+        reader = handler.reader
         streams_open, slots = streams.open, streams.closed.slots
         read_header, read_u32 = frames.FRAME_HEADER.unpack_from, frames.U32.unpack_from
         quick_bytes = self.limits.max_message_bytes + grpc.PREFIX_BYTES
@@ -206,7 +203,7 @@ class Connection:
                     and flags & ~frames.END_STREAM == frames.END_HEADERS
                 ):
                     before_bytes = reader.list_bytes
-                    opener.open(stream_id, flags, data[start:stop], now)
+                    handler.open(stream_id, flags, data[start:stop], now)
                     units_left -= (reader.list_bytes - before_bytes) // _LIST_BYTES_PER_UNIT
                     continue
             elif kind == frames.RST_STREAM and length == frames.U32.size:
