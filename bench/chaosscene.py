@@ -21,9 +21,8 @@ from bench.chaosplan import NAMES, NUM_PODS, NUM_ROUTERS, Change, Fault
 from bench.chaospods import BASE, OWN, ChaosPod, Ledger
 from bench.chaosstores import MIN_REPLICAS, Keeper, served_name, source_of
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from extproc.stack.envoy import Envoy
 from extproc.stack.processes import free_port
-from extproc.stack.stack import Router
+from extproc.stack.stack import Envoy, Router
 
 _REQUESTS_PER_S, _TOKENS = 8.0, 40
 _REQUEST_S = 60.0

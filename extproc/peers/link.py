@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -45,22 +46,28 @@ class PeerListener(Protocol):
         """The last link to a router has closed."""
 
 
-class Service(Protocol):
-    """What has the links of this process, as one of them sees it."""
+@dataclass(eq=False)
+class Service:
+    """What has the links of this process, as one of them sees it.
+
+    Attributes:
+        relay: Holds the entries to send.
+        listener: Takes what routers say.
+        clock: Monotonic seconds.
+        on_garbage: Called once per malformed message.
+        keys: Returns the keys that prove who is a peer, ours first; called for each link. None
+            where there are none.
+        believes_callers: Whether whoever calls is believed without a key: TLS knows who that is.
+    """
 
     relay: Relay
     router_id: str
-    believes_callers: bool
+    _: KW_ONLY
     listener: PeerListener
-
-    def keys(self) -> Sequence[bytes] | None:
-        """Return the keys, ours first; None where nobody needs one."""
-
-    def clock(self) -> float:
-        """Return monotonic seconds."""
-
-    def on_garbage(self) -> None:
-        """Count a malformed message."""
+    clock: Callable[[], float]
+    on_garbage: Callable[[], None] = lambda: None
+    keys: Callable[[], Sequence[bytes] | None] = lambda: None
+    believes_callers: bool = False
 
     def record(self, entries: Sequence[bytes]) -> None:
         """Take entries that a peer relayed."""

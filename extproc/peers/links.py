@@ -15,8 +15,7 @@ from math import inf
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.encoding import MAX_TOLD, PickUpdate, encode, encode_adapters, split
-from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink, PeerListener
-from extproc.peers.relay import Relay
+from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink, Service
 from extproc.queue import Waiting
 from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
@@ -185,32 +184,18 @@ OnEntries = Callable[[Sequence[bytes]], None]
 
 
 @dataclass(eq=False)
-class PeersService:
+class PeersService(Service):
     """Opens and ends links, whoever dials.
 
     Attributes:
-        relay: Holds the entries to send.
         links: Those that are there.
-        listener: Takes what routers say.
         on_entries: Called with the entries relayed by a peer.
-        clock: Monotonic seconds.
-        on_garbage: Called once per malformed message.
-        keys: Returns the keys that prove who is a peer, ours first; called for each link. None
-            where there are none.
-        believes_callers: Whether whoever calls is believed without a key: TLS knows who that is.
         num_received: Entries relayed by peers.
     """
 
-    relay: Relay
-    router_id: str
     _: KW_ONLY
     links: Links
-    listener: PeerListener
     on_entries: OnEntries
-    clock: Callable[[], float]
-    on_garbage: Callable[[], None] = lambda: None
-    keys: Callable[[], Sequence[bytes] | None] = lambda: None
-    believes_callers: bool = False
     num_received: int = 0
     _num_inbound: int = 0
 

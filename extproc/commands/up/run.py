@@ -20,7 +20,6 @@ from extproc.commands.hints import own_command
 from extproc.commands.up.files import Plan
 from extproc.commands.up.pods import Pod, ask, cause
 from extproc.phrases import listed
-from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import (
     ChildProcess,
     SignalledError,
@@ -28,7 +27,7 @@ from extproc.stack.processes import (
     get_page,
     until_signalled,
 )
-from extproc.stack.stack import Router, Stack
+from extproc.stack.stack import Router, Stack, find_envoy
 
 SLOTS = 3
 """Adapter slots of a fake pod, as in the demo."""
