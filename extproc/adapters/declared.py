@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from extproc.openai import MAX_MODEL_BYTES, is_model_name
 from extproc.phrases import shortened
@@ -87,6 +87,47 @@ class Declaration(Struct, frozen=True):
         _check_number("replicas.max", self.max_replicas, 1, MAX_REPLICAS)
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise _error("replicas.max", self.max_replicas, "must be at least min")
+
+
+class Replicas(Struct):
+    """On how many pods an adapter is, as people write it."""
+
+    min: int = 1
+    max: int | None = None
+
+
+class Written(Struct, omit_defaults=True):
+    """A declaration as people write it, in a store or in a cluster."""
+
+    name: str
+    source: str = ""
+    version: str = ""
+    base: str = ""
+    rank: int | None = None
+    replicas: Replicas | UnsetType | None = UNSET
+    load: LoadMode = LoadMode.AUTO
+
+    def declaration(self, *, origin: str, pools: frozenset[str] = frozenset()) -> Declaration:
+        """Return what is declared.
+
+        Raises:
+            DeclarationError: It cannot stand.
+        """
+        replicas = self.replicas or Replicas()
+        declaration = Declaration(
+            name=self.name,
+            source=self.source,
+            version=self.version,
+            base=self.base,
+            rank=self.rank,
+            min_replicas=replicas.min,
+            max_replicas=replicas.max,
+            load=self.load,
+            pools=pools,
+            origin=origin,
+        )
+        declaration.check()
+        return declaration
 
 
 def check_model(field: str, name: str) -> None:

@@ -26,7 +26,13 @@ from random import Random
 from typing import TypeVar
 
 from extproc.discovery.kubernetes.api import KubernetesClient
-from extproc.discovery.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
+from extproc.discovery.kubernetes.endpoints import (
+    pod_endpoints,
+    priorities,
+    selection,
+    slice_endpoints,
+    without_pool,
+)
 from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
 from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
@@ -37,9 +43,7 @@ from extproc.discovery.kubernetes.objects import (
     objectives_query,
     pods_query,
     pool_query,
-    priorities,
     slices_query,
-    without_pool,
 )
 from extproc.phrases import listed
 from extproc.service.inferencepool import OnEndpoints, PoolPresence

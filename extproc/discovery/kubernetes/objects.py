@@ -12,11 +12,12 @@ we know it, and one object that is wrong must not hide the others of its list.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Raw, Struct, field
 
+NO_VALUE = Raw(b"null")
 POOL_GROUP = "inference.networking.k8s.io"
 """API group of InferencePools."""
 _OF_POOLS = (f"/apis/{POOL_GROUP}/v1",)
@@ -157,11 +158,24 @@ class InferenceObjective(KubeObject, frozen=True):
     spec: ObjectiveSpec = ObjectiveSpec()
 
 
-class DeclaringObject(KubeObject, frozen=True):
-    """An object that declares something, and that we write the status of."""
+class Withheld(Struct, frozen=True):
+    """What is kept of a spec that is not: its length, and the name of the adapter it is about."""
 
-    spec: Raw = Raw(b"null")
-    status: Raw = Raw(b"null")
+    num_bytes: int
+    named: str
+
+
+class DeclaringObject(KubeObject, frozen=True):
+    """An object that declares something, and that we write the status of.
+
+    Attributes:
+        withheld: Of what is kept: stands for a spec that is not, None where it is. An API server
+            sends no such field; if one did, whatever it were, no object would be lost for it.
+    """
+
+    spec: Raw = NO_VALUE
+    status: Raw = NO_VALUE
+    withheld: Any = field(default=None, name=".withheld")
 
     def differs(self, before: KubeObject) -> bool:
         """Return whether the spec, or that it counts, is another: our own writes are no news."""
@@ -242,9 +256,13 @@ def pods_query(label_selector: str, *, namespace: str = "") -> Query[Pod]:
 
 def slices_query(service: str, *, namespace: str = "") -> Query[EndpointSlice]:
     """Query the EndpointSlices of a Service."""
-    selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
-    apis = ("/apis/discovery.k8s.io/v1",)
-    return Query(EndpointSlice, "endpointslices", apis, namespace, selector)
+    return Query(
+        EndpointSlice,
+        "endpointslices",
+        ("/apis/discovery.k8s.io/v1",),
+        namespace,
+        {"labelSelector": f"kubernetes.io/service-name={service}"},
+    )
 
 
 def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
@@ -255,9 +273,12 @@ def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
 
 def objectives_query(namespace: str = "") -> Query[InferenceObjective]:
     """Query InferenceObjectives: in the newer API group, the older one, and the pools' own."""
-    apis = _BESIDE_POOLS + _OF_POOLS
     return Query(
-        InferenceObjective, "inferenceobjectives", apis, namespace=namespace, is_optional=True
+        InferenceObjective,
+        "inferenceobjectives",
+        _BESIDE_POOLS + _OF_POOLS,
+        namespace,
+        is_optional=True,
     )
 
 
@@ -265,46 +286,23 @@ def rewrites_query(
     namespace: str = "", keeper: Keeper | None = None
 ) -> Query[InferenceModelRewrite]:
     """Query InferenceModelRewrites, in the newer API group and the older one."""
-    resource = "inferencemodelrewrites"
     return Query(
-        InferenceModelRewrite, resource, _BESIDE_POOLS, namespace, is_optional=True, keeper=keeper
+        InferenceModelRewrite,
+        "inferencemodelrewrites",
+        _BESIDE_POOLS,
+        namespace,
+        is_optional=True,
+        keeper=keeper,
     )
 
 
 def routes_query(namespace: str = "", keeper: Keeper | None = None) -> Query[LLMRoute]:
     """Query LLMRoutes."""
-    apis = (f"/apis/{ROUTE_GROUP}/v1alpha1",)
-    return Query(LLMRoute, "llmroutes", apis, namespace, is_optional=True, keeper=keeper)
-
-
-# --- From InferenceObjectives to the priorities of the objectives that requests name.
-#
-# Source: the definition v1alpha2 of both API groups: an unset priority is 0, and the pool that is
-# referred to is in the same namespace. One of the pools' own group, in v1, may refer to several.
-
-_INT32 = 2**31
-
-
-def priorities(objectives: Iterable[InferenceObjective], pools: Collection[str]) -> dict[str, int]:
-    """Return the priority of each objective of some pools, by name.
-
-    All are of the pools' namespace. The older definition allows any number; one beyond 32 bits
-    counts as the nearest within.
-    """
-    ours = {PoolRef(each) for each in pools}
-    return {
-        each.metadata.name: int(max(-_INT32, min(each.spec.priority or 0, _INT32 - 1)))
-        for each in objectives
-        if not ours.isdisjoint(_pools_of(each)) and each.metadata.deletion_timestamp is None
-    }
-
-
-def without_pool(objectives: Iterable[InferenceObjective]) -> list[str]:
-    """Return the names of objectives that refer to no pool, as far as they can be read."""
-    return [
-        each.metadata.name for each in objectives if not any(ref.name for ref in _pools_of(each))
-    ]
-
-
-def _pools_of(objective: InferenceObjective) -> tuple[PoolRef, ...]:
-    return objective.spec.pool_ref, *(objective.spec.pool_refs or ())
+    return Query(
+        LLMRoute,
+        "llmroutes",
+        (f"/apis/{ROUTE_GROUP}/v1alpha1",),
+        namespace,
+        is_optional=True,
+        keeper=keeper,
+    )

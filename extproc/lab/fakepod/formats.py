@@ -52,7 +52,6 @@ class Api(Protocol):
 
     def whole(self, reply: Reply) -> Json:
         """Return the body of a response that is not streamed."""
-        ...
 
     def start(self, reply: Reply) -> bytes:
         """Return the events before the first token: none for most."""
@@ -60,11 +59,14 @@ class Api(Protocol):
 
     def token(self, reply: Reply, index: int) -> bytes:
         """Return the events of the token at `index`."""
-        ...
 
     def end(self, reply: Reply, *, has_usage: bool) -> bytes:
         """Return the events after the last token; token counts only if `has_usage`."""
-        ...
+        counts = {**self.head(reply), "choices": [], "usage": reply.usage}
+        return (event(counts) if has_usage else b"") + b"data: [DONE]\n\n"
+
+    def head(self, reply: Reply) -> Json:
+        """Return what its responses, or events, begin with."""
 
 
 class CompletionApi(Api):
@@ -80,7 +82,7 @@ class CompletionApi(Api):
             "stop_reason": None,
             "prompt_logprobs": None,
         }
-        return {**self._head(reply), "choices": [choice], "usage": reply.usage}
+        return {**self.head(reply), "choices": [choice], "usage": reply.usage}
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`."""
@@ -91,13 +93,10 @@ class CompletionApi(Api):
             "finish_reason": reply.finish_reason(index),
             "stop_reason": None,
         }
-        return event({**self._head(reply), "choices": [choice]})
+        return event({**self.head(reply), "choices": [choice]})
 
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+    def head(self, reply: Reply) -> Json:
         """See `Api`."""
-        return _usage_and_done(self._head(reply), reply, has_usage)
-
-    def _head(self, reply: Reply) -> Json:
         return {
             "id": f"cmpl-{reply.id}",
             "object": "text_completion",
@@ -118,7 +117,7 @@ class ChatApi(Api):
             "finish_reason": "length",
             "stop_reason": None,
         }
-        head = self._head(reply, "chat.completion")
+        head = {**self.head(reply), "object": "chat.completion"}
         return {**head, "choices": [choice], "usage": reply.usage}
 
     def token(self, reply: Reply, index: int) -> bytes:
@@ -128,18 +127,15 @@ class ChatApi(Api):
             return content
         return self._chunk(reply, {"role": "assistant", "content": ""}, None) + content
 
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
-        """See `Api`."""
-        return _usage_and_done(self._head(reply, "chat.completion.chunk"), reply, has_usage)
-
     def _chunk(self, reply: Reply, delta: Json, finish_reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return event({**self._head(reply, "chat.completion.chunk"), "choices": [choice]})
+        return event({**self.head(reply), "choices": [choice]})
 
-    def _head(self, reply: Reply, object_: str) -> Json:
+    def head(self, reply: Reply) -> Json:
+        """See `Api`."""
         return {
             "id": f"chatcmpl-{reply.id}",
-            "object": object_,
+            "object": "chat.completion.chunk",
             "created": reply.created_wall_s,
             "model": reply.model,
         }
@@ -169,11 +165,6 @@ def _card(name: str, root: str, parent: str | None, max_len: int | None, created
         "parent": parent,
         "max_model_len": max_len,
     }
-
-
-def _usage_and_done(head: Json, reply: Reply, has_usage: bool) -> bytes:
-    usage = event({**head, "choices": [], "usage": reply.usage}) if has_usage else b""
-    return usage + b"data: [DONE]\n\n"
 
 
 def event(body: Json) -> bytes:
@@ -213,14 +204,16 @@ class ResponsesApi(Api):
             "total_tokens": reply.prompt_tokens + reply.output_tokens,
         }
         return {
-            **self._response(reply, "incomplete", [self._message(reply, "completed")]),
+            **self.head(reply),
+            "output": [self._message(reply, "completed")],
+            "status": "incomplete",
             "incomplete_details": {"reason": "max_output_tokens"},
             "usage": usage,
         }
 
     def start(self, reply: Reply) -> bytes:
         """See `Api`."""
-        response = self._response(reply, "in_progress", [])
+        response = self.head(reply)
         kinds = ("response.created", "response.in_progress")
         return _events(0, *({"type": kind, "response": response} for kind in kinds))
 
@@ -264,18 +257,19 @@ class ResponsesApi(Api):
             "content": [text],
         }
 
-    def _response(self, reply: Reply, status: str, output: list[Json]) -> Json:
+    def head(self, reply: Reply) -> Json:
+        """The response as it is at first."""
         return {
             "id": f"resp_{reply.id}",
             "created_at": reply.created_wall_s,
             "model": reply.model,
             "object": "response",
-            "output": output,
+            "output": [],
             "parallel_tool_calls": True,
             "tool_choice": "auto",
             "tools": [],
             "max_output_tokens": reply.output_tokens,
-            "status": status,
+            "status": "in_progress",
             "usage": None,
         }
 
