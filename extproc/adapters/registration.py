@@ -235,17 +235,14 @@ class _BodyError(Exception):
 
 
 async def _body(request: web.Request) -> bytes:
-    body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > MAX_CONTENT_BYTES:
-                    message = f"The body must have at most {MAX_CONTENT_BYTES} bytes."
-                    raise _BodyError(413, "body_too_large", message)
+            return await request.clone(client_max_size=MAX_CONTENT_BYTES).read()
+    except web.HTTPRequestEntityTooLarge:
+        message = f"The body must have at most {MAX_CONTENT_BYTES} bytes."
+        raise _BodyError(413, "body_too_large", message) from None
     except TimeoutError:
         raise _BodyError(408, "body_timeout", "The body did not arrive in time.") from None
-    return bytes(body)
 
 
 def _decode(body: bytes, kind: type[_Asked]) -> _Asked:
