@@ -166,7 +166,7 @@ class Links:
 # --- `extproc.v1.Peers`: the link between two replicas of this router, from either end.
 #
 # Links carry access log entries (`peers.relay` decides which and when) and the picks that routers
-# tell each other (`links`). The end that listens and the end that dials (`dialler`) run the same
+# tell each other (`Links`). The end that listens and the end that dials (`dialler`) run the same
 # session, a `link`.
 #
 # A link is for both directions where each side knows who the other is: by a key that they share,

@@ -252,6 +252,11 @@ async def get_page(url: str) -> str | None:
         return None
 
 
+async def has_page(url: str) -> bool:
+    """Return whether there is a page at `url`, be it empty."""
+    return await get_page(url) is not None
+
+
 # --- Signals that end a command in order.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

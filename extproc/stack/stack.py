@@ -15,7 +15,14 @@ import msgspec
 import yaml
 
 from extproc.errors import needs_extra
-from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, StackError, free_port, get_page
+from extproc.stack.processes import (
+    START_TIMEOUT_S,
+    ChildProcess,
+    StackError,
+    free_port,
+    get_page,
+    has_page,
+)
 
 
 class Envoy(ChildProcess):
@@ -152,10 +159,7 @@ class Router(ChildProcess):
             StackError: It ended or did not become ready.
         """
         self.spawn(self.command, self.env, self._folder)
-        await self.wait_until(self._is_ready, within_s)
-
-    async def _is_ready(self) -> bool:
-        return await get_page(f"{self.admin_url}/healthz") is not None
+        await self.wait_until(lambda: has_page(f"{self.admin_url}/healthz"), within_s)
 
 
 class FakePod(ChildProcess):
@@ -180,10 +184,7 @@ class FakePod(ChildProcess):
         """
         command = [sys.executable, "-m", "extproc", "fake-pod"]
         self.spawn([*command, "--config", str(self._config_path), "--port", str(self._port)])
-        await self.wait_until(self._is_up)
-
-    async def _is_up(self) -> bool:
-        return await get_page(f"{self.url}/health") is not None
+        await self.wait_until(lambda: has_page(f"{self.url}/health"))
 
 
 class Stack:
