@@ -90,14 +90,11 @@ class _NoSession:
     That of a refused or closed call, or of a method that has returned none yet, or failed to.
     """
 
-    def receive(self, message: bytes) -> None:
-        """Drop it."""
+    def receive(self, message: bytes) -> None: ...
 
-    def half_close(self) -> None:
-        """Do nothing."""
+    def half_close(self) -> None: ...
 
-    def closed(self) -> None:
-        """Do nothing."""
+    def closed(self) -> None: ...
 
 
 NO_SESSION: Final[Session] = _NoSession()
