@@ -78,7 +78,7 @@ class Service:
     def lost(self, router_id: str, session: PeerLink) -> None:
         """Take note that the link has closed."""
 
-    def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
+    def closed(self, session: PeerLink) -> None:
         """Forget the link."""
 
 
@@ -151,7 +151,7 @@ class PeerLink:
 
     def closed(self) -> None:
         """Forget the link, which has ended."""
-        self._service.closed(self, is_inbound=self.is_inbound)
+        self._service.closed(self)
         self._drop_link()
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:

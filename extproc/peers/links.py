@@ -197,7 +197,6 @@ class PeersService(Service):
     links: Links
     on_entries: OnEntries
     num_received: int = 0
-    _num_inbound: int = 0
 
     def methods(self) -> tuple[Method, ...]:
         """Return Link."""
@@ -234,17 +233,17 @@ class PeersService(Service):
         if is_gone:
             self.listener.forget(router_id)
 
-    def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
+    def closed(self, session: PeerLink) -> None:
         """Forget a closed session."""
         self.links.remove(session)
-        self._num_inbound -= is_inbound
 
     def _begin_those_that_owe(self) -> None:
         if self.links.is_owing:
             self.listener.begin()
 
     def _accept(self, call: Call, metadata: Metadata) -> Session:
-        if self._num_inbound >= MAX_LINKS and not self._make_room():
+        num_inbound = sum(each.is_inbound for each in self.links)
+        if num_inbound >= MAX_LINKS and not self._make_room():
             call.end(Code.RESOURCE_EXHAUSTED, "too many links")
             return NO_SESSION
         return self._begin(call, lambda _: None, is_inbound=True)
@@ -260,5 +259,4 @@ class PeersService(Service):
     def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> PeerLink:
         session = PeerLink(self, call, on_hello, is_inbound=is_inbound)
         self.links.add(session)
-        self._num_inbound += is_inbound
         return session
