@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.peers.adapterpeers import BELIEVED_S, LEAVING_S, AdapterUpdate, Peers, digest
+from extproc.peers.adapterpeers import BELIEVED_S, LEAVING_S, AdapterUpdate, digest
+from tests.peers.test_adapterpeers import DECLARED, Scene
 
-LOADS, IS_LED = AdapterUpdate(True, 7), AdapterUpdate(False, 7)
+LOADS, IS_LED = AdapterUpdate(True, DECLARED), AdapterUpdate(False, DECLARED)
 
 
-def heard(updates: dict[str, AdapterUpdate], own: str = "m") -> Peers:
-    peers = Peers(own)
+def heard(updates: dict[str, AdapterUpdate]) -> Scene:
+    """Return router `m`, which has heard that."""
+    scene = Scene()
     for router_id, update in updates.items():
-        peers.hear(router_id, update, now=0.0)
-    return peers
+        scene.peers.hear(router_id, update)
+    return scene
 
 
 @pytest.mark.parametrize(
@@ -27,51 +29,54 @@ def heard(updates: dict[str, AdapterUpdate], own: str = "m") -> Peers:
         ({"z": LOADS}, True, False),  # that one leaves it to this one
         ({"z": LOADS, "a": LOADS}, True, True),
         ({"a": IS_LED, "z": IS_LED}, False, False),  # by one that this one does not hear
-        ({"a": AdapterUpdate(True, 8)}, False, False),  # it has something else declared
+        ({"a": AdapterUpdate(True, DECLARED + 1)}, False, False),  # it has something else declared
     ],
 )
 def test_who_hears_a_router_that_loads_the_same_makes_no_calls(
     updates: dict[str, AdapterUpdate], may_load: bool, is_led: bool
 ) -> None:
-    leader = heard(updates).leader(7, may_load=may_load, now=BELIEVED_S)
-    assert (leader is not None) is is_led
+    assert heard(updates).peers.is_led(may_load=may_load, now=BELIEVED_S) is is_led
 
 
 @pytest.mark.parametrize("has_gone", [True, False])
 def test_a_router_that_is_silent_or_gone_loads_for_nobody_and_wants_nothing(has_gone: bool) -> None:
-    peers = heard({"a": AdapterUpdate(True, 7, ("sql",))})
+    peers = heard({"a": AdapterUpdate(True, DECLARED, ("sql",))}).peers
     if has_gone:
         peers.forget("a")
     now = 0.0 if has_gone else BELIEVED_S + 0.1
 
-    assert peers.leader(7, may_load=False, now=now) is None
+    assert not peers.is_led(may_load=False, now=now)
     assert peers.wanted(now) == []
 
 
 def test_what_others_want_is_listed_once() -> None:
-    peers = heard(
+    scene = heard(
         {"a": AdapterUpdate(False, 7, ("x", "y")), "b": AdapterUpdate(False, 8, ("z", "x"))}
     )
-    assert peers.wanted(0.0) == ["x", "y", "z"]
+    assert scene.peers.wanted(0.0) == ["x", "y", "z"]
 
 
 def test_what_others_unload_is_left_alone_until_a_while_after_their_last_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    peers, places = Peers("m"), [("pod", "a"), ("pod", "b"), ("pod", "c")]
-    peers.hear("x", AdapterUpdate(True, 7, leaving=tuple(places[:2])), now=0.0)
-    peers.hear("x", AdapterUpdate(True, 7, leaving=(places[1],)), now=1.0)
+    places = [("pod", "a"), ("pod", "b"), ("pod", "c")]
+    scene = heard({"x": AdapterUpdate(True, 7, leaving=tuple(places[:2]))})
+    scene.now = 1.0
+    scene.peers.hear("x", AdapterUpdate(True, 7, leaving=(places[1],)))
     monkeypatch.setattr("extproc.peers.adapterpeers.MAX_LEAVING", 2)
-    peers.hear("y", AdapterUpdate(True, 7, leaving=(places[2],)), now=1.0)
+    scene.peers.hear("y", AdapterUpdate(True, 7, leaving=(places[2],)))
 
-    left = [peers.leaving(now) for now in (0.0, LEAVING_S, 1.0 + LEAVING_S)]
-    assert left == [{*places[:2]}, {places[1]}, frozenset()]
+    for now, left in ((0.0, {*places[:2]}), (LEAVING_S, {places[1]}), (1.0 + LEAVING_S, set())):
+        scene.peers.is_led(may_load=True, now=now)
+        assert scene.catalog.planner.leaving_elsewhere == left
 
 
 def test_the_same_word_again_says_nothing_new() -> None:
-    peers = Peers("m")
-    said = [peers.hear("a", update, now=0.0) for update in (LOADS, AdapterUpdate(True, 7), IS_LED)]
-    assert said == [True, False, True]
+    scene, num_looks = Scene(), []
+    for update in (LOADS, AdapterUpdate(True, DECLARED), IS_LED):
+        scene.peers.hear("a", update)
+        num_looks.append(scene.num_looks)
+    assert num_looks == [1, 1, 2]
 
 
 def test_two_routers_have_the_same_declared_in_whichever_order() -> None:
