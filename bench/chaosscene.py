@@ -22,9 +22,8 @@ from bench.chaospods import BASE, OWN, ChaosPod, Ledger
 from bench.chaosstores import MIN_REPLICAS, Keeper, served_name, source_of
 from bench.honest import OK, TIMEOUT, answer
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from extproc.stack.envoy import Envoy
 from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, free_port
-from extproc.stack.routers import Router
+from extproc.stack.stack import Envoy, Router
 
 NUM_PODS, NUM_ROUTERS, NUM_ADAPTERS = 4, 2, 12
 NAMES = tuple(f"a{number}" for number in range(NUM_ADAPTERS))

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from extproc.stack.envoy import find_envoy
+from extproc.stack.stack import find_envoy
 
 _BUSY = 0.3
 """Load per core before the start from which on figures say more about the rest than about us."""

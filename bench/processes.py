@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import ChildProcess, StackError
+from extproc.stack.stack import find_envoy
 
 _ChildT = TypeVar("_ChildT", bound=ChildProcess)
 

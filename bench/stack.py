@@ -13,9 +13,8 @@ from typing import Any
 from bench import envoys
 from bench.figures import parse_counters
 from bench.processes import get, started
-from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess, free_port
-from extproc.stack.routers import Router
+from extproc.stack.stack import Envoy, Router
 
 _FAULTS = (
     "http.openai.downstream_rq_5xx",

@@ -23,7 +23,7 @@ from extproc.lab.loadtest.measures import error_words
 from extproc.lab.loadtest.ramp import LaggedError, RampPlan, Step, run_ramp
 from extproc.lab.loadtest.targets import parse_target
 from extproc.lab.trials.search import CapacitySearch
-from extproc.stack.signals import SignalledError
+from extproc.stack.processes import SignalledError
 
 
 def ramp_command(

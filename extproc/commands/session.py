@@ -17,7 +17,7 @@ from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.screen import print_comparison, watching
 from extproc.lab.loadtest.targets import TargetSpec
 from extproc.lab.trials.suites import PlanError
-from extproc.stack.signals import SignalledError, until_signalled
+from extproc.stack.processes import SignalledError, until_signalled
 
 NOT_MEASURED = 3
 """Exit status: the machine was too busy."""

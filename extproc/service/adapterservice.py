@@ -9,14 +9,13 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from extproc.adapters.declared import Declaration, DeclarationError, Names
-from extproc.adapters.peers import AdapterUpdate
-from extproc.adapters.sources import SourceStatus
+from extproc.adapters.declared import Declaration, DeclarationError, Names, SourceStatus
 from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
 from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.observe.telemetry import Telemetry
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.routing.precedence import Loss, Merged, Offer, RuleSet, merge
 from extproc.service.adapterstore import StoreRunner
 from extproc.service.clocks import Clocks

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from extproc import __version__
-from extproc.adapters.peers import AdapterUpdate
 from extproc.config import Config
 from extproc.fleet.accounting import Accounting
 from extproc.fleet.readiness import Readiness
@@ -24,6 +23,7 @@ from extproc.observe.observers import Observers
 from extproc.observe.poolmetrics import PoolMetrics
 from extproc.observe.telemetry import Telemetry
 from extproc.observe.tracing import Tracing
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.links import Links
 from extproc.peers.relay import Relay
 from extproc.peers.telling import Hearing, Telling

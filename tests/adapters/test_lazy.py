@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.attempts import BURST_RATIO, MINUTE_S, Window
 from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.podhistory import BURST_RATIO, MINUTE_S, Window
 from extproc.adapters.states import AdapterSettings, Failure, Kind, Result, State
 from tests.adapters.world import World, adapters, pods
 

@@ -22,8 +22,8 @@ from extproc.commands.main import app
 from extproc.commands.up import pods as up_pods
 from extproc.config.file import parse_config
 from extproc.lab.fakepod.pod import PodConfig, start_pod
-from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import free_port
+from extproc.stack.stack import find_envoy
 from tests.wire.pki import Pki
 
 ROOT = Path(__file__).parents[2]

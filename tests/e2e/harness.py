@@ -19,11 +19,10 @@ import yaml
 from multidict import CIMultiDict
 from yarl import URL
 
-from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess as ChildProcess
 from extproc.stack.processes import StackError
 from extproc.stack.processes import free_port as free_port
-from extproc.stack.routers import Router
+from extproc.stack.stack import Envoy, Router
 
 
 def peak_memory_bytes(process: ChildProcess) -> int:

@@ -6,9 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.lab.fleet.events import FleetEvent
 from extproc.lab.fleet.fleet import Fleet
-from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.settings import FleetEvent, FleetSettings
 from extproc.lab.workload.flights import FleetResult
 from extproc.lab.workload.requests import Arrival, Workload
 from extproc.routing.policies import LeastPending, Policy

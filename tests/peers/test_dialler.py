@@ -14,12 +14,11 @@ from time import monotonic
 
 import pytest
 
-from extproc.adapters.peers import AdapterUpdate
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler, tls_context
 from extproc.peers.encoding import PickUpdate
-from extproc.peers.links import Links
+from extproc.peers.links import METHOD, Links, PeersService
 from extproc.peers.relay import Relay
-from extproc.peers.service import METHOD, PeersService
 from extproc.wire import server as wire
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Session
@@ -34,10 +33,10 @@ class Deaf:
     def begin(self) -> None:
         pass
 
-    def hear(self, router_id: str, tidings: PickUpdate) -> None:
+    def hear(self, router_id: str, update: PickUpdate) -> None:
         pass
 
-    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
+    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
         pass
 
     def forget(self, router_id: str) -> None:

@@ -15,9 +15,8 @@ from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterPeers
-from extproc.peers.links import BEGIN_INTERVAL_S, Links
+from extproc.peers.links import BEGIN_INTERVAL_S, Links, PeersService
 from extproc.peers.relay import Relay
-from extproc.peers.service import PeersService
 from extproc.peers.telling import FLUSH_S, MAX_WAITING, Hearing, Telling
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, Ticket

@@ -17,9 +17,8 @@ from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterPeers
-from extproc.peers.links import Links
+from extproc.peers.links import METHOD, Links
 from extproc.peers.relay import Relay
-from extproc.peers.service import METHOD
 from extproc.peers.telling import Hearing, Telling
 from extproc.service.clocks import Clocks
 from extproc.service.peeraccess import check_peers, peer_port

@@ -32,9 +32,8 @@ def demo(
 
     from extproc.commands.demo.adapters import show_life
     from extproc.commands.demo.policies import compare, make_workload
-    from extproc.stack.envoy import find_envoy
-    from extproc.stack.processes import StackError
-    from extproc.stack.signals import SignalledError, until_signalled
+    from extproc.stack.processes import SignalledError, StackError, until_signalled
+    from extproc.stack.stack import find_envoy
 
     workload = make_workload(seconds, rate)
     if not workload.arrivals:

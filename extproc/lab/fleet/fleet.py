@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING
 
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.declaring import Declaring
-from extproc.lab.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.lab.fleet.knowledge import Knowledge
 from extproc.lab.fleet.pod import FleetPod, started_engine
 from extproc.lab.fleet.router import BODY_BYTES_PER_TOKEN, FleetRouter, claim_of, prefix_hashes
-from extproc.lab.fleet.settings import FleetSettings, Loading
+from extproc.lab.fleet.settings import (
+    AdapterRegistered,
+    FleetEvent,
+    FleetSettings,
+    Loading,
+    PodJoin,
+    PodLoss,
+    SlowPod,
+)
 from extproc.lab.fleet.telling import FleetTelling
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 from extproc.lab.workload.requests import PLAIN
@@ -130,7 +137,7 @@ class Fleet:
         Raises:
             ValueError: The policy broke its contract.
         """
-        end_s = self.settings.drain_s
+        end_s, gives_up = self.settings.drain_s, self._gives_up
         choose_router = self._rng.randrange
         num_routers = self.settings.num_routers
         for number, arrival in enumerate(self.workload.arrivals):
@@ -143,13 +150,11 @@ class Fleet:
                 self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
             self._decide(flight, self._info(flight))
             end_s = self.now + self.settings.drain_s
-            if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
+            is_looked_at = number % ARRIVALS_PER_LOOK == 0
+            if is_looked_at and gives_up is not None and gives_up(self.flights.values(), self.now):
                 return self._result(is_cut=True)
         self._drain(end_s)
         return self._result()
-
-    def _is_given_up(self) -> bool:
-        return self._gives_up is not None and self._gives_up(self.flights.values(), self.now)
 
     def _drain(self, end_s: float) -> None:
         """Run until no request is running, or until the end."""

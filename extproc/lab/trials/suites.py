@@ -15,14 +15,15 @@ import msgspec
 import yaml
 
 from extproc.lab.engine.profiles import PROFILES
-from extproc.lab.fleet.events import (
+from extproc.lab.fleet.settings import (
     AdapterRegistered,
     FleetEvent,
+    FleetSettings,
     PodJoin,
+    PodKind,
     PodLoss,
     SlowPod,
 )
-from extproc.lab.fleet.settings import FleetSettings, PodKind
 from extproc.lab.opponents import opponent
 from extproc.lab.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec, VariantSpec
 from extproc.lab.workload.clientele import WorkloadSpec, make_workload, own_folder

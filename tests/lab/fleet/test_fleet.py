@@ -15,17 +15,19 @@ from hypothesis import strategies as st
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.engine.records import EngineRequest
-from extproc.lab.fleet.events import (
-    AdapterRegistered,
-    FleetEvent,
-    PodJoin,
-    PodLoss,
-    SlowPod,
-)
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.pod import FleetPod
 from extproc.lab.fleet.router import prefix_hashes
-from extproc.lab.fleet.settings import FleetSettings, Loading, PodKind
+from extproc.lab.fleet.settings import (
+    AdapterRegistered,
+    FleetEvent,
+    FleetSettings,
+    Loading,
+    PodJoin,
+    PodKind,
+    PodLoss,
+    SlowPod,
+)
 from extproc.lab.workload.flights import Flight, FlightState
 from extproc.lab.workload.requests import Workload
 from extproc.routing.policies import Founding, LeastPending, RandomChoice, RoundRobin

@@ -151,7 +151,7 @@ async def test_a_run_that_is_given_up_leaves_its_fleet_idle() -> None:
 
 @pytest.mark.e2e
 async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extproc.stack.envoy.find_envoy", lambda: "/nosuch/envoy")
+    monkeypatch.setattr("extproc.stack.stack.find_envoy", lambda: "/nosuch/envoy")
     block = small_block()
 
     with pytest.raises(TargetError, match="round_robin: /nosuch/envoy: .*No such file"):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.lab.engine.caches import AdapterCache
 from extproc.lab.engine.engine import Engine
-from extproc.lab.engine.lru import AdapterCache
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.pod import FleetPod

@@ -11,7 +11,7 @@ import yaml
 
 from extproc.commands import labrun
 from extproc.commands.labrun import make_policy, read_result, run
-from extproc.lab.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
+from extproc.lab.fleet.settings import AdapterRegistered, PodJoin, PodLoss, SlowPod
 from extproc.lab.trials.oracle import Oracle
 from extproc.lab.trials.plan import plan
 from extproc.lab.trials.report import render

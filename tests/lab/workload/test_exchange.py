@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.lab.fakepod.apierrors import engine_dead
-from extproc.lab.fakepod.formats import Api, ChatApi, CompletionApi, Reply, stream_error
-from extproc.lab.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.lab.fakepod.formats import (
+    Api,
+    ChatApi,
+    CompletionApi,
+    Reply,
+    chat_tokens,
+    prompt_tokens,
+    stream_error,
+)
 from extproc.lab.workload.exchange import (
     CHAT,
     COMPLETIONS,

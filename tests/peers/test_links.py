@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.peers import AdapterUpdate, Trouble
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.peers.encoding import (
     MAX_ADAPTER_CHARS,
     MAX_FLOW_CHARS,
@@ -24,9 +24,8 @@ from extproc.peers.encoding import (
     encode,
 )
 from extproc.peers.link import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
-from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, Links
+from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, MAX_LINKS, Links, PeersService
 from extproc.peers.relay import Relay, RelaySettings
-from extproc.peers.service import MAX_LINKS, PeersService
 from extproc.queue import Waiting
 from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation
@@ -57,7 +56,7 @@ class Router:
         self.clock = clock or Clock()
         self.relay = Relay(RelaySettings())
         self.taken: list[bytes] = []
-        self.words: list[tuple[str, AdapterUpdate]] = []
+        self.updates: list[tuple[str, AdapterUpdate]] = []
         self.num_garbage = self.num_owing = 0
         self.picks: Sequence[PeerPick] = ()
         self.num_looks = 0
@@ -103,11 +102,11 @@ class Router:
     def begin(self) -> None:
         self.num_owing += 1
 
-    def hear(self, router_id: str, tidings: PickUpdate) -> None:
-        self.heard.append((router_id, tidings))
+    def hear(self, router_id: str, update: PickUpdate) -> None:
+        self.heard.append((router_id, update))
 
-    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
-        self.words.append((router_id, word))
+    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
+        self.updates.append((router_id, update))
 
     def forget(self, router_id: str) -> None:
         self.gone.append(router_id)
@@ -212,7 +211,7 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
 
     cut = (Trouble("x", "files", "m" * MAX_REASON_CHARS),)
     said = AdapterUpdate(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
-    assert near.words == [("b", said)]
+    assert near.updates == [("b", said)]
 
 
 def test_a_router_that_dials_itself_recognises_itself() -> None:
@@ -501,7 +500,7 @@ def test_of_more_picks_in_flight_than_fit_the_newest_are_told_the_oldest_of_them
     assert MAX_FIRST_BYTES * 0.9 < sum(map(len, wire.waiting())) <= MAX_FIRST_BYTES + 100
     wire.pump()
 
-    heard = [pick.id for _, tidings in far.heard for pick in tidings.picks]
+    heard = [pick.id for _, update in far.heard for pick in update.picks]
     assert heard == [f"a-{number}" for number in range(num - len(heard), num)]
     assert near.links.num_untold == 2 * (num - len(heard))
 
@@ -590,7 +589,7 @@ def test_a_link_that_has_dropped_something_begins_again_once_it_has_read() -> No
     near.tell([told(9)], [])
     wire.pump()
 
-    last = [tidings for _, tidings in far.heard[-3:]]
+    last = [update for _, update in far.heard[-3:]]
     assert last == [FIRST, PickUpdate([told(7)], []), PickUpdate([told(9)], [])]
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.lab.engine.lru import AdapterCache, AdapterLoad
+from extproc.lab.engine.caches import AdapterCache, AdapterLoad
 
 _ADAPTERS = st.sampled_from("abcdefgh")
 
