@@ -222,7 +222,7 @@ def _telemetry(config: Config, routing: Routing) -> Telemetry:
 
 
 def _saying(telling: Telling, observers: Observers) -> Callable[[AdapterUpdate], None]:
-    return lambda word: observers.call("telling", telling.links.say, word)
+    return lambda update: observers.call("telling", telling.links.say, update)
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
