@@ -10,7 +10,6 @@ from extproc.queue.elsewhere import Waiting
 from extproc.queue.endings import End
 from extproc.queue.precedence import Reach
 from extproc.queue.queue import HoldQueue
-from extproc.queue.settings import QueueSettings
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import QueueSettings, Ticket
 
 __all__ = ["End", "HoldQueue", "QueueSettings", "Reach", "Ticket", "Waiting"]

@@ -29,15 +29,12 @@ from math import ceil
 from extproc.phrases import FOR_SLOT
 from extproc.queue.elsewhere import NOBODY, Waiting
 from extproc.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
-from extproc.queue.occupancy import Occupancy
 from extproc.queue.orders import Scene, running_in_clusters
-from extproc.queue.pace import Pace
 from extproc.queue.plan import Plan
 from extproc.queue.precedence import NOWHERE, Reach
-from extproc.queue.schedule import Schedule
-from extproc.queue.settings import QueueSettings
+from extproc.queue.schedule import Pace, Schedule
 from extproc.queue.sweep import Look, Sweep
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import Occupancy, QueueSettings, Ticket
 from extproc.tenancy import Share
 from extproc.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 

@@ -8,11 +8,9 @@ from math import inf
 
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_SLOT, FOR_TURN
 from extproc.queue.elsewhere import Elsewhere, Waiting
-from extproc.queue.levels import level
 from extproc.queue.precedence import AGAIN_RATIO, HOLD_UP_S, First, Precedence, Reach
 from extproc.queue.reservations import Reservations
-from extproc.queue.settings import QueueSettings
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import QueueSettings, Ticket, level
 from extproc.types import Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16

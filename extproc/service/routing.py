@@ -11,7 +11,7 @@ from typing import Any
 from extproc.adapters.sources import Sources
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool
 from extproc.observe.attainment import Attainment
 from extproc.peers.telling import Telling
