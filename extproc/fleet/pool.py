@@ -27,9 +27,9 @@ from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.podstate import PodState
 from extproc.fleet.prefixes import PrefixIndex
 from extproc.fleet.serverflags import PoolSettings, ServerFlags
-from extproc.fleet.slotuses import SlotUse
 from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
+from extproc.tenancy import SlotUse
 from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]

@@ -20,8 +20,7 @@ from extproc.fleet.prefixes import KvCache
 from extproc.fleet.prompts import MAX_AGE_S, Prompts
 from extproc.fleet.residency import Residency
 from extproc.fleet.serverflags import PoolSettings
-from extproc.fleet.slotuses import SlotUses
-from extproc.tenancy import NO_CLAIM, Share
+from extproc.tenancy import NO_CLAIM, Share, SlotUses
 from extproc.types import (
     Endpoint,
     EndpointView,

@@ -29,9 +29,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from extproc.fleet.slotuses import SlotUse
 from extproc.queue.tickets import QueueSettings, Ticket
-from extproc.tenancy import Claim
+from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
 
 MAX_RESERVED = 64

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from enum import StrEnum
 from math import inf
 from typing import Any
 
 from msgspec import Struct
 
-from extproc.types import Pick, Rejection, RequestInfo
+from extproc.phrases import FOR_ADAPTER, FOR_POD, held
+from extproc.rejections import adapter_unavailable, late, no_endpoints, saturated
+from extproc.types import Pick, Reason, Rejection, RequestInfo
 
 
 class QueueSettings(Struct, frozen=True):
@@ -136,18 +139,14 @@ class Occupancy:
     def __init__(self) -> None:
         self.num_by_claim: Counter[tuple[str, int]] = Counter()
         self.num_bytes = 0
-        self._num_by_route: Counter[str] = Counter()
-        self._bytes_by_route: Counter[str] = Counter()
-        self._bytes_by_priority: Counter[int] = Counter()
+        self._bytes_by_claim: Counter[tuple[str, int]] = Counter()
         self._by_priority: dict[int, dict[Ticket, None]] = {}
 
     def add(self, ticket: Ticket) -> None:
         """Count a request."""
         claim = ticket.request.claim
         self.num_by_claim[claim.route, claim.priority] += 1
-        self._num_by_route[claim.route] += 1
-        self._bytes_by_route[claim.route] += ticket.num_bytes
-        self._bytes_by_priority[claim.priority] += ticket.num_bytes
+        self._bytes_by_claim[claim.route, claim.priority] += ticket.num_bytes
         self._by_priority.setdefault(claim.priority, {})[ticket] = None
         self.num_bytes += ticket.num_bytes
 
@@ -155,9 +154,7 @@ class Occupancy:
         """Count a request no longer."""
         claim = ticket.request.claim
         _take(self.num_by_claim, (claim.route, claim.priority))
-        _take(self._num_by_route, claim.route)
-        _take(self._bytes_by_route, claim.route, ticket.num_bytes)
-        _take(self._bytes_by_priority, claim.priority, ticket.num_bytes)
+        _take(self._bytes_by_claim, (claim.route, claim.priority), ticket.num_bytes)
         del self._by_priority[claim.priority][ticket]
         if not self._by_priority[claim.priority]:
             del self._by_priority[claim.priority]
@@ -166,15 +163,16 @@ class Occupancy:
     def is_route_full(self, ticket: Ticket) -> bool:
         """Return whether its route's own bounds leave no room for it."""
         claim = ticket.request.claim
-        num, num_bytes = self._num_by_route[claim.route], self._bytes_by_route[claim.route]
-        is_full = claim.max_held is not None and num >= claim.max_held
-        limit = claim.max_held_bytes
-        return is_full or (limit is not None and num_bytes + ticket.num_bytes > limit)
+        max_held, max_bytes = claim.max_held, claim.max_held_bytes
+        if max_held is not None and _of_route(self.num_by_claim, claim.route) >= max_held:
+            return True
+        if max_bytes is None:
+            return False
+        return _of_route(self._bytes_by_claim, claim.route) + ticket.num_bytes > max_bytes
 
     def below(self, priority: int) -> tuple[int, int]:
         """Return how many are held of lower priorities, and the bytes of their bodies."""
-        num = sum(num for (_, each), num in self.num_by_claim.items() if each < priority)
-        return num, sum(num for each, num in self._bytes_by_priority.items() if each < priority)
+        return _below(self.num_by_claim, priority), _below(self._bytes_by_claim, priority)
 
     def below_zero(self) -> list[Ticket]:
         """Return those of priorities below 0."""
@@ -187,8 +185,80 @@ class Occupancy:
         return next(reversed(self._by_priority[min(self._by_priority)]))
 
 
+def _of_route(by_claim: Counter[tuple[str, int]], route: str) -> int:
+    return sum(num for (each, _), num in by_claim.items() if each == route)
+
+
+def _below(by_claim: Counter[tuple[str, int]], priority: int) -> int:
+    return sum(num for (_, each), num in by_claim.items() if each < priority)
+
+
 def _take(counter: Counter[Any], key: object, num: int = 1) -> None:
     """Count less; forget what comes to nothing, as clients may choose the keys."""
     counter[key] -= num
     if not counter[key]:
         del counter[key]
+
+
+# How holds end, and what is said of those that end with a refusal.
+
+
+class End(StrEnum):
+    """How the hold of a request ended, or why it did not begin: a closed set, a metric's label."""
+
+    PICKED = "picked"
+    LATE = "late"
+    EXPIRED = "expired"
+    FULL = "full"
+    ROUTE_FULL = "route_full"
+    DISPLACED = "displaced"
+    SHED = "shed"  # of a priority below 0, when one of 0 or above was refused
+    NO_WAIT = "no_wait"
+    SATURATED = "saturated"  # when it was asked for again, every endpoint was at its cap
+    NO_ENDPOINTS = "no_endpoints"  # likewise, none was ready
+    LEFT = "left"  # its client did
+
+
+FOR_WANT_OF_TIME = frozenset({End.LATE, End.EXPIRED})
+"""Of those that had waited: what others got meanwhile was not for them."""
+
+_WHY = {
+    End.LATE: "Its first token would come late",
+    End.EXPIRED: "It was held for as long as it may be",
+    End.FULL: "The queue is full",
+    End.ROUTE_FULL: "Its route has as many held as it may",
+    End.DISPLACED: "The queue is full, and one of a higher priority took its place",
+    End.SHED: "One of priority 0 or above was refused, and it goes before those",
+    End.NO_WAIT: "Its route does not wait",
+}
+
+
+def end_of(result: Pick | Rejection) -> End:
+    """Return how a request ended that was asked for again."""
+    if isinstance(result, Pick):
+        return End.PICKED
+    return End.SATURATED if result.reason is Reason.SATURATED else End.NO_ENDPOINTS
+
+
+def refusal(
+    end: End, ticket: Ticket, *, num_held: int, service_s: float, retry_after_s: int, now: float
+) -> Rejection:
+    """Return the answer to a request that is not held, or no longer.
+
+    Args:
+        service_s: Mean time from one dispatch to the next; 0 for unknown.
+    """
+    pace = f", about {_number(1 / service_s)} leave a second" if service_s else ""
+    own = (
+        f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
+    )
+    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request.client_model
+    if ticket.reason == FOR_POD:  # it is not too much that was asked for
+        return no_endpoints(model, why)
+    if end is End.EXPIRED and ticket.reason == FOR_ADAPTER:
+        return adapter_unavailable(model, why=why)
+    return (late if end is End.LATE else saturated)(model, retry_after_s, why)
+
+
+def _number(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"

@@ -231,7 +231,7 @@ def test_one_for_the_base_model_keeps_no_slot() -> None:
     scene.queue.remove(scene.tickets["one"], now=scene.now)
 
     assert scene.held == ["two"]
-    assert scene.queue.kept_from(newcomer(GREEDY), (), now=scene.now) == {}
+    assert scene.queue.reservations.kept_from(newcomer(GREEDY), (), now=scene.now) == {}
 
 
 def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:
