@@ -93,7 +93,7 @@ IMPURE = {
     ),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
-        *("counters", "decisions", "livepage", "logs", "observers", "poolmetrics", "telemetry"),
+        *("counters", "decisions", "livepage", "logs", "observers", "telemetry"),
         *("tracing", "watchclient"),
     ),
 }

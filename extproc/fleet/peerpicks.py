@@ -195,11 +195,8 @@ class PeerPicks:
 
     def reconcile(self, tracked: Tracked, num_others: int, *, told_by_s: float, now: float) -> None:
         """End the endpoint's oldest picks told by `told_by_s` that are more than `num_others`."""
-        old = []
-        for flight in tracked.others.flights.values():
-            if flight.told_at_s > told_by_s:
-                break
-            old.append(flight)
+        flights = tracked.others.flights.values()
+        old = list(takewhile(lambda each: each.told_at_s <= told_by_s, flights))
         if len(old) > num_others:
             self._end_all(old[: len(old) - max(0, num_others)], now=now)
 

@@ -8,7 +8,7 @@ header that comes several times, in whatever spelling, has all its values, joine
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -61,6 +61,14 @@ class Codec(Encoder):
         self._honours_subset = honours_subset
         self._headers = NEEDED_HEADERS | {session_header}
         self._model_key = model_key
+        self._readers: dict[str | None, Callable[[pb.ProcessingRequest], m.Event]] = {
+            "request_headers": self._request_headers,
+            "request_body": self._request_body,
+            "request_trailers": lambda _: m.RequestTrailers(),
+            "response_headers": _response_headers,
+            "response_body": _response_body,
+            "response_trailers": lambda _: m.ResponseTrailers(),
+        }
         super().__init__(asks_for_load=asks_for_load, tells_scores=tells_scores)
 
     def decode(self, message: bytes) -> m.Event:
@@ -76,21 +84,14 @@ class Codec(Encoder):
             raise ProtocolError("not a ProcessingRequest") from error
         if cut is not None:
             return m.RequestBody(cut.body, cut.end_of_stream, self._subset(request))
-        kind = request.WhichOneof("request")
-        if kind == "request_body":
-            body = request.request_body
-            return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
-        if kind == "request_headers":
-            return self._request_headers(request)
-        if kind == "request_trailers":
-            return m.RequestTrailers()
-        if kind == "response_headers":
-            return _response_headers(request)
-        if kind == "response_body":
-            return m.ResponseBody(request.response_body.body, request.response_body.end_of_stream)
-        if kind == "response_trailers":
-            return m.ResponseTrailers()
-        raise ProtocolError("a ProcessingRequest without a phase")
+        read = self._readers.get(request.WhichOneof("request"))
+        if read is None:
+            raise ProtocolError("a ProcessingRequest without a phase")
+        return read(request)
+
+    def _request_body(self, request: pb.ProcessingRequest) -> m.RequestBody:
+        body = request.request_body
+        return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
         http = request.request_headers
@@ -172,6 +173,10 @@ def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
     )
 
 
+def _response_body(request: pb.ProcessingRequest) -> m.ResponseBody:
+    return m.ResponseBody(request.response_body.body, request.response_body.end_of_stream)
+
+
 def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
     """Decode the mode; None if the message has none. Only a stream's first message may have one."""
     if not request.HasField("protocol_config"):
@@ -184,7 +189,7 @@ def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
 # Field numbers and wire types: envoy/service/ext_proc/v3/external_processor.proto and
 # protobuf.dev/programming-guides/encoding.
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
 _PHASES: Final = range(2, 8)  # numbers of ProcessingRequest's fields of which one is set
 _REQUEST_BODY: Final = 4 << 3 | _BYTES
 _BODY: Final = 1 << 3 | _BYTES  # of HttpBody
@@ -254,10 +259,8 @@ def _content(message: bytes, at: int, wire_type: int) -> tuple[int, int]:
         end = at + size
     elif wire_type == _VARINT:
         end = _varint(message, at)[1]
-    elif wire_type in (_FIXED32, _FIXED64):
-        end = at + (4 if wire_type == _FIXED32 else 8)
     else:
-        raise ValueError("a group")
+        raise ValueError("no field of this message")
     return at, end
 
 

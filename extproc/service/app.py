@@ -32,10 +32,10 @@ from extproc.config.file import ConfigParser, parse_config
 from extproc.discovery.kubernetes.status import AdapterReport
 from extproc.fleet.accounting import Accounting
 from extproc.fleet.readiness import Readiness
+from extproc.observe.counters import PoolMetrics
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.livepage import LivePage
 from extproc.observe.observers import Observers
-from extproc.observe.poolmetrics import PoolMetrics
 from extproc.observe.telemetry import Telemetry
 from extproc.observe.tracing import Tracing
 from extproc.peers.links import Links

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from extproc.fleet.losses import Losses
 from extproc.fleet.tpot import Tpots
-from extproc.observe.counters import CappedLabel
+from extproc.observe.attainment import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue
 from extproc.service.recorder import Recorder
