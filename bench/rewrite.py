@@ -13,7 +13,7 @@ from typing import Any, cast
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from bench.figures import render_table
-from extproc.fleet.spelling import Spelling
+from extproc.openai import Spelling
 from extproc.request import messages as m
 from extproc.request.codec import Codec
 from extproc.request.interfaces import Dispatcher, StreamSettings

@@ -14,8 +14,7 @@ from extproc import rejections
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.errors import ProtocolError, RequestError
 from extproc.fleet.prefixes import prefix_hashes
-from extproc.fleet.spelling import Spelling
-from extproc.openai import check_model
+from extproc.openai import Spelling, check_model
 from extproc.paths import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
 from extproc.request import messages as m
 from extproc.request.body import BodyReader

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from extproc.fleet.spelling import Spelling
+from extproc.openai import Spelling
 from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.listbudget import Lists

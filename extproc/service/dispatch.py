@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.evidence import NAMES_ENDPOINT, Evidence
 from extproc.fleet.outliers import Outliers, Readmission
-from extproc.fleet.spelling import Spelling
 from extproc.observe.tracing import Tracing
+from extproc.openai import Spelling
 from extproc.peers.relay import Relay
 from extproc.queue import Ticket
 from extproc.request.interfaces import StreamSettings

@@ -193,6 +193,16 @@ def test_nobody_lets_one_go_first_that_has_gone(end: Callable[[Scene], None]) ->
     assert behind_s(scene, GREEDY) == 0
 
 
+def test_other_settings_count_at_once_and_begin_anew() -> None:
+    scene = waiting(priority=1)
+    assert behind_s(scene, MODEST) == pytest.approx(HOLD_S - REST_S)
+
+    scene.queue.configure(QueueSettings(slot_hold_s=6 * HOLD_S))
+    assert behind_s(scene, MODEST) == 0
+    scene.free(9)
+    assert behind_s(scene, MODEST) == pytest.approx(6 * HOLD_S - 2 * REST_S)
+
+
 # --- those that are held ---------------------------------------------------------------------
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.fleet.spelling import Spelling
-from extproc.openai import models_body
+from extproc.openai import Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
 from extproc.request import messages as m
