@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from extproc.costs import BYTES_PER_TOKEN
+from extproc.fleet.cachesize import MIN_STREAM_S
 from extproc.fleet.evidence import Evidence
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.peerpicks import router_of
@@ -28,9 +29,6 @@ from extproc.paths import FIRST_TOKEN_PATHS
 from extproc.types import Outcome, Pick, Rejection
 
 _OK, _NOT_FOUND = 200, 404
-MIN_STREAM_S = 0.005
-"""From the first byte of a response's body to its last. One that came at once was not streamed, and
-its first byte says when it was complete."""
 
 
 class DecisionRecord(NamedTuple):
@@ -201,6 +199,8 @@ class Accounting:
         ttft_s = _engine_ttft_s(completion, flight)
         if ttft_s is not None and flight.group == flight.tracked.group:
             flight.tracked.had_first_token(flight, flight.started_at_s + ttft_s)
+            if flight.place is not None:
+                pool.caches.of(flight.tracked).record_first_token(flight.place, ttft_s)
             if flight.probe is not None:
                 sent_at_s = flight.started_at_s
                 pool.speeds.record_first_token(flight.tracked, flight.probe, sent_at_s, ttft_s)

@@ -70,10 +70,13 @@ class Flights:
         if tracked is None:
             raise KeyError(pick.address)
         adapter = tracked.adapter_of(pick)
+        place = tracked.place_of(pick.request, adapter)
         # Many may last long: each would keep a state of all endpoints in memory.
         kept = replace(with_cached(pick, pick.request.cached_bytes), candidates=())
         probe = probe_of(tracked, kept.request, adapter, now=now)
-        flight = InFlight(kept, now, tracked, adapter, group=tracked.group, probe=probe)
+        flight = InFlight(
+            kept, now, tracked, adapter, place=place, group=tracked.group, probe=probe
+        )
         self._count(flight, now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id

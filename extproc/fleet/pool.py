@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.flights import Flights
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
 from extproc.fleet.modelindex import ModelIndex, card_to_keep
@@ -47,6 +48,7 @@ class Pool:
         observer: Told of our picks, if anybody is.
 
     Attributes:
+        caches: The sizes of their CPU caches.
         speeds: Learns their costs.
         beginnings: Of prompts, in their KV caches.
         flights: Our picks there; `told` has other routers'.
@@ -65,6 +67,7 @@ class Pool:
         self._counts_first = counts_first
         self.queue = queue
         self._settings = settings or PoolSettings()
+        self.caches = CpuCaches(self._settings)
         self.speeds = Speeds()
         self.prefix_index = PrefixIndex()
         self.outliers = Outliers(outliers)
@@ -89,6 +92,7 @@ class Pool:
         self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
             tracked.describe(tracked.endpoint, settings)
+        self.caches.configure(settings, self._tracked.values())
         self.speeds.set_endpoints(self._tracked.values())
 
     def set_num_routers(self, num_routers: int) -> None:
@@ -107,6 +111,7 @@ class Pool:
         self._counts_first = self._counts_first and not tracked
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
+        self.caches.set_endpoints(tracked.values())
         self.speeds.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
         for each in gone:
@@ -149,6 +154,7 @@ class Pool:
         report = tracked.believed(report, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
+        self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
         tracked.set_report(report, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters

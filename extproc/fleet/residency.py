@@ -49,7 +49,7 @@ MAX_REMEMBERED = 1024
 claims about slots and names are no reason to keep more: they may be anything."""
 
 NUM_EVICTED = 64
-"""Adapters kept per endpoint beyond its CPU cache, which are in it once it is configured larger."""
+"""Adapters kept per endpoint beyond its CPU cache, whose places show whether it is larger."""
 
 
 class Residency:
@@ -84,6 +84,7 @@ class Residency:
         self._unloaded: set[str] = set()
         # Conclusions, until something changes them, and what was taken for running in them.
         self._arranged: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._ordered: list[str | None] = []
         self._arranged_running: list[str] = []
         self._stated: tuple[object, ...] = ()  # of slots and caches, by the last report
         self._num_kept = -1  # touched and logged adapters after the last trim
@@ -183,9 +184,26 @@ class Residency:
         """GPU slots; None for unknown."""
         return (self._report.max_loras if self._report else None) or self._max_loras
 
+    def place(self, adapter: str) -> int:
+        """Return how many adapters were used after an idle `adapter`. O(adapters kept).
+
+        For one that is not kept, return as many as are.
+        """
+        self._arrange()
+        if adapter in self._ordered:
+            return self._ordered.index(adapter)
+        evicted = list(self._evicted)
+        beyond = evicted.index(adapter) if adapter in self._evicted else len(evicted)
+        return len(self._ordered) + beyond
+
     def configure(self, *, max_loras: int | None, max_cpu_loras: int | None) -> None:
-        """Apply other sizes, as if they had always been these."""
-        self._max_loras, self._max_cpu_loras = max_loras, max_cpu_loras
+        """Apply other sizes."""
+        self._max_loras = max_loras
+        self.resize(max_cpu_loras)
+
+    def resize(self, max_cpu_loras: int | None) -> None:
+        """Apply another size of the CPU cache."""
+        self._max_cpu_loras = max_cpu_loras
         self._touched = {**self._evicted, **self._touched}
         self._evicted = {}
         self._trim()
@@ -267,7 +285,7 @@ class Residency:
 
     def _arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self._arranged is None:
-            order = self._order()
+            order = self._ordered = self._order()
             gpu, cpu = order[: self.num_slots or 1], order[: self._num_cached or 1]
             report = self._report
             if report is not None and report.gpu_adapters is not None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Probe
+from extproc.fleet.cachesize import MAX_BODY_BYTES
 from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
@@ -27,6 +28,7 @@ from extproc.types import (
     LoadReport,
     ModelCard,
     Pick,
+    RequestInfo,
 )
 
 RESTART_TOLERANCE_S = 1.0
@@ -46,6 +48,7 @@ class InFlight(Struct, frozen=True):
     adapter: str | None = None  # that it counts for there, None for a base model
     num_beside: int = 0  # unfinished requests there when it was picked
     trial: int = 0  # of outlier detection: the result of `Outliers.begin`
+    place: int | None = None  # of its adapter there, where its first token tells (`cachesize`)
     group: str = ""  # of the endpoint when it was picked
     probe: Probe | None = None  # of the endpoint's costs, where its first token tells (`speeds`)
 
@@ -130,7 +133,10 @@ class Tracked:
         self.view_expires_s = 0.0
 
     def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
-        """Apply what discovery and the configuration say of it; other traits hold from now on."""
+        """Apply what discovery and the configuration say of it; other traits hold from now on.
+
+        The size of its cache is the configured one again: what was learned, its group has learned.
+        """
         self.endpoint, self.view = endpoint, None
         group = settings.group_of(endpoint)
         traits = settings.traits_of(group)
@@ -247,6 +253,18 @@ class Tracked:
         if card is None:
             return request.adapter
         return None if card.parent is None else card.id
+
+    def place_of(self, request: RequestInfo, adapter: str | None) -> int | None:
+        """Return the place of a request's adapter, None where its first token tells nothing."""
+        report, slots = self.report, self.residency.num_slots
+        if adapter is None or slots is None or request.body_bytes > MAX_BODY_BYTES:
+            return None
+        if report is None or report.cpu_adapters is not None:
+            return None
+        if adapter in self.adapters or adapter in self.others.adapters:
+            return None
+        has_free_slot = len(self.adapters.keys() | self.others.adapters.keys()) < slots
+        return self.residency.place(adapter) if has_free_slot else None
 
     @property
     def num_unfinished(self) -> int:

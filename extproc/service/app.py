@@ -46,6 +46,7 @@ from extproc.routing.precedence import Loss
 from extproc.service import configured, transports
 from extproc.service.adapterservice import AdapterService
 from extproc.service.admin import AdminServer
+from extproc.service.cachewatch import CacheWatch
 from extproc.service.clocks import Clocks
 from extproc.service.discovery import Discovery
 from extproc.service.dispatch import Endings
@@ -130,6 +131,7 @@ class App:
             world=world,
             telling=None if alone else telling,
         )
+        self._cache_watch = CacheWatch(routing.pool.caches)
         self._registry = CollectorRegistry()
         self._telemetry = self._make_telemetry()
         self._accounting = Accounting(
@@ -276,6 +278,7 @@ class App:
             routing=self._routing,
             recorder=self._recorder,
             tpots=self._accounting.tpots,
+            cache_watch=self._cache_watch,
             wire=self._wire,
             http_dropped=self._http_dropped,
             budget=self._budget,
@@ -386,6 +389,7 @@ class App:
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             self._services.tick()
+            self._cache_watch.look()
             self._pods.tick()
             self._update_health()
 

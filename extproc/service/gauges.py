@@ -10,6 +10,7 @@ from extproc.fleet.tpot import Tpots
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue
+from extproc.service.cachewatch import CacheWatch
 from extproc.service.recorder import Recorder
 from extproc.service.routing import Routing
 from extproc.service.services import Services
@@ -28,6 +29,7 @@ def add_gauges(
     routing: Routing,
     recorder: Recorder,
     tpots: Tpots,
+    cache_watch: CacheWatch,
     wire: Counters,
     http_dropped: Counter[HttpLimit],
     budget: Budget,
@@ -79,6 +81,12 @@ def add_gauges(
     add("held_seconds_limit", "Longest that a request may be held", lambda: router.max_hold_s)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
+    telemetry.add_gauges(
+        "cpu_cache_adapters",
+        "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",
+        ("group", "source"),
+        cache_watch.sizes,
+    )
     _add_tpot(telemetry, tpots)
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)

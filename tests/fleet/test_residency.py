@@ -655,7 +655,21 @@ def test_one_that_is_loaded_again_first_of_thousands_is_no_second_one() -> None:
     assert residency.gpu_adapters == (new[-1], new[-2], new[-3])
 
 
-# --- other sizes ------------------------------------------------------------------------------
+# --- places -----------------------------------------------------------------------------------
+
+
+@given(st.lists(adapter_names, max_size=60), st.integers(1, 3), st.integers(0, 2))
+def test_places_do_not_depend_on_the_presumed_size(uses: list[str], slots: int, more: int) -> None:
+    """An adapter's place is the number of others that were used since."""
+    residency = Residency(max_loras=slots, max_cpu_loras=slots + more)
+    order: list[str] = []
+    for now, adapter in enumerate(uses):
+        used(residency, adapter, now=float(now))
+        residency.record_report(report(), taken_at_s=now + 0.5)
+        order = [adapter, *(each for each in order if each != adapter)]
+
+    assert [residency.place(adapter) for adapter in order] == list(range(len(order)))
+    assert residency.place("never used") == len(order)
 
 
 @given(st.lists(adapter_names, max_size=60), st.integers(1, 8), st.integers(1, 8))
@@ -665,7 +679,7 @@ def test_resizing_equals_having_had_that_size(uses: list[str], before: int, afte
         for residency in (resized, always):
             used(residency, adapter, now=float(now))
             residency.record_report(report(), taken_at_s=now + 0.5)
-    resized.configure(max_loras=1, max_cpu_loras=after)
+    resized.resize(after)
 
     assert resized.cpu_adapters == always.cpu_adapters
     assert resized.gpu_adapters == always.gpu_adapters
@@ -677,5 +691,4 @@ def test_no_more_than_a_few_evicted_adapters_are_kept() -> None:
         used(residency, f"a{now}", now=float(now))
         residency.record_report(report(), taken_at_s=now + 0.5)
 
-    residency.configure(max_loras=2, max_cpu_loras=3 * NUM_EVICTED)
-    assert len(residency.cpu_adapters) == 2 + NUM_EVICTED
+    assert residency.place("a0") == 2 + NUM_EVICTED

@@ -43,8 +43,7 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
         case ("registered", list() as names):
             residency.record_registered(names, now=now)
         case ("resize", size):
-            max_cpu_loras = size if isinstance(size, int) else None
-            residency.configure(max_loras=2, max_cpu_loras=max_cpu_loras)
+            residency.resize(size if isinstance(size, int) else None)
 
 
 # Another adapter is touched; adapters are evicted; too many are the oldest, then one less; slots
@@ -80,6 +79,7 @@ def test_what_is_kept_is_what_would_be_concluded_afresh(
 
         assert kept.gpu_adapters == afresh.gpu_adapters
         assert kept.cpu_adapters == afresh.cpu_adapters
+        assert [kept.place(name) for name in NAMES] == [afresh.place(name) for name in NAMES]
 
 
 def test_a_report_of_the_same_adapters_keeps_the_conclusions() -> None:

@@ -469,15 +469,38 @@ def _step_ends(adapter: str, num: int) -> list[float]:
 # --- the size of CPU caches -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("presumed", "configured"), [(None, 4), (16, 16), (0, None)])
-def test_routers_are_configured_with_the_size_that_they_presume(
-    presumed: int | None, configured: int | None
-) -> None:
-    settings = FleetSettings(max_loras=2, max_cpu_loras=4, presumed_cpu_loras=presumed)
-    fleet = Fleet(settings, Workload("test", (), {}), Founding, seed=1)
+def cached(presumed: int | None) -> tuple[Fleet, str]:
+    """A fleet whose pods have 4 places in their CPU caches, and the digest of its run."""
+    settings = FleetSettings(
+        num_pods=2, num_routers=2, max_loras=2, max_cpu_loras=4, presumed_cpu_loras=presumed
+    )
+    work = poisson(1500, rate_rps=6, num_adapters=12, output_tokens=20)
+    fleet = Fleet(settings, work, Founding, seed=1)
+    return fleet, fleet.run().digest()
 
-    sizes = {each.pool.traits("").max_cpu_loras for each in fleet.routers}
-    assert sizes == {configured}
+
+def learned(fleet: Fleet) -> list[int | None]:
+    return [each.pool.caches.groups[""].learned for each in fleet.routers]
+
+
+@pytest.mark.parametrize("presumed", [16, 0])
+def test_routers_with_a_wrong_size_learn_the_right_one(presumed: int) -> None:
+    fleet, _ = cached(presumed)
+
+    assert all(size is not None and 4 <= size <= 6 for size in learned(fleet)), learned(fleet)
+
+
+def test_learning_changes_nothing_for_routers_with_the_right_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, digest = cached(None)
+    assert 4 in learned(fleet)
+    assert set(learned(fleet)) <= {4, None}
+
+    monkeypatch.setattr("extproc.fleet.tracked.MAX_BODY_BYTES", -1)
+    unlearned, same = cached(None)
+    assert learned(unlearned) == [None, None]
+    assert digest == same
 
 
 # --- kinds of pods -------------------------------------------------------------------------------
