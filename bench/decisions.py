@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from bench.figures import percentile
 from extproc.adapters.declared import Declaration
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
 from extproc.routing.catalog import Catalog

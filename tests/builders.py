@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from extproc.fleet.listeners import PickObserver
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Waiting
 from extproc.request.messages import BodyMode, RequestHeaders

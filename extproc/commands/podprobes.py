@@ -18,11 +18,11 @@ import msgspec
 
 from extproc.adapters import effect
 from extproc.fleet.engines import EngineProfile
-from extproc.fleet.engineversions import mixes_weights
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.models import decode_models
 from extproc.fleet.podhttp import ResponseError
-from extproc.fleet.spelling import Spelling
+from extproc.fleet.podstate import mixes_weights
+from extproc.openai import Spelling
 from extproc.types import LoadReport, ModelCard
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"

@@ -22,7 +22,7 @@ from extproc.costs import BYTES_PER_TOKEN
 from extproc.fleet.cachesize import MIN_STREAM_S
 from extproc.fleet.evidence import Evidence
 from extproc.fleet.orca import parse_orca
-from extproc.fleet.pickids import router_of
+from extproc.fleet.peerpicks import router_of
 from extproc.fleet.pool import InFlight, Pool
 from extproc.fleet.tpot import Tpots
 from extproc.paths import FIRST_TOKEN_PATHS

@@ -7,8 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
-from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
-from extproc.fleet.pickids import number_of, pick_id_of
+from extproc.fleet.peerpicks import PeerPick, PeerPickEnd, number_of, pick_id_of
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.queue import Waiting

@@ -14,7 +14,7 @@ from random import Random
 
 from msgspec import Struct
 
-from extproc.fleet.spelling import LISTED, Spelling
+from extproc.openai import LISTED, Spelling
 
 
 class Rule(Struct, frozen=True):

@@ -241,10 +241,11 @@ class Router:
     def _pick(self, request: RequestInfo, snapshot: Snapshot) -> Pick | Rejection | Wait:
         """Choose among the endpoints; those whose slots are kept for others are full for it."""
         now, until_s = snapshot.now, self._waits_until_s(request)
-        views = self.queue.still_taken(request, snapshot.endpoints, now=now)
+        reservations = self.queue.reservations
+        views = reservations.still_taken(request, snapshot.endpoints, now=now)
         if views is not snapshot.endpoints:
             snapshot = Snapshot(views, now, snapshot.num_routers)
-        kept = self.queue.kept_from(request, views, now=now)
+        kept = reservations.kept_from(request, views, now=now)
         if not kept:
             return self.picker.pick(snapshot, request, waits_until_s=until_s)
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])

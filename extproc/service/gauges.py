@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from extproc.fleet.tpot import Tpots
-from extproc.observe.counters import CappedLabel
+from extproc.observe.attainment import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue
 from extproc.service.liveconfig import LiveConfig

@@ -18,9 +18,9 @@ from extproc import __version__
 from extproc.config import Config
 from extproc.fleet.accounting import Accounting
 from extproc.fleet.readiness import Readiness
+from extproc.observe.counters import PoolMetrics
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
-from extproc.observe.poolmetrics import PoolMetrics
 from extproc.observe.telemetry import Telemetry
 from extproc.observe.tracing import Tracing
 from extproc.peers.adapterpeers import AdapterUpdate

@@ -12,10 +12,10 @@ from extproc.adapters.declared import Sources
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.fleet.engines import PROFILES
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool
-from extproc.fleet.spelling import Spelling
 from extproc.observe.attainment import Attainment
+from extproc.openai import Spelling
 from extproc.peers.telling import Telling
 from extproc.plugins import PolicyError, describe_error, load_policy
 from extproc.queue import HoldQueue

@@ -30,7 +30,7 @@ from tests.wire.pki import Pki
 slow = pytest.mark.timeout(180)
 POLICY_THAT_WARNS = """
 import logging
-from extproc.routing.policies.controls import RoundRobin as Told
+from extproc.routing.policies import RoundRobin as Told
 logging.getLogger("told").warning("look here")
 """
 

@@ -18,8 +18,10 @@ from extproc.fleet.comparison import (
     MAX_OWN_KINDS,
     MAX_SOURCES,
     WINDOW_S,
+    Count,
     Like,
     Sources,
+    Strata,
 )
 from extproc.fleet.evidence import Evidence, verdicts
 from extproc.fleet.outliers import (
@@ -34,7 +36,6 @@ from extproc.fleet.outliers import (
     Readmission,
 )
 from extproc.fleet.pool import Pool
-from extproc.fleet.probabilities import Count, Strata
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, pick, request
 

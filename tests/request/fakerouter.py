@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from extproc.fleet.spelling import LISTED, Spelling
-from extproc.openai import models_body
+from extproc.openai import LISTED, Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
 from extproc.request import messages as m

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.admission import AdmissionSettings, admit, fitting
-from extproc.routing.ranks import Ranks
+from extproc.routing.admission import AdmissionSettings, Ranks, admit, fitting
 from extproc.tenancy import Claim
 from extproc.types import EndpointView, Reason, Rejection, Snapshot
 from tests.builders import endpoint_view, request

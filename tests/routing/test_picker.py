@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.paths import NO_PATH, RESPONSES_PATH
-from extproc.routing.admission import AdmissionSettings
+from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import BUILT_IN, Founding, LeastHarm, Policy
-from extproc.routing.ranks import Ranks
 from extproc.types import (
     Choice,
     EndpointView,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.spelling import Spelling
+from extproc.openai import Spelling
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.types import ModelCard
 

@@ -241,7 +241,7 @@ def test_where_one_endpoint_keeps_its_slot_another_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = router_of(1, 2)
-    monkeypatch.setattr(made.queue, "kept_from", lambda *_, **__: {address(1): 99.0})
+    monkeypatch.setattr(made.queue.reservations, "kept_from", lambda *_, **__: {address(1): 99.0})
 
     for _ in range(3):
         assert routed(made.route(request("a"), now=0.0)).address == address(2)
@@ -382,11 +382,11 @@ def test_a_slot_is_kept_for_nobody_once_the_one_it_was_kept_for_has_left() -> No
     now = LATER_S + 0.1
     views = made.pool.snapshot(now=now).endpoints
     asked = [request(name, claim=Claim(tenant=name)) for name in ("greedy", "other")]
-    before = [made.queue.kept_from(each, views, now=now) for each in asked]
+    before = [made.queue.reservations.kept_from(each, views, now=now) for each in asked]
     made.leave(modest.ticket, now=now)
 
     assert any(before)
-    assert [made.queue.kept_from(each, views, now=now) for each in asked] == [{}, {}]
+    assert [made.queue.reservations.kept_from(each, views, now=now) for each in asked] == [{}, {}]
 
 
 def test_a_newcomer_whose_model_nobody_has_does_not_stand_in_line() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.belief import STILL_S
 from extproc.fleet.evidence import Evidence
+from extproc.fleet.foreign import STILL_S
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Ticket

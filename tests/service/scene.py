@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from extproc.fleet.accounting import Accounting, Completion
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers

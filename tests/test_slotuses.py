@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool
-from extproc.fleet.slotuses import SlotUse
-from extproc.tenancy import Claim, Share
+from extproc.tenancy import Claim, Share, SlotUse
 from tests.builders import address, cards, endpoint, pick, report, request
 
 CLAIM = Claim(tenant="t", priority=3)

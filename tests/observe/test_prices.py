@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, nan
 
-from extproc.routing.prices import chosen_terms
+from extproc.observe.explanation import chosen_terms
 from extproc.types import EndpointView, RequestInfo, Snapshot
 from tests.builders import endpoint_view, pick, request
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from extproc.errors import RequestError
-from extproc.fleet.spelling import Spelling, joined
+from extproc.openai import Spelling, joined
 from extproc.paths import RouteTable
 from extproc.request import messages as m
 from extproc.request.body import BodyReader
