@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner, Result
 
 from extproc.commands.main import app
@@ -24,6 +23,7 @@ from extproc.config.file import parse_config
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import free_port
+from tests.servers import host_and_port, serving_app
 from tests.wire.pki import Pki
 
 ROOT = Path(__file__).parents[2]
@@ -167,9 +167,9 @@ async def test_a_gateway_is_not_found_as_a_pod(monkeypatch: pytest.MonkeyPatch) 
 
     gateway = web.Application()
     gateway.router.add_get("/v1/models", models)
-    async with TestServer(gateway) as server:
-        address = f"127.0.0.1:{server.port}"
-        monkeypatch.setattr(up_pods, "USUAL_PORTS", [server.port])
+    async with serving_app(gateway) as url:
+        address = host_and_port(url)
+        monkeypatch.setattr(up_pods, "USUAL_PORTS", [int(address.partition(":")[2])])
         result = await asyncio.to_thread(invoke)
 
     assert result.exit_code == 2

@@ -17,7 +17,6 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from aiohttp import web
 from typer.testing import CliRunner
 
 from extproc.commands.main import app
@@ -25,6 +24,7 @@ from extproc.lab.fakepod.pod import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
 from tests.commandline import Command, commands, snippets
 from tests.fakepods import running_pod
+from tests.servers import serving_app
 from tests.wire.pki import Pki
 
 slow = pytest.mark.timeout(180)
@@ -215,17 +215,11 @@ async def test_it_serves_pods_with_certificates(
     pki = Pki(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*pki.issue("pod", "127.0.0.1"))
-    runner = web.AppRunner(build_app(PodConfig(adapters=["sql"])), handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-        port = runner.addresses[0][1]
-        up = start("--pod", f"https://127.0.0.1:{port}", "--ca-file", str(pki.ca))
+    async with serving_app(build_app(PodConfig(adapters=["sql"])), tls=context) as url:
+        up = start("--pod", url, "--ca-file", str(pki.ca))
         await wait_for(up, "reply.choices")
 
         assert "pod-1 says sql:" in await run(sys.executable, "-c", snippets(up.output)[1])
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.e2e

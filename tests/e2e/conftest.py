@@ -22,6 +22,7 @@ from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.harness import EnvoyProcess, RouterProcess
 from tests.fakepods import running_pods
+from tests.servers import tcp_server
 from tests.waiting import eventually
 
 NUM_PODS = 3
@@ -53,8 +54,7 @@ def own_pods(
     return running_pods(*(pod_config(number, **more) for number in range(num_pods)))
 
 
-@asynccontextmanager
-async def server_that_says(words: bytes) -> AsyncIterator[str]:
+def server_that_says(words: bytes) -> AbstractAsyncContextManager[str]:
     """The address of a server that sends these bytes to every request."""
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,10 +62,7 @@ async def server_that_says(words: bytes) -> AsyncIterator[str]:
             writer.write(words)
         writer.close()
 
-    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server:
-        yield f"{host}:{port}"
+    return tcp_server(on_connection)
 
 
 def router_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tests.e2e.conftest import (
     running_envoy,
 )
 from tests.e2e.harness import Answer, Client, RouterProcess
+from tests.servers import host_and_port, serving_app
 from tests.waiting import eventually
 
 NUM_CLIENTS = 8
@@ -48,14 +49,8 @@ async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
 
     app = build_app(config)
     app.middlewares.insert(0, fail)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        yield f"{host}:{port}"
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url:
+        yield host_and_port(url)
 
 
 def router_over(addresses: list[str], policy: str) -> RouterProcess:

@@ -21,6 +21,7 @@ from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Metadata, Method, Session
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, raw_request
+from tests.servers import tcp_server
 
 DESTINATION = "x-gateway-destination-endpoint"
 STEERING_HEADERS = (
@@ -113,10 +114,8 @@ async def victim() -> AsyncIterator[Victim]:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret")
         writer.close()
 
-    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    found = Victim(f"{host}:{port}")
-    async with server:
+    async with tcp_server(on_connection) as address:
+        found = Victim(address)
         yield found
 
 

@@ -28,6 +28,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.watchclient import Decision, WatchError, render, tls_context, watch
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
+from tests.servers import tcp_server
 from tests.waiting import eventually
 
 WALL_S = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).timestamp()
@@ -237,10 +238,9 @@ async def test_a_server_that_drops_the_connection_is_an_error() -> None:
         await reader.read(1)
         writer.close()
 
-    async with await asyncio.start_server(drop, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(WatchError, match=f"127.0.0.1:{port}"):
-            await anext(watch(f"127.0.0.1:{port}"))
+    async with tcp_server(drop) as address:
+        with pytest.raises(WatchError, match=address):
+            await anext(watch(address))
 
 
 async def test_something_else_than_grpc_is_an_error() -> None:
@@ -249,10 +249,9 @@ async def test_something_else_than_grpc_is_an_error() -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(WatchError, match=f"127.0.0.1:{port}"):
-            await anext(watch(f"127.0.0.1:{port}"))
+    async with tcp_server(speak) as address:
+        with pytest.raises(WatchError, match=address):
+            await anext(watch(address))
 
 
 @pytest.mark.parametrize("target", ["", "localhost", ":80", "host:", "host:http", "host:²"])

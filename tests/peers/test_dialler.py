@@ -24,6 +24,7 @@ from extproc.wire import server as wire
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Session
 from extproc.wire.tls import Certificates
+from tests.servers import tcp_server
 from tests.waiting import eventually
 from tests.wire.pki import Pki
 
@@ -229,15 +230,14 @@ async def deaf() -> AsyncIterator[str]:
     """A server that reads nothing."""
     writers: list[asyncio.StreamWriter] = []
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         writer.write(b"\0\0\0\4\0\0\0\0\0")  # empty SETTINGS
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    for writer in writers:
-        writer.transport.abort()
-    server.close()
+    async with tcp_server(accept) as address:
+        yield address
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def test_the_link_to_a_router_that_does_not_read_ends_before_it_fills_the_memory() -> None:
@@ -261,15 +261,18 @@ async def _answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def test_clients_without_grpc_or_our_method_do_not_affect_others() -> None:
     near, far, stranger = Router("a"), Router("b"), socket.create_server(("127.0.0.1", 0))
-    garbage = await asyncio.start_server(_answer_http, "127.0.0.1", 0)
     other = await wire.serve([])
-    ports = [stranger.getsockname()[1], garbage.sockets[0].getsockname()[1], other.port]
-    async with far.listening() as address, closing(near):
-        near.dialler.set_addresses([*(f"127.0.0.1:{port}" for port in ports), address])
+    ports = [stranger.getsockname()[1], other.port]
+    async with (
+        far.listening() as address,
+        tcp_server(_answer_http) as garbage,
+        closing(near),
+    ):
+        strangers = [f"127.0.0.1:{port}" for port in ports]
+        near.dialler.set_addresses([*strangers, garbage, address])
         await eventually(lambda: near.relay.linked_routers() == {"b"})
         known = near.dialler.routers
     stranger.close()
-    garbage.close()
     await other.close()
 
     assert sorted(map(str, known)) == ["None", "None", "None", "b"]
