@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,9 @@ from extproc.observe.logs import MAX_REPEATS
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.request.processor import MAX_SILENCE_S, ExternalProcessor, TimerHandle
-from extproc.request.stream import Stream
+from extproc.request.processor import MAX_SILENCE_S
 from extproc.types import Outcome, Pick, Wait
-from extproc.wire.rpc import Code, Metadata, Session
+from extproc.wire.rpc import Code, Session
 from tests.builders import address, body
 from tests.request.dispatcher import PICK, FakeDispatcher
 from tests.request.ext_proc import (
@@ -30,52 +28,10 @@ from tests.request.ext_proc import (
     request_headers,
     response_headers,
 )
-from tests.wire.fake_call import FakeCall, begin
+from tests.request.scene import Service
+from tests.wire.fake_call import FakeCall
 
 BODY = body()
-
-
-@dataclass
-class Timer:
-    """A call that the test makes when it wants to."""
-
-    delay_s: float
-    callback: Callable[[], None]
-    is_cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-@dataclass
-class Service:
-    """The service over a fake dispatcher, a clock that stands still, and timers in a list."""
-
-    dispatcher: FakeDispatcher = field(default_factory=FakeDispatcher)
-    settings: StreamSettings = field(default_factory=StreamSettings)
-    codec: Codec = field(default_factory=Codec)
-    now: float = 100.0
-    timers: list[Timer] = field(default_factory=list)
-    is_open: bool = True
-
-    def __post_init__(self) -> None:
-        self.processor = ExternalProcessor(
-            new_stream=self.new_stream,
-            codec=self.codec,
-            clock=lambda: self.now,
-            call_later=self.call_later,
-            is_open=lambda: self.is_open,
-        )
-
-    def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
-        return Stream(self.dispatcher, self.settings, wake)
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
-        self.timers.append(Timer(delay_s, callback))
-        return self.timers[-1]
-
-    def open(self) -> tuple[FakeCall, Session]:
-        return begin(self.processor.methods(), "Process")
 
 
 class BrokenDispatcher(FakeDispatcher):

@@ -1,0 +1,57 @@
+"""The ext_proc service over a fake dispatcher, as far as its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from extproc.request.codec import Codec
+from extproc.request.interfaces import StreamSettings
+from extproc.request.processor import ExternalProcessor, TimerHandle
+from extproc.request.stream import Stream
+from extproc.wire.rpc import Metadata, Session
+from tests.request.dispatcher import FakeDispatcher
+from tests.wire.fake_call import FakeCall, begin
+
+
+@dataclass
+class Timer:
+    """A call that the test makes when it wants to."""
+
+    delay_s: float
+    callback: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@dataclass
+class Service:
+    """The service over a fake dispatcher, a clock that stands still, and timers in a list."""
+
+    dispatcher: FakeDispatcher = field(default_factory=FakeDispatcher)
+    settings: StreamSettings = field(default_factory=StreamSettings)
+    codec: Codec = field(default_factory=Codec)
+    now: float = 100.0
+    timers: list[Timer] = field(default_factory=list)
+    is_open: bool = True
+
+    def __post_init__(self) -> None:
+        self.processor = ExternalProcessor(
+            new_stream=self.new_stream,
+            codec=self.codec,
+            clock=lambda: self.now,
+            call_later=self.call_later,
+            is_open=lambda: self.is_open,
+        )
+
+    def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
+        return Stream(self.dispatcher, self.settings, wake)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
+        self.timers.append(Timer(delay_s, callback))
+        return self.timers[-1]
+
+    def open(self) -> tuple[FakeCall, Session]:
+        return begin(self.processor.methods(), "Process")
