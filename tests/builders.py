@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from extproc.fleet.accounting import Completion
 from extproc.fleet.listeners import PickObserver
 from extproc.fleet.pickids import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
@@ -21,6 +22,7 @@ from extproc.types import (
     EndpointView,
     LoadReport,
     ModelCard,
+    Outcome,
     Pick,
     RequestInfo,
     Snapshot,
@@ -84,6 +86,16 @@ def pick(
     """A pick of endpoint `number`."""
     defaults: dict[str, Any] = {"endpoints": (address(number),), "policy": "p", "reason": "r"}
     return Pick(id=id, request=info or request(), **{**defaults, **fields})
+
+
+def completion(pick_id: str = "r-1", **changes: Any) -> Completion:
+    """A request that endpoint 1 has answered."""
+    answered: dict[str, Any] = {
+        "pick_id": pick_id, "request_id": "", "address": address(1), "status": 200,
+        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
+        "duration_s": 0.2, "attempts": 1, "lag_s": 0.0, "orca": "", "first_body_byte_s": 0.1,
+    }  # fmt: skip
+    return Completion(**(answered | changes))
 
 
 def base_card(**fields: Any) -> ModelCard:

@@ -20,8 +20,8 @@ from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.service.dispatch import new_stream_of
 from extproc.types import Outcome, Pick
-from tests.builders import body, request_headers
-from tests.service.scene import Scene, completion
+from tests.builders import body, completion, request_headers
+from tests.service.scene import Scene
 
 
 class Broken:

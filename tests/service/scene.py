@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from extproc.fleet.accounting import Accounting, Completion
+from extproc.fleet.accounting import Accounting
 from extproc.fleet.pickids import pick_ids
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
@@ -20,7 +20,7 @@ from extproc.routing.rewrites import Rewrites
 from extproc.service.dispatch import Dispatcher, Endings
 from extproc.service.recorder import Recorder
 from extproc.tenancy import NO_CLAIM
-from extproc.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import address, cards, endpoint, report, request, routing
 
 
@@ -96,13 +96,3 @@ class Scene:
         """Route a request for the adapter `a` as a stream does."""
         asked = request(None, model="a", arrived_at_s=now)
         return self.dispatcher.route(asked, now=now, wake=lambda: None, num_bytes=0)
-
-
-def completion(pick_id: str, **changes: Any) -> Completion:
-    """A request that the endpoint has answered."""
-    answered: dict[str, Any] = {
-        "pick_id": pick_id, "request_id": "", "address": address(1), "status": 200,
-        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
-        "duration_s": 0.2, "attempts": 1, "lag_s": 0.0, "orca": "", "first_body_byte_s": 0.1,
-    }  # fmt: skip
-    return Completion(**(answered | changes))
