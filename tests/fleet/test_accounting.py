@@ -17,7 +17,7 @@ from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import ServerFlags
 from extproc.peers.relay import Relay
 from extproc.types import EndpointView, Outcome, RequestInfo
-from tests.builders import address, cards, completion, endpoint, pick, report, request
+from tests.builders import address, completion, endpoint, fill, pick, report, request
 
 LOGS = (0, 1)
 
@@ -36,11 +36,7 @@ class Books:
     """The accounting of the router `r` over two endpoints, with one pick under way."""
 
     def __init__(self, *, model: str = "a", relay: Relay | None = None, **settings: Any) -> None:
-        self.pool = Pool()
-        self.pool.set_endpoints([endpoint(1), endpoint(2)])
-        for number in (1, 2):
-            self.pool.record_report(address(number), report(max_loras=1), taken_at_s=0.0)
-            self.pool.record_models(address(number), cards("a", "b"), now=0.0)
+        self.pool = fill(Pool(), 1, 2, adapters="ab", load=report(max_loras=1))
         self.accounting = Accounting(self.pool, "r", AccountingSettings(**settings), relay)
         adapter = model or None
         info = request(adapter, model=model, request_id="request-1")
@@ -424,8 +420,8 @@ def watched(
             pool.record_report(address(1), loaded, taken_at_s=now)
         pool.flights.start(pick(f"r-{tick}", 1, info=request(**info)), now=now - 5.0)
         times = {"first_body_byte_s": 1.0, "duration_s": 5.0, "lag_s": 0.0}
-        answer = {"pick_id": f"r-{tick}", "body_bytes": 161 * 220} | times
-        accounting.complete(completion(**(answer | changes)), now=now)
+        answer = {"body_bytes": 161 * 220} | times
+        accounting.complete(completion(f"r-{tick}", **(answer | changes)), now=now)
     return accounting, told
 
 

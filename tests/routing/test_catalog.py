@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from typing import Any
 
 import pytest
@@ -21,8 +19,6 @@ from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog, CatalogSettings, Undeclared
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.picker import Picker
-from extproc.routing.policies import BUILT_IN
 from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request, routing
@@ -50,15 +46,8 @@ class Scene:
         self.source = source
         sources = Sources()
         sources.add(lambda: [self.source])
-        ids = itertools.count(1)
-        picker = Picker(
-            BUILT_IN["founding"](),
-            "founding",
-            rng=random.Random(0),
-            next_id=lambda: f"id-{next(ids)}",
-        )
         self.catalog = Catalog(sources=sources, on_cold=self._on_cold)
-        self.router = routing(picker, catalog=self.catalog)
+        self.router = routing(catalog=self.catalog)
         pool = self.router.pool
         pool.set_endpoints(endpoint(number) for number in range(1, num_pods + 1))
         self.catalog.configure(CatalogSettings(**settings))  # type: ignore[arg-type]

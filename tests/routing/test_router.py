@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from extproc.phrases import FOR_POD
 from extproc.queue import Ticket
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
@@ -32,7 +29,18 @@ from extproc.types import (
     Rejection,
     Wait,
 )
-from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request, routing
+from tests.builders import (
+    BASE,
+    adapter_card,
+    address,
+    cards,
+    endpoint,
+    fill,
+    picker_of,
+    report,
+    request,
+    routing,
+)
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
 
@@ -45,19 +53,9 @@ def router(
     **parts: Any,
 ) -> Router:
     """A router over endpoints that were scraped and list the base and the adapter a."""
-    ids = itertools.count(1)
-    picker = Picker(
-        BUILT_IN[policy](),
-        policy,
-        rng=random.Random(seed),
-        next_id=lambda: f"id-{next(ids)}",
-        admission=AdmissionSettings(max_pending),
-    )
+    picker = picker_of(policy, seed=seed, admission=AdmissionSettings(max_pending))
     made = routing(picker, **parts)
-    made.pool.set_endpoints(endpoint(number) for number in numbers)
-    for number in sorted(numbers):
-        made.pool.record_report(address(number), report(), taken_at_s=0.0)
-        made.pool.record_models(address(number), cards("a"), now=0.0)
+    fill(made.pool, *numbers, load=report())
     return made
 
 

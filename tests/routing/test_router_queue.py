@@ -31,8 +31,7 @@ from extproc.types import (
     Snapshot,
     Wait,
 )
-from tests.builders import address, cards, endpoint, report, request
-from tests.fleet.test_accounting import completion
+from tests.builders import address, cards, completion, endpoint, report, request
 from tests.routing.test_router import refused, routed
 from tests.routing.test_router import router as router_of
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections import Counter
 from dataclasses import dataclass
 
@@ -18,11 +16,10 @@ from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Ticket
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog
-from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
 from extproc.types import EndpointView, LoadReport, Pick, Reason, Rejection
-from tests.builders import BASE, address, cards, endpoint, pick, report, request
+from tests.builders import BASE, address, cards, endpoint, fill, pick, picker_of, report, request
 
 EXPIRY_S = 2.0
 POLICIES = sorted(BUILT_IN)
@@ -31,22 +28,11 @@ LATE_S = 60.0
 
 def pool_of(*numbers: int) -> Pool:
     """A pool whose pods have listed the base model and the adapter a."""
-    pool = Pool(PoolSettings(report_expiry_s=EXPIRY_S))
-    pool.set_endpoints(endpoint(number) for number in numbers)
-    for number in numbers:
-        pool.record_models(address(number), cards("a"), now=0.0)
-    return pool
+    return fill(Pool(PoolSettings(report_expiry_s=EXPIRY_S)), *numbers)
 
 
 def router_of(pool: Pool, policy: str, max_pending: int | None = None) -> Router:
-    ids = itertools.count(1)
-    picker = Picker(
-        BUILT_IN[policy](),
-        policy,
-        rng=random.Random(1),
-        next_id=lambda: f"id-{next(ids)}",
-        admission=AdmissionSettings(max_pending),
-    )
+    picker = picker_of(policy, seed=1, admission=AdmissionSettings(max_pending))
     return Router(pool, picker, HoldQueue(), Catalog())
 
 

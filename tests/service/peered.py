@@ -21,7 +21,7 @@ from extproc.service.clocks import Clocks
 from extproc.service.peering import Peering
 from extproc.wire import server as wire
 from extproc.wire.rpc import Method, Session
-from tests.builders import address, cards, endpoint, routing
+from tests.builders import fill, routing
 from tests.service.test_peering import KEY_FILE, configured
 from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall, begin
@@ -44,10 +44,7 @@ class Peered:
             on_change=None if peers is None else self.telling.waits,
             catalog=self.catalog,
         )
-        self.pool = self.router.pool
-        self.pool.set_endpoints([endpoint(1), endpoint(2)])
-        for number in (1, 2):
-            self.pool.record_models(address(number), cards("a"), now=0.0)
+        self.pool = fill(self.router.pool, 1, 2)
         self.relay = Relay()
         self.adapters = AdapterPeers(
             router_id,

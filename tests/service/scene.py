@@ -21,7 +21,7 @@ from extproc.service.dispatch import Dispatcher, Endings
 from extproc.service.recorder import Recorder
 from extproc.tenancy import NO_CLAIM
 from extproc.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
-from tests.builders import address, cards, endpoint, report, request, routing
+from tests.builders import fill, report, request, routing
 
 
 class Waiting:
@@ -50,10 +50,7 @@ class Scene:
             self.waiting or Founding(), "p", rng=random.Random(0), next_id=pick_ids("r")
         )
         router = routing(picker)
-        self.pool = router.pool
-        self.pool.set_endpoints([endpoint(1)])
-        self.pool.record_report(address(1), report(), taken_at_s=0.0)
-        self.pool.record_models(address(1), cards("a"), now=0.0)
+        self.pool = fill(router.pool, 1, load=report())
         self.observers = Observers()
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.doubtful: list[str] = []
