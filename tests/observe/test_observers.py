@@ -19,8 +19,9 @@ from extproc.rejections import no_endpoints
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.service.dispatch import new_stream_of
-from extproc.types import Outcome, Pick
+from extproc.types import Outcome
 from tests.builders import body, completion, request_headers
+from tests.routing.scene import routed
 from tests.service.scene import Scene
 
 
@@ -37,12 +38,10 @@ class Broken:
 def serve(scene: Scene) -> None:
     """One request from its question to its end, one more that is refused, one that is lost."""
     dispatcher, endings = scene.dispatcher, scene.endings
-    pick = scene.route()
-    assert isinstance(pick, Pick)
+    pick = routed(scene.route())
     assert endings.complete(completion(pick.id))
     dispatcher.rejected(no_endpoints("a"), {":path": "/v1/completions"})
-    lost = scene.route()
-    assert isinstance(lost, Pick)
+    lost = routed(scene.route())
     dispatcher.finish(lost, Outcome.COMPLETED, now=0.0)
     scene.route()
     endings.tick(now=9999.0)

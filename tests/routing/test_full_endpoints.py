@@ -20,7 +20,7 @@ from tests.builders import (
     request,
     snapshot,
 )
-from tests.routing.test_picker import picker
+from tests.routing.scene import picker
 
 A, B, C = address(1), address(2), address(3)
 

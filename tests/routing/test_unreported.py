@@ -20,6 +20,7 @@ from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
 from extproc.types import EndpointView, LoadReport, Pick, Reason, Rejection
 from tests.builders import BASE, address, cards, endpoint, fill, pick, picker_of, report, request
+from tests.routing.scene import rejected, routed
 
 EXPIRY_S = 2.0
 POLICIES = sorted(BUILT_IN)
@@ -44,8 +45,7 @@ def shares(router: Router, num_requests: int, *, model: str = BASE, now: float) 
     """How many of some requests at once the pods 1 and 2 get."""
     counts: Counter[str] = Counter()
     for _ in range(num_requests):
-        result = router.route(request(None, model=model, body_bytes=100), now=now)
-        assert isinstance(result, Pick)
+        result = routed(router.route(request(None, model=model, body_bytes=100), now=now))
         counts[result.address] += 1
     return [counts[address(number)] for number in (1, 2)]
 
@@ -113,8 +113,7 @@ def test_a_silent_pod_gets_nothing_that_another_takes_even_if_that_is_full(polic
     router = router_of(pool, policy, max_pending=4)
 
     assert shares(router, 4, now=LATE_S) == [0, 4]
-    refused = router.route(request(None, model=BASE), now=LATE_S)
-    assert isinstance(refused, Rejection)
+    refused = rejected(router.route(request(None, model=BASE), now=LATE_S))
     assert refused.reason is Reason.SATURATED
 
 

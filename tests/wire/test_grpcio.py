@@ -33,7 +33,7 @@ from tests.builders import BASE, body
 from tests.request import ext_proc
 from tests.request.dispatcher import PICK, FakeDispatcher
 from tests.request.ext_proc import destination, phase, read, request_body, request_headers
-from tests.routing.test_router import router
+from tests.routing.scene import router
 from tests.waiting import eventually
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
