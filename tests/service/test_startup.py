@@ -22,7 +22,7 @@ from extproc.commands.main import app
 from extproc.config.file import ConfigError
 from extproc.observe import logs
 from extproc.service.app import App
-from tests.service.test_peering import KEY_FILE
+from tests.service.peered import KEY_FILE
 from tests.waiting import eventually
 from tests.wire.pki import Pki
 

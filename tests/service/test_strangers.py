@@ -13,8 +13,7 @@ from extproc.gen import peers_pb2
 from extproc.service.peeraccess import check_peers, unproven_peers
 from tests.builders import address
 from tests.peers.test_adapterpeers import SQL
-from tests.service.peered import Peered
-from tests.service.test_peering import KEY_FILE, configured
+from tests.service.peered import KEY_FILE, Peered, configured
 from tests.wire.fake_call import begin
 
 
