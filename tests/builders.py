@@ -32,6 +32,16 @@ BASE = "base"
 """Name of the base model."""
 
 
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def address(number: int) -> str:
     """The address of endpoint `number`; the order of numbers below 10 is that of addresses."""
     return f"10.0.0.{number}:8000"

@@ -25,7 +25,7 @@ from extproc.queue.plan import share_of
 from extproc.routing.router import Router
 from extproc.tenancy import Claim, Share
 from extproc.types import Wait
-from tests.builders import address, endpoint, pick, request, routing
+from tests.builders import Clock, address, endpoint, pick, request, routing
 from tests.service.peered import Peered, linking
 from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall
@@ -215,13 +215,6 @@ class Later:
         due, self.due = self.due, []
         for each in due:
             each()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def teller(
