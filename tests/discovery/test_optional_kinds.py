@@ -12,6 +12,7 @@ import pytest
 from extproc.discovery.kubernetes.kubewatch import MAX_REST_S, ListWatch, WatchStats, WatchTimes
 from extproc.discovery.kubernetes.objects import InferenceObjective, objectives_query
 from extproc.discovery.kubernetes.store import ApiError
+from tests.logs import warnings
 from tests.virtualtime import in_virtual_time
 from tests.waiting import beside
 
@@ -234,7 +235,7 @@ def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFix
 
     run()
 
-    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    lines = warnings(caplog)
     assert lines == ["InferenceObjectives: not read: 403: no; what to do"]
 
 

@@ -102,6 +102,13 @@ async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
     await eventually(check, within_s=PATIENCE_S)
 
 
+def seen_by(pod: RunningPod) -> dict[str, str]:
+    """The headers of the last request that a pod received."""
+    headers = pod.pod.last_requests[-1]["headers"]
+    assert isinstance(headers, list)
+    return dict(headers)
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def pods() -> AsyncIterator[list[RunningPod]]:
     """Three pods that respond at once."""

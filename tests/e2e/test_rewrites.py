@@ -18,7 +18,7 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.charts import Chart, EppProcess, gateway_config
-from tests.e2e.conftest import own_pods, router_config, running_envoy
+from tests.e2e.conftest import own_pods, router_config, running_envoy, seen_by
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, h2_request
 from tests.waiting import eventually
 
@@ -73,7 +73,7 @@ async def gateway(
             await stack.enter_async_context(router)
             text = gateway_config(Chart.ORIGINAL_DST, router.address, pods=[])
             envoy = await stack.enter_async_context(EnvoyProcess(text))
-            await eventually(lambda: has_checked(envoy))
+            await eventually(envoy.has_checked_router)
         else:
             transport = "grpcio" if kind == "grpcio" else "wire"
             sections = config(pods, allow_mode_override=asks, restore_model=True)
@@ -85,18 +85,6 @@ async def gateway(
                 running_envoy(mode, router, request_body=body, allow_mode_override=asks)
             )
         yield Gateway(kind, envoy, Client(envoy.url, http))
-
-
-async def has_checked(envoy: EnvoyProcess) -> bool:
-    name = "cluster.router.health_check.success"
-    return (await envoy.stats(name)).get(name, 0) > 0
-
-
-def seen_by(pod: RunningPod) -> dict[str, str]:
-    """The headers of the last request that a pod received."""
-    headers = pod.pod.last_requests[-1]["headers"]
-    assert isinstance(headers, list)
-    return dict(headers)
 
 
 @pytest.mark.parametrize("alias", [LONG, "s"], ids=["longer", "shorter"])

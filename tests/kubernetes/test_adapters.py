@@ -48,12 +48,6 @@ DELETED_S = 2.0
 """Within which no router admits requests for an adapter that is deleted."""
 
 
-@pytest.fixture
-def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
-    """An administrator's, for the namespace."""
-    return api_server.kubeconfig_for(api_server.admin_token, namespace=namespace)
-
-
 @asynccontextmanager
 async def pool(cluster: Cluster, **config: Any) -> AsyncIterator[list[RunningPod]]:
     """An InferencePool of two pods, which have some models and can load others."""

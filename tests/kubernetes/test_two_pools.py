@@ -14,7 +14,6 @@ from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Client, RouterProcess, free_port
 from tests.fakepods import running_pods
-from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import ACCEPTED, ROUTES, conditions_become, route_path
 from tests.waiting import eventually
@@ -28,12 +27,6 @@ SERVED = {
     "Ready": ("True", "Serving"),
     "Degraded": ("False", "AsDesired"),
 }
-
-
-@pytest.fixture
-def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
-    """An administrator's, for the namespace."""
-    return api_server.kubeconfig_for(api_server.admin_token, namespace=namespace)
 
 
 @asynccontextmanager

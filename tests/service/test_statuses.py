@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, pa
 from extproc.discovery.kubernetes.store import ApiError, error_of
 from extproc.service.statuses import Statuses
 from tests.discovery.kubernetes.declared import item, listed
+from tests.logs import warnings
 from tests.virtualtime import in_virtual_time
 
 QUERY = routes_query()
@@ -200,5 +200,5 @@ def test_a_role_without_the_right_costs_one_warning(caplog: pytest.LogCaptureFix
 
     run()
 
-    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    lines = warnings(caplog)
     assert lines == ["status not written: 403: no"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from tests.logs import warnings
 from tests.servers import host_and_port, web_server
 from tests.service.serving import configuration, serving
 from tests.waiting import eventually
@@ -96,5 +96,4 @@ async def test_a_line_that_cannot_be_read_costs_its_fact_and_one_line_of_the_log
 
         await eventually(has_scraped_more)
 
-    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len([line for line in said if "not a number in ' many'" in line]) == 1
+    assert len([line for line in warnings(caplog) if "not a number in ' many'" in line]) == 1
