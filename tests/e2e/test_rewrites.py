@@ -164,11 +164,11 @@ async def test_a_canary_gets_its_tenth(gateway: Gateway) -> None:
             answer = await gateway.client.chat("canary", max_tokens=1)
             served[answer.served_by] += 1
 
-    num_asked = 2000
+    num_asked = 600
     await asyncio.gather(*(ask(num_asked // 20) for _ in range(20)))
 
     assert served.total() == served["pod-0"] + served["pod-1"] == num_asked
-    assert served["pod-1"] / num_asked == pytest.approx(0.1, abs=0.03)
+    assert served["pod-1"] / num_asked == pytest.approx(0.1, abs=0.05)  # four standard deviations
 
 
 async def test_an_unknown_model_is_refused_by_the_name_that_the_client_wrote(
