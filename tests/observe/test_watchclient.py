@@ -30,6 +30,7 @@ from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.servers import tcp_server
 from tests.waiting import eventually
+from tests.wire.fake_call import Idle
 
 WALL_S = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).timestamp()
 
@@ -214,15 +215,9 @@ async def test_an_unreachable_server_is_an_error() -> None:
 
 
 async def test_a_server_that_only_ends_calls_is_not_called_for_ever() -> None:
-    class EndsAtOnce:
+    class EndsAtOnce(Idle):
         def __init__(self, call: Call, metadata: Metadata) -> None:
             call.end()
-
-        def receive(self, message: bytes) -> None: ...
-
-        def half_close(self) -> None: ...
-
-        def closed(self) -> None: ...
 
     class Service(DecisionsService):
         def methods(self) -> tuple[Method, ...]:

@@ -22,6 +22,7 @@ from tests.e2e.harness import free_port
 from tests.service.peered import Peered, configured
 from tests.service.scene import Scene
 from tests.waiting import eventually
+from tests.wire.fake_call import Idle
 
 PATIENCE_S = 60.0
 ELSEWHERE = "192.0.2.1"
@@ -109,21 +110,13 @@ async def test_before_the_end_what_is_left_is_passed_on() -> None:
         assert len(far.taken) == 100
 
 
-class Silent:
+class Silent(Idle):
     """A peer that says who it is and then takes nothing."""
 
     def __init__(self, call: Call, metadata: Metadata) -> None:
+        super().__init__(call, metadata)
         hello = peers_pb2.Hello(router_id="bb", believes_callers=True)
         call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
-
-    def receive(self, message: bytes) -> None:
-        pass
-
-    def half_close(self) -> None:
-        pass
-
-    def closed(self) -> None:
-        pass
 
 
 async def test_the_end_does_not_wait_for_a_peer_that_hangs(
