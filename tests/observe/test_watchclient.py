@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpclib.const import Cardinality, Handler, Status
-from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 from msgspec.structs import replace
@@ -31,6 +30,7 @@ from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.servers import tcp_server
 from tests.waiting import eventually
 from tests.wire.fake_call import Idle
+from tests.wire.rawcodec import RawCodec
 
 WALL_S = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).timestamp()
 
@@ -52,19 +52,6 @@ def picked(adapter: str | None = "a1", *, is_known: bool = True) -> DecisionReco
 def rejected() -> DecisionRecord:
     rejection = Rejection(429, Reason.SATURATED, "full", retry_after_s=2, model="a1")
     return DecisionRecord(rejection, WALL_S, 0.0)
-
-
-class Bytes(CodecBase):
-    """Messages as they are: the services of this package speak bytes."""
-
-    __content_subtype__ = "proto"
-
-    def encode(self, message: Any, message_type: Any) -> bytes:
-        assert isinstance(message, bytes)
-        return message
-
-    def decode(self, data: bytes, message_type: Any) -> bytes:
-        return data
 
 
 class Carrier:
@@ -113,7 +100,7 @@ class QueueCall:
 async def serving(
     service: DecisionsService, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
-    server = Server([Carrier(service.methods())], codec=Bytes())
+    server = Server([Carrier(service.methods())], codec=RawCodec())
     await server.start("127.0.0.1", 0, ssl=tls)
     (socket,) = server._server.sockets  # type: ignore[union-attr]
     try:
