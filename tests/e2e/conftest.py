@@ -7,7 +7,7 @@ Envoys in their own. Tests that break something start their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.harness import EnvoyProcess, RouterProcess
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.fakepods import running_pods
 from tests.servers import tcp_server
 from tests.waiting import eventually
@@ -90,6 +90,18 @@ async def running_envoy(
         yield envoy
     finally:
         await envoy.close()
+
+
+@asynccontextmanager
+async def behind_envoy(
+    config: Mapping[str, Any],
+    http: aiohttp.ClientSession,
+    mode: Mode = Mode.ORIGINAL_DST,
+    **options: Any,
+) -> AsyncIterator[tuple[RouterProcess, Client]]:
+    """A router behind an Envoy of its own, and a client of that."""
+    async with RouterProcess(config) as router, running_envoy(mode, router, **options) as envoy:
+        yield router, Client(envoy.url, http)
 
 
 async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:

@@ -17,6 +17,7 @@ from extproc.fleet.outliers import NUM_TRIALS
 from extproc.lab.fakepod.pod import PodConfig, build_app
 from tests.e2e.conftest import (
     SLOW,
+    behind_envoy,
     own_pods,
     pod_config,
     router_config,
@@ -169,12 +170,11 @@ async def test_a_router_that_was_frozen_does_not_try_dead_pods_again(
     http: aiohttp.ClientSession,
 ) -> None:
     """When it goes on, every report has expired, and requests have queued up."""
+    scrape = {"interval_s": 0.4, "expiry_s": 0.5}
     async with (
         own_pods(profile=SLOW) as pods,
-        RouterProcess(router_config(pods, scrape={"interval_s": 0.4, "expiry_s": 0.5})) as router,
-        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+        behind_envoy(router_config(pods, scrape=scrape), http) as (router, client),
     ):
-        client = Client(envoy.url, http)
         await pods[0].kill()
         await eventually(lambda: is_unknown(router, pods[0].address))
         router.send(signal.SIGSTOP)

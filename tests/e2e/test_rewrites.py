@@ -18,7 +18,7 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.charts import Chart, EppProcess, gateway_config
-from tests.e2e.conftest import own_pods, router_config, running_envoy, seen_by
+from tests.e2e.conftest import behind_envoy, own_pods, router_config, running_envoy, seen_by
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, h2_request
 from tests.waiting import eventually
 
@@ -201,10 +201,8 @@ async def test_streamed_bodies_are_refused_where_they_would_need_another_model(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
-        RouterProcess(config(pods)) as router,
-        running_envoy(Mode.ORIGINAL_DST, router, request_body=RequestBody.STREAMED) as envoy,
+        behind_envoy(config(pods), http, request_body=RequestBody.STREAMED) as (_, client),
     ):
-        client = Client(envoy.url, http)
         alias, plain = await client.chat("s"), await client.chat("only-1")
 
     assert (alias.status, alias.error_code) == (500, "model_not_rewritable")

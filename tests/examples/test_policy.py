@@ -18,10 +18,8 @@ from typer.testing import CliRunner
 
 from extproc.commands.labrun import read_result
 from extproc.commands.main import app
-from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import router_config, running_envoy
-from tests.e2e.harness import Client, RouterProcess
+from tests.e2e.conftest import behind_envoy, router_config
 from tests.fakepods import running_pods
 
 ROOT = Path(__file__).parents[2]
@@ -58,11 +56,9 @@ async def test_a_tenant_s_requests_stay_on_its_pod(monkeypatch: pytest.MonkeyPat
     served: dict[str, set[str]] = {}
     async with (
         running_pods(*configs) as pods,
-        RouterProcess(router_config(pods, **policy)) as router,
-        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
         aiohttp.ClientSession() as http,
+        behind_envoy(router_config(pods, **policy), http) as (router, client),
     ):
-        client = Client(envoy.url, http)
         for adapter in ADAPTERS * 3:
             answer = await client.chat(adapter)
             assert answer.status == 200
