@@ -56,6 +56,7 @@ class Router:
         tls_name: str | None = None,
         keys: Sequence[bytes] | None = None,
     ) -> None:
+        self.id = router_id
         self.taken: list[bytes] = []
         self.relay = Relay()
         self.service = PeersService(
@@ -76,6 +77,11 @@ class Router:
             tls=tls,
             tls_name=tls_name,
         )
+
+    async def links_to(self, far: Router, address: str) -> None:
+        """Dial the other router, and wait until it knows."""
+        self.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {self.id})
 
     @asynccontextmanager
     async def listening(
@@ -118,8 +124,7 @@ async def test_of_the_addresses_listed_the_own_is_recognised_and_the_others_link
 async def test_one_dials_and_both_can_send() -> None:
     near, far = Router("a"), Router("b")
     async with far.listening() as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
         near.offer("b", b"1")
         far.offer("a", b"2")
         await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
@@ -130,8 +135,7 @@ async def test_a_link_over_the_other_transport() -> None:
     server = GrpcioServer(far.service.methods(), max_message_bytes=2**20)
     address = await server.start("127.0.0.1:0")
     async with closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
         near.offer("b", b"1")
         far.offer("a", b"2")
         await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
@@ -196,8 +200,7 @@ async def test_a_routers_id_is_kept_while_it_is_unreachable_and_forgotten_with_i
 async def test_an_address_that_is_not_listed_any_more_loses_its_link() -> None:
     near, far = Router("a"), Router("b")
     async with far.listening() as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
         near.dialler.set_addresses([])
         await eventually(lambda: far.relay.linked_routers() == set())
 
@@ -297,8 +300,7 @@ async def test_over_mutual_tls_with_the_certificate_that_all_replicas_share(
 
     near, far = Router("a", tls=client, tls_name=tls_name), Router("b")
     async with far.listening(context=server) as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
 
 
 async def test_a_certificate_may_vouch_for_itself(pki: Pki) -> None:
@@ -312,8 +314,7 @@ async def test_a_certificate_may_vouch_for_itself(pki: Pki) -> None:
 
     near, far = Router("a", tls=client), Router("b")
     async with far.listening(context=server) as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
 
 
 @pytest.mark.parametrize(

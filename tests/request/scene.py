@@ -10,7 +10,9 @@ from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor, TimerHandle
 from extproc.request.stream import Stream
 from extproc.wire.rpc import Metadata, Session
+from tests.builders import body
 from tests.request.dispatcher import FakeDispatcher
+from tests.request.ext_proc import request_body, request_headers
 from tests.wire.fake_call import FakeCall, begin
 
 
@@ -55,3 +57,10 @@ class Service:
 
     def open(self) -> tuple[FakeCall, Session]:
         return begin(self.processor.methods(), "Process")
+
+    def ask(self) -> tuple[FakeCall, Session]:
+        """Open a stream, and send a whole request for the adapter `a`."""
+        call, session = self.open()
+        session.receive(request_headers())
+        session.receive(request_body(body()))
+        return call, session

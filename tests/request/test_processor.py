@@ -56,9 +56,7 @@ def test_the_service_has_the_name_that_envoy_calls() -> None:
 
 
 def test_a_request_gets_its_response_and_the_rpc_ends_with_ok() -> None:
-    call, session = Service().open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = Service().ask()
 
     headers, routed = call.sent
     assert (phase(headers), phase(routed)) == ("request_headers", "request_body")
@@ -132,15 +130,11 @@ def test_a_policy_that_always_raises_is_counted_and_does_not_fill_the_log(
 ) -> None:
     service = Service(BrokenDispatcher())
     for _ in range(50):
-        call, session = service.open()
-        session.receive(request_headers())
-        session.receive(request_body(BODY))
+        call, session = service.ask()
         assert call.code is Code.INTERNAL
     sound = Service(now=service.now)
     service.dispatcher = sound.dispatcher
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
 
     assert call.code is Code.OK, "another request has its answer"
     assert service.processor.num_broken == {"protocol": 0, "internal": 50, "silence": 0}
@@ -179,9 +173,7 @@ def test_a_pick_whose_response_cannot_be_encoded_is_ended(uses_response_phases: 
     service = Service(
         settings=StreamSettings(uses_response_phases=uses_response_phases), codec=BrokenCodec()
     )
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
     session.closed()
 
     assert call.code is Code.INTERNAL
@@ -273,9 +265,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
             raise RuntimeError("a bug")
 
     service = Service(Broken(), StreamSettings(uses_response_phases=True))
-    _, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    _, session = service.ask()
     session.closed()
 
     assert service.processor.num_open == 0
@@ -283,10 +273,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
 
 
 def _answered(service: Service) -> Session:
-    _, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
-    return session
+    return service.ask()[1]
 
 
 def _cut(service: Service) -> Session:
@@ -336,10 +323,7 @@ def test_an_ended_request_leaves_nothing_to_the_garbage_collector(
 def held(service: Service) -> tuple[FakeCall, Session]:
     """A request that is held for two seconds at most."""
     service.dispatcher.hold_s = 2.0
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
-    return call, session
+    return service.ask()
 
 
 def test_a_held_request_gets_more_time_and_is_looked_after_at_its_end() -> None:
@@ -445,9 +429,7 @@ def test_a_request_that_is_given_up_gets_429_and_ok() -> None:
 
 def test_a_request_of_one_buffered_message_keeps_nothing() -> None:
     service = Service()
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
 
     assert call.code is Code.OK
     assert call.num_holds == 0
@@ -492,9 +474,7 @@ def test_a_call_that_goes_on_is_not_ended_however_slow_it_is() -> None:
 def test_silence_is_no_fault_where_the_data_plane_owes_nothing(num_waits: int) -> None:
     settings = StreamSettings(uses_response_phases=True, max_hold_s=1e9)
     service = Service(FakeDispatcher(num_waits=num_waits), settings)
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
     for _ in range(5):
         service.now += 2 * MAX_SILENCE_S
         service.processor.tick()
