@@ -15,13 +15,12 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from extproc.commands.main import app
 from extproc.lab.engine.profiles import INSTANT, PROFILES, as_yaml
 from extproc.lab.fakepod import pod
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.processes import free_port
+from tests.commandline import error_line, invoke
 
 FREE = ("--port", "0")
 
@@ -142,7 +141,7 @@ def configs_of(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[PodConfig
     """What the pods of these options would run with."""
     made: list[PodConfig] = []
     monkeypatch.setattr(pod, "run_pods", lambda configs, *_, **__: made.extend(configs))
-    result = CliRunner().invoke(app, ["fake-pod", *options])
+    result = invoke("fake-pod", *options)
     assert result.exit_code == 0, result.output
     return made
 
@@ -228,11 +227,9 @@ def test_the_profile_is_that_of_a_calibration_s_file(
     ],
 )
 def test_options_that_make_no_pod_are_refused_on_one_line(options: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["fake-pod", *options])
+    line = error_line(invoke("fake-pod", *options))
 
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert re.match(f"extproc: {message}", line), line
+    assert re.match(message, line), line
 
 
 async def test_a_port_in_use_is_refused_and_no_pod_stays() -> None:

@@ -14,11 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from extproc.commands.labrun import read_result
-from extproc.commands.main import app
 from extproc.lab.fakepod.pod import PodConfig
+from tests.commandline import invoke
 from tests.e2e.conftest import behind_envoy, router_config
 from tests.fakepods import running_pods
 
@@ -42,7 +41,7 @@ def test_the_configuration_that_it_shows_is_accepted(
         yaml.safe_dump({"discovery": {"static": ["10.0.0.7:8000"]}, **policy_section()})
     )
 
-    result = CliRunner().invoke(app, ["check-config", "--config", str(path)])
+    result = invoke("check-config", "--config", str(path))
 
     assert result.output == f"{path}: ok (policy tenants:Tenants)\n"
 
