@@ -94,6 +94,14 @@ class Router:
         return begin(self.service.methods(), "Link")
 
 
+def greeted(by: str) -> tuple[Router, FakeCall, Session]:
+    """The router `a`, to which another one has said who it is, and their link."""
+    router = Router("a")
+    call, session = router.accept()
+    session.receive(hello(by))
+    return router, call, session
+
+
 class Wire:
     """A link from `near`, which dials, to `far`; messages wait until `pump`."""
 

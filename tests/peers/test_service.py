@@ -29,7 +29,18 @@ from extproc.queue.reservations import MAX_RESERVED, Reservation
 from extproc.tenancy import Share
 from extproc.wire.rpc import Code
 from tests.builders import Clock
-from tests.peers.scene import FIRST, Router, Way, Wire, entries, hello, kinds, message, told
+from tests.peers.scene import (
+    FIRST,
+    Router,
+    Way,
+    Wire,
+    entries,
+    greeted,
+    hello,
+    kinds,
+    message,
+    told,
+)
 
 
 def test_both_ends_learn_who_is_there_and_entries_go_either_way() -> None:
@@ -107,9 +118,7 @@ def test_nothing_is_lost_whatever_happens_to_links(steps: list[str]) -> None:
 
 
 def test_a_link_without_a_sign_of_life_is_ended_and_its_entries_kept() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     router.offer("b", b"1")
     router.clock.now = 5.0
     router.service.tick()
@@ -182,9 +191,7 @@ def test_unreadable_messages_are_counted() -> None:
 
 
 def test_a_message_of_a_later_version_is_no_fault() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     session.receive(b"")
 
     assert call.ended is None
@@ -192,9 +199,7 @@ def test_a_message_of_a_later_version_is_no_fault() -> None:
 
 
 def test_a_half_close_ends_the_link() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     session.half_close()
     session.closed()
 
@@ -219,9 +224,7 @@ def test_links_beyond_the_limit_are_refused_until_one_ends() -> None:
 
 
 def test_messages_of_a_newer_version_are_ignored() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     session.receive(b"\x7a\x02\x08\x01")  # field 15, a message
     session.receive(b"")
 
@@ -468,9 +471,7 @@ def test_a_message_has_so_many_picks_and_ends_at_most() -> None:
 
 
 def test_of_a_longer_message_the_rest_is_not_read() -> None:
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     picks = [told(number) for number in range(MAX_TOLD + 9)]
     session.receive(encode(PickUpdate(picks, [PeerPickEnd("a-1")] * (MAX_TOLD + 9))))
 
@@ -509,9 +510,7 @@ def test_what_a_pick_counts_for_arrives_within_the_bounds() -> None:
 
 @pytest.mark.parametrize("tokens", [nan, -inf, -1.0])
 def test_what_cannot_be_a_count_of_tokens_is_heard_as_none(tokens: float) -> None:
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     for num in (1, MAX_FLOW_CHARS + 1):
         pick = peers_pb2.StartedPick(number=1, flow="f" * num, priority=1, tokens=tokens)
         session.receive(message(picks=peers_pb2.Picks(started=[pick])))
@@ -581,9 +580,7 @@ def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
         slots=[peers_pb2.KeptSlot(flow=long), peers_pb2.KeptSlot(adapter=name)]
         + [peers_pb2.KeptSlot()] * 99,
     )
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     session.receive(message(picks=peers_pb2.Picks(waiting=told)))
     sizes = [
         (len(each.addresses), len(each.firsts), len(each.kept))
@@ -595,9 +592,7 @@ def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
 
 
 def test_a_name_is_heard_up_to_a_length() -> None:
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     for num in (MAX_ADAPTER_CHARS, MAX_ADAPTER_CHARS + 1):
         pick = peers_pb2.StartedPick(number=1, adapter="x" * num)
         session.receive(message(picks=peers_pb2.Picks(started=[pick])))
@@ -608,9 +603,7 @@ def test_a_name_is_heard_up_to_a_length() -> None:
 
 def test_what_a_router_tells_is_about_its_own_picks_whatever_it_says() -> None:
     """A message has numbers only; the router is the one that said hello."""
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("x"))
+    router, _, session = greeted("x")
     session.receive(encode(PickUpdate([told(1, "b")], [PeerPickEnd("b-1")])))
 
     [(router_id, heard)] = router.heard
@@ -628,9 +621,7 @@ def test_before_hello_nothing_is_told() -> None:
 
 def test_a_message_that_only_a_later_router_knows_is_ignored() -> None:
     """As a router of before picks were told ignores those: an unknown field of the message."""
-    router = Router("b")
-    call, session = router.accept()
-    session.receive(hello("a"))
+    router, call, session = greeted("b")
     session.receive(b"\xfa\x01\x02\x08\x01")  # field 31, two bytes
     session.receive(entries(b"1"))
 

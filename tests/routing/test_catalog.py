@@ -73,6 +73,11 @@ class Scene:
         pool.record_report(address(number), report(), taken_at_s=self.now)
         pool.record_models(address(number), cards, now=self.now)
 
+    def offer(self) -> None:
+        """Ask the queue about those who wait, as there may be room now."""
+        self.router.queue.freed(self.now)
+        self.router.offer(now=self.now)
+
     def tick(self) -> list[Action]:
         self.now += 0.1
         pods = self.router.pool.pod_states(now=self.now)
@@ -134,8 +139,7 @@ def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
     scene.tick()
     asked = scene.num_cold
 
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
 
     assert len(scene.router.queue) == 1
     assert scene.num_cold == asked == 1
@@ -165,8 +169,7 @@ def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
 
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
 
     result = routed(scene.router.resume(held, now=scene.now))
     assert result.address == address(2)
@@ -187,8 +190,7 @@ def test_one_whose_pods_have_just_gone_waits_for_others() -> None:
 
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
     assert isinstance(scene.router.resume(held, now=scene.now), Pick)
 
 
@@ -271,8 +273,7 @@ def test_one_that_waited_in_vain_is_told_when_those_that_wait_will_have_gone() -
     for number in (1, 2):
         scene.lists(number, ("sql", "/adapters/sql"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
     scene.lists(1)
     scene.lists(2)
     scene.tick()
@@ -579,8 +580,7 @@ def test_a_held_request_gets_the_first_version_that_its_adapter_gets() -> None:
     scene.declare(Declaration("sql", "/adapters/sql-2", "2"))
     scene.lists(1, ("sql@2", "/adapters/sql-2"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
 
     result = routed(scene.router.resume(held, now=scene.now))
     assert (result.request.model, result.request.client_model) == ("sql@2", "sql")
