@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import random
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -28,15 +26,13 @@ from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService, describe, encode
 from extproc.observe.observers import NAMES, Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.routing.admission import AdmissionSettings
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
-from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.service.admin import describe_snapshot
 from extproc.service.livefeed import LiveFeed
 from extproc.service.recorder import Recorder
 from extproc.types import Hints, Outcome, Pick, Rejection
-from tests.builders import BASE, address, endpoint, request, routing
+from tests.builders import BASE, address, endpoint, picker_of, request, routing
 from tests.wire.fake_call import begin
 
 PAGE = (Path(__file__).parent / "golden" / "vllm-0.32-metrics.txt").read_text(encoding="utf-8")
@@ -100,17 +96,9 @@ class Service:
 
     def __init__(self, policy: str) -> None:
         self.now = 10.0
-        ids = itertools.count()
-        picker = Picker(
-            BUILT_IN[policy](),
-            policy,
-            rng=random.Random(0),
-            next_id=lambda: f"r-{next(ids)}",
-            admission=AdmissionSettings(max_pending=None),
-        )
         routes = ModelRoutes([ModelRoute("all", ("*",))], {"low": -1})
         # every request is decided
-        router = routing(picker, routes=routes, max_hold_s=0)
+        router = routing(picker_of(policy), routes=routes, max_hold_s=0)
         self.pool = router.pool
         self.pool.set_endpoints([endpoint(1), endpoint(2)])
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")

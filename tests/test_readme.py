@@ -25,8 +25,7 @@ from extproc.lab.workload.intervals import paired_ratio
 from extproc.routing.policies import Founding
 from extproc.types import EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
-from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import Client, RouterProcess
+from tests.e2e.conftest import behind_envoy
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -71,10 +70,8 @@ async def test_the_own_rule_decides_behind_a_real_envoy(
     discovery = {"static": [pod.address for pod in pods]}
     try:
         async with (
-            RouterProcess({"discovery": discovery, **own_rule}) as router,
-            running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+            behind_envoy({"discovery": discovery, **own_rule}, http) as (router, client),
         ):
-            client = Client(envoy.url, http)
             answers = [await client.chat("sql") for _ in range(5)]
             decisions = (await router.admin("/debug/decisions"))["decisions"]
     finally:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool
 from extproc.tenancy import Claim, Share, SlotUse
-from tests.builders import address, cards, endpoint, pick, report, request
+from tests.builders import address, fill, pick, report, request
 
 CLAIM = Claim(tenant="t", priority=3)
 
 
 def pool() -> Pool:
-    made = Pool()
-    made.set_endpoints([endpoint(1)])
-    made.record_report(address(1), report(), taken_at_s=0.0)
-    made.record_models(address(1), cards("a", "b"), now=0.0)
+    made = fill(Pool(), 1, adapters="ab", load=report())
     made.told.begin("bb", now=0.0)
     return made
 

@@ -40,6 +40,11 @@ def connection_manager(bootstrap: dict[str, Any]) -> Any:
 class EnvoyProcess(Envoy):
     """An Envoy process, with questions that tests ask it."""
 
+    async def has_checked_router(self) -> bool:
+        """Return whether a health check of the router has succeeded."""
+        name = "cluster.router.health_check.success"
+        return (await self.stats(name)).get(name, 0) > 0
+
     async def considers_healthy(self, *addresses: str, cluster: str = "router") -> bool:
         """Return whether Envoy considers all of these endpoints of a cluster healthy."""
         page = await self.admin("/clusters")

@@ -40,6 +40,13 @@ def test_an_answer_attains_by_its_status_and_its_first_byte(
     assert judged(Outcome.COMPLETED, status, first_byte_s) is expected
 
 
+def test_another_objective_holds_from_the_next_answer_on() -> None:
+    attainment = Attainment(1.0)
+    attainment.configure(0.1)
+
+    assert attainment.completed(PATH, Outcome.COMPLETED, 200, 0.2, None, now=0.0) == (PATH, False)
+
+
 def test_an_answer_that_broke_off_is_missed_whatever_its_status() -> None:
     assert judged(Outcome.FAILED, 200, 0.1) is False
 

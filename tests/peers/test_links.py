@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
 from math import inf, nan
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS
-from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
+from extproc.fleet.peerpicks import PeerPickEnd
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.peers.encoding import (
@@ -24,163 +21,25 @@ from extproc.peers.encoding import (
     encode,
 )
 from extproc.peers.link import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
-from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, MAX_LINKS, Links, PeersService
-from extproc.peers.relay import Relay, RelaySettings
+from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, MAX_LINKS
 from extproc.queue import Waiting
 from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation
 from extproc.tenancy import Share
-from extproc.wire.rpc import Code, Session
-from tests.wire.fake_call import FakeCall, begin
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Router:
-    """A router as far as its links go; by its TLS it knows who calls, unless said otherwise."""
-
-    def __init__(
-        self,
-        router_id: str,
-        clock: Clock | None = None,
-        *,
-        keys: Sequence[bytes] | None = None,
-        believes_callers: bool = True,
-    ) -> None:
-        self.clock = clock or Clock()
-        self.relay = Relay(RelaySettings())
-        self.taken: list[bytes] = []
-        self.updates: list[tuple[str, AdapterUpdate]] = []
-        self.num_garbage = self.num_owing = 0
-        self.picks: Sequence[PeerPick] = ()
-        self.num_looks = 0
-        self.links = Links(self.clock)
-        self.heard: list[tuple[str, PickUpdate]] = []
-        self.gone: list[str] = []
-        self.service = PeersService(
-            self.relay,
-            router_id,
-            on_entries=self.taken.extend,
-            clock=self.clock,
-            on_garbage=self._count,
-            links=self.links,
-            listener=self,
-            keys=lambda: keys,
-            believes_callers=believes_callers,
-        )
-
-    def _count(self) -> None:
-        self.num_garbage += 1
-
-    def offer(self, router_id: str, *entries: bytes) -> None:
-        for entry in entries:
-            self.relay.offer(router_id, entry, now=self.clock())
-        self.relay.flush(now=self.clock())
-
-    def begin_with(self, *picks: PeerPick) -> None:
-        """Tell others, to begin with these."""
-        self.picks = picks
-
-    def tell(
-        self,
-        picks: Iterable[PeerPick] = (),
-        ends: Iterable[PeerPickEnd] = (),
-        waiting: Waiting | None = None,
-    ) -> None:
-        self.links.tell(picks, ends, waiting, in_flight=self._in_flight)
-
-    def _in_flight(self) -> Sequence[PeerPick]:
-        self.num_looks += 1
-        return self.picks
-
-    def begin(self) -> None:
-        self.num_owing += 1
-
-    def hear(self, router_id: str, update: PickUpdate) -> None:
-        self.heard.append((router_id, update))
-
-    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
-        self.updates.append((router_id, update))
-
-    def forget(self, router_id: str) -> None:
-        self.gone.append(router_id)
-
-    def accept(self) -> tuple[FakeCall, Session]:
-        return begin(self.service.methods(), "Link")
-
-
-class Wire:
-    """A link from `near`, which dials, to `far`; messages wait until `pump`."""
-
-    def __init__(self, near: Router, far: Router) -> None:
-        self.heard: list[str] = []
-        self._ways: list[tuple[_Way, Session]] = []
-        to_far, to_near = _Way(), _Way()
-        near_end = near.service.dialled(to_far, self.heard.append)
-        [method] = far.service.methods()
-        far_end = method.open(to_near, {})
-        self._ways = [(to_far, far_end), (to_near, near_end)]
-
-    def pump(self) -> list[bytes]:
-        """Deliver until nothing is under way; return what was, in order."""
-        crossed = []
-        while any(way.messages for way, _ in self._ways):
-            for way, end in self._ways:
-                while way.messages:
-                    crossed.append(way.messages.popleft())
-                    end.receive(crossed[-1])
-        return crossed
-
-    def ends(self) -> list[Code | None]:
-        """How either end has ended the link."""
-        return [way.ended for way, _ in self._ways]
-
-    def waiting(self) -> list[bytes]:
-        """What is under way."""
-        return [message for way, _ in self._ways for message in way.messages]
-
-    def cut(self) -> None:
-        for way, end in self._ways:
-            way.messages.clear()
-            end.closed()
-
-
-class _Way:
-    def __init__(self) -> None:
-        self.messages: deque[bytes] = deque()
-        self.ended: Code | None = None
-
-    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
-        raise AssertionError("keeps no messages")
-
-    def send(self, message: bytes) -> None:
-        self.messages.append(message)
-
-    def end(self, code: Code = Code.OK, details: str = "") -> None:
-        self.ended = code
-
-
-def hello(router_id: str) -> bytes:
-    return message(hello=peers_pb2.Hello(router_id=router_id, believes_callers=True))
-
-
-def entries(*each: bytes) -> bytes:
-    return message(entries=peers_pb2.Entries(log_entries=each))
-
-
-def message(**content: Any) -> bytes:
-    encoded: bytes = peers_pb2.PeerMessage(**content).SerializeToString()
-    return encoded
-
-
-def kinds(messages: Sequence[bytes]) -> list[str | None]:
-    return [peers_pb2.PeerMessage.FromString(each).WhichOneof("content") for each in messages]
+from extproc.wire.rpc import Code
+from tests.builders import Clock
+from tests.peers.scene import (
+    FIRST,
+    Router,
+    Way,
+    Wire,
+    entries,
+    greeted,
+    hello,
+    kinds,
+    message,
+    told,
+)
 
 
 def test_both_ends_learn_who_is_there_and_entries_go_either_way() -> None:
@@ -258,9 +117,7 @@ def test_nothing_is_lost_whatever_happens_to_links(steps: list[str]) -> None:
 
 
 def test_a_link_without_a_sign_of_life_is_ended_and_its_entries_kept() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     router.offer("b", b"1")
     router.clock.now = 5.0
     router.service.tick()
@@ -316,8 +173,8 @@ def test_the_link_of_a_peer_that_breaks_the_protocol_is_ended_without_effect(
 ) -> None:
     router = Router("a")
     call, session = router.accept()
-    for message in (*messages, hello("c"), entries(b"late")):
-        session.receive(message)
+    for each in (*messages, hello("c"), entries(b"late")):
+        session.receive(each)
 
     assert call.code is code
     assert router.taken == []
@@ -333,9 +190,7 @@ def test_unreadable_messages_are_counted() -> None:
 
 
 def test_a_message_of_a_later_version_is_no_fault() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     session.receive(b"")
 
     assert call.ended is None
@@ -343,9 +198,7 @@ def test_a_message_of_a_later_version_is_no_fault() -> None:
 
 
 def test_a_half_close_ends_the_link() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     session.half_close()
     session.closed()
 
@@ -370,9 +223,7 @@ def test_links_beyond_the_limit_are_refused_until_one_ends() -> None:
 
 
 def test_messages_of_a_newer_version_are_ignored() -> None:
-    router = Router("a")
-    call, session = router.accept()
-    session.receive(hello("b"))
+    router, call, session = greeted("b")
     session.receive(b"\x7a\x02\x08\x01")  # field 15, a message
     session.receive(b"")
 
@@ -392,13 +243,6 @@ def test_a_routers_name_is_short() -> None:
 
 
 # --- what routers tell each other -------------------------------------------------------------
-
-FIRST = PickUpdate([], [], is_first=True)
-
-
-def told(number: int = 1, router_id: str = "a", **fields: Any) -> PeerPick:
-    defaults = {"address": "10.0.0.1:80", "adapter": "sql", "body_bytes": 7, "age_s": 0.25}
-    return PeerPick(f"{router_id}-{number}", **{**defaults, **fields})
 
 
 def telling() -> tuple[Router, Router, Wire]:
@@ -505,7 +349,7 @@ def test_of_more_picks_in_flight_than_fit_the_newest_are_told_the_oldest_of_them
     assert near.links.num_untold == 2 * (num - len(heard))
 
 
-class Broken(_Way):
+class Broken(Way):
     """A way that fails once it is told to."""
 
     is_broken = False
@@ -626,9 +470,7 @@ def test_a_message_has_so_many_picks_and_ends_at_most() -> None:
 
 
 def test_of_a_longer_message_the_rest_is_not_read() -> None:
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     picks = [told(number) for number in range(MAX_TOLD + 9)]
     session.receive(encode(PickUpdate(picks, [PeerPickEnd("a-1")] * (MAX_TOLD + 9))))
 
@@ -667,9 +509,7 @@ def test_what_a_pick_counts_for_arrives_within_the_bounds() -> None:
 
 @pytest.mark.parametrize("tokens", [nan, -inf, -1.0])
 def test_what_cannot_be_a_count_of_tokens_is_heard_as_none(tokens: float) -> None:
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     for num in (1, MAX_FLOW_CHARS + 1):
         pick = peers_pb2.StartedPick(number=1, flow="f" * num, priority=1, tokens=tokens)
         session.receive(message(picks=peers_pb2.Picks(started=[pick])))
@@ -739,9 +579,7 @@ def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
         slots=[peers_pb2.KeptSlot(flow=long), peers_pb2.KeptSlot(adapter=name)]
         + [peers_pb2.KeptSlot()] * 99,
     )
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     session.receive(message(picks=peers_pb2.Picks(waiting=told)))
     sizes = [
         (len(each.addresses), len(each.firsts), len(each.kept))
@@ -753,9 +591,7 @@ def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
 
 
 def test_a_name_is_heard_up_to_a_length() -> None:
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("a"))
+    router, _, session = greeted("b")
     for num in (MAX_ADAPTER_CHARS, MAX_ADAPTER_CHARS + 1):
         pick = peers_pb2.StartedPick(number=1, adapter="x" * num)
         session.receive(message(picks=peers_pb2.Picks(started=[pick])))
@@ -766,9 +602,7 @@ def test_a_name_is_heard_up_to_a_length() -> None:
 
 def test_what_a_router_tells_is_about_its_own_picks_whatever_it_says() -> None:
     """A message has numbers only; the router is the one that said hello."""
-    router = Router("b")
-    _, session = router.accept()
-    session.receive(hello("x"))
+    router, _, session = greeted("x")
     session.receive(encode(PickUpdate([told(1, "b")], [PeerPickEnd("b-1")])))
 
     [(router_id, heard)] = router.heard
@@ -786,9 +620,7 @@ def test_before_hello_nothing_is_told() -> None:
 
 def test_a_message_that_only_a_later_router_knows_is_ignored() -> None:
     """As a router of before picks were told ignores those: an unknown field of the message."""
-    router = Router("b")
-    call, session = router.accept()
-    session.receive(hello("a"))
+    router, call, session = greeted("b")
     session.receive(b"\xfa\x01\x02\x08\x01")  # field 31, two bytes
     session.receive(entries(b"1"))
 

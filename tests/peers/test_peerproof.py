@@ -20,7 +20,7 @@ from extproc.peers.keys import (
 )
 from extproc.peers.links import MAX_LINKS, OPEN_S
 from extproc.wire.rpc import Code
-from tests.peers.test_links import FIRST, Router, Wire, entries, hello, kinds, message, told
+from tests.peers.scene import FIRST, Router, Wire, entries, hello, kinds, message, told
 from tests.wire.fake_call import FakeCall
 
 KEY, OTHER = b"k" * MIN_KEY_CHARS, b"o" * MIN_KEY_CHARS

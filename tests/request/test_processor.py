@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,9 @@ from extproc.observe.logs import MAX_REPEATS
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.request.processor import MAX_SILENCE_S, ExternalProcessor, TimerHandle
-from extproc.request.stream import Stream
+from extproc.request.processor import MAX_SILENCE_S
 from extproc.types import Outcome, Pick, Wait
-from extproc.wire.rpc import Code, Metadata, Session
+from extproc.wire.rpc import Code, Session
 from tests.builders import address, body
 from tests.request.ext_proc import (
     FULL_DUPLEX,
@@ -30,52 +28,10 @@ from tests.request.ext_proc import (
     response_headers,
 )
 from tests.request.fakerouter import PICK, FakeRouter
-from tests.wire.fake_call import FakeCall, begin
+from tests.request.scene import Service
+from tests.wire.fake_call import FakeCall
 
 BODY = body()
-
-
-@dataclass
-class Timer:
-    """A call that the test makes when it wants to."""
-
-    delay_s: float
-    callback: Callable[[], None]
-    is_cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-@dataclass
-class Service:
-    """The service over a fake router, a clock that stands still, and timers in a list."""
-
-    router: FakeRouter = field(default_factory=FakeRouter)
-    settings: StreamSettings = field(default_factory=StreamSettings)
-    codec: Codec = field(default_factory=Codec)
-    now: float = 100.0
-    timers: list[Timer] = field(default_factory=list)
-    is_open: bool = True
-
-    def __post_init__(self) -> None:
-        self.processor = ExternalProcessor(
-            new_stream=self.new_stream,
-            codec=self.codec,
-            clock=lambda: self.now,
-            call_later=self.call_later,
-            is_open=lambda: self.is_open,
-        )
-
-    def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
-        return self.router.stream(self.settings, wake)
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
-        self.timers.append(Timer(delay_s, callback))
-        return self.timers[-1]
-
-    def open(self) -> tuple[FakeCall, Session]:
-        return begin(self.processor.methods(), "Process")
 
 
 class BrokenRouter(FakeRouter):
@@ -100,9 +56,7 @@ def test_the_service_has_the_name_that_envoy_calls() -> None:
 
 
 def test_a_request_gets_its_response_and_the_rpc_ends_with_ok() -> None:
-    call, session = Service().open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = Service().ask()
 
     headers, routed = call.sent
     assert (phase(headers), phase(routed)) == ("request_headers", "request_body")
@@ -176,15 +130,11 @@ def test_a_policy_that_always_raises_is_counted_and_does_not_fill_the_log(
 ) -> None:
     service = Service(BrokenRouter())
     for _ in range(50):
-        call, session = service.open()
-        session.receive(request_headers())
-        session.receive(request_body(BODY))
+        call, session = service.ask()
         assert call.code is Code.INTERNAL
     sound = Service(now=service.now)
     service.router = sound.router
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
 
     assert call.code is Code.OK, "another request has its answer"
     assert service.processor.num_broken == {"protocol": 0, "internal": 50, "silence": 0}
@@ -223,9 +173,7 @@ def test_a_pick_whose_response_cannot_be_encoded_is_ended(uses_response_phases: 
     service = Service(
         settings=StreamSettings(uses_response_phases=uses_response_phases), codec=BrokenCodec()
     )
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
     session.closed()
 
     assert call.code is Code.INTERNAL
@@ -317,9 +265,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
             raise RuntimeError("a bug")
 
     service = Service(Broken(), StreamSettings(uses_response_phases=True))
-    _, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    _, session = service.ask()
     session.closed()
 
     assert service.processor.num_open == 0
@@ -327,10 +273,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
 
 
 def _answered(service: Service) -> Session:
-    _, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
-    return session
+    return service.ask()[1]
 
 
 def _cut(service: Service) -> Session:
@@ -380,10 +323,7 @@ def test_an_ended_request_leaves_nothing_to_the_garbage_collector(
 def held(service: Service) -> tuple[FakeCall, Session]:
     """A request that is held for two seconds at most."""
     service.router.hold_s = 2.0
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
-    return call, session
+    return service.ask()
 
 
 def test_a_held_request_gets_more_time_and_is_looked_after_at_its_end() -> None:
@@ -489,9 +429,7 @@ def test_a_request_that_is_given_up_gets_429_and_ok() -> None:
 
 def test_a_request_of_one_buffered_message_keeps_nothing() -> None:
     service = Service()
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
 
     assert call.code is Code.OK
     assert call.num_holds == 0
@@ -536,9 +474,7 @@ def test_a_call_that_goes_on_is_not_ended_however_slow_it_is() -> None:
 def test_silence_is_no_fault_where_the_data_plane_owes_nothing(num_waits: int) -> None:
     settings = StreamSettings(uses_response_phases=True, max_hold_s=1e9)
     service = Service(FakeRouter(num_waits=num_waits), settings)
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
     for _ in range(5):
         service.now += 2 * MAX_SILENCE_S
         service.processor.tick()

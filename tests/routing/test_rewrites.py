@@ -56,6 +56,14 @@ def test_rules_are_not_chained() -> None:
     assert (chain.target("a"), chain.target("b")) == ("b", "c")
 
 
+def test_what_is_declared_last_may_have_another_name_at_pods() -> None:
+    made = rewrites()
+    for names in (["a"], ["b"]):
+        made.declare(names)
+
+    assert [made.is_declared(model) for model in ("a", "b")] == [False, True]
+
+
 def test_a_generic_rule_serves_bodies_without_a_model_and_one_that_names_it_does_not() -> None:
     assert rewrites(alias("x")).target("") == "x"
     assert rewrites(alias("x", "a")).target("") == ""

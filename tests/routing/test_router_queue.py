@@ -31,29 +31,13 @@ from extproc.types import (
     Snapshot,
     Wait,
 )
-from tests.builders import address, cards, endpoint, report, request
-from tests.fleet.test_accounting import completion
-from tests.routing.test_router import refused, routed
-from tests.routing.test_router import router as router_of
+from tests.builders import address, cards, completion, endpoint, report, request
+from tests.routing.scene import Slots, refused, routed
+from tests.routing.scene import router as router_of
 
 HOLD_S = QueueSettings().slot_hold_s
 LATER_S = 9.0
 """A time by which every rest of the queue is over."""
-
-
-class Slots:
-    """A policy for which an endpoint has room for `num` requests; it may name a time."""
-
-    def __init__(self, num: int = 1, until_s: float = inf, ttft_s: float | None = None) -> None:
-        self.num, self.until_s, self.ttft_s = num, until_s, ttft_s
-
-    def choose(
-        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
-    ) -> Choice | Wait:
-        if request.path == "/bug":
-            raise ArithmeticError("a bug")
-        free = [view for view in snapshot.endpoints if view.num_pending < self.num]
-        return Choice(free[:1], "free") if free else Wait(self.until_s, "slot")
 
 
 @dataclass(eq=False)

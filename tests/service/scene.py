@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from extproc.fleet.accounting import Accounting, Completion
+from extproc.fleet.accounting import Accounting
 from extproc.fleet.peerpicks import pick_ids
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
@@ -21,8 +21,8 @@ from extproc.routing.rewrites import Rewrites
 from extproc.service.endings import Endings
 from extproc.service.recorder import Recorder
 from extproc.tenancy import NO_CLAIM
-from extproc.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
-from tests.builders import address, cards, endpoint, report, request, routing
+from extproc.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
+from tests.builders import fill, report, request, routing
 
 
 class Waiting:
@@ -51,10 +51,7 @@ class Scene:
             self.waiting or Founding(), "p", rng=random.Random(0), next_id=pick_ids("r")
         )
         router = routing(picker)
-        self.pool = router.pool
-        self.pool.set_endpoints([endpoint(1)])
-        self.pool.record_report(address(1), report(), taken_at_s=0.0)
-        self.pool.record_models(address(1), cards("a"), now=0.0)
+        self.pool = fill(router.pool, 1, load=report())
         self.observers = Observers()
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.doubtful: list[str] = []
@@ -101,13 +98,3 @@ class Scene:
         result = self.router.route(asked, now=now)
         self.recorder.decided(result, 0.001, now=now)
         return result
-
-
-def completion(pick_id: str, **changes: Any) -> Completion:
-    """A request that the endpoint has answered."""
-    answered: dict[str, Any] = {
-        "pick_id": pick_id, "request_id": "", "address": address(1), "status": 200,
-        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
-        "duration_s": 0.2, "attempts": 1, "lag_s": 0.0, "orca": "", "first_body_byte_s": 0.1,
-    }  # fmt: skip
-    return Completion(**(answered | changes))

@@ -119,25 +119,6 @@ async def _is_zero(service: Service) -> bool:
     return await service.in_flight() == 0
 
 
-async def test_a_pod_that_served_in_another_s_place_is_the_one_that_has_the_adapter(
-    pods: list[RunningPod],
-) -> None:
-    """The pick's own pod refused the connection: its engine never saw the request."""
-    async with serving(configuration(pods)) as service:
-        log = clients.AccessLog(service.channel)
-        pick = await clients.route(service.channel, "a")
-        [other] = {pod.address for pod in pods} - {pick.destination}
-        await log.tell(pick.pick_id, other)
-        await eventually(lambda: _is_zero(service))
-        snapshot = await service.admin("/debug/snapshot")
-        completed = await service.metric('extproc_completions_total{outcome="completed"}')
-        await log.close()
-
-    holding = {each["address"] for each in snapshot["endpoints"] if "a" in each["gpu_adapters"]}
-    assert holding == {other}
-    assert completed == 1
-
-
 async def test_without_an_access_log_the_pods_own_counts_end_a_pick(
     pods: list[RunningPod],
 ) -> None:

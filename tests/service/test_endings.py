@@ -8,13 +8,13 @@ import pytest
 
 from extproc.fleet.evidence import Evidence
 from extproc.types import Outcome, Pick
-from tests.builders import address, endpoint, report
-from tests.service.scene import Scene, completion
+from tests.builders import address, completion, endpoint, report
+from tests.routing.scene import routed
+from tests.service.scene import Scene
 
 
 def picked(scene: Scene) -> Pick:
-    result = scene.route()
-    assert isinstance(result, Pick)
+    result = routed(scene.route())
     return result
 
 

@@ -13,12 +13,12 @@ from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import address, cards, endpoint, report, request
+from tests.routing.scene import queued
 from tests.service.scene import Scene
 
 
 def held(scene: Scene) -> Ticket:
-    ticket = scene.route()
-    assert isinstance(ticket, Ticket)
+    ticket = queued(scene.route())
     return ticket
 
 
@@ -74,8 +74,7 @@ def shut() -> tuple[Routing, Ticket]:
     routing.set_endpoints([endpoint(1)])
     routing.pool.record_report(address(1), report(), taken_at_s=0.0)
     routing.pool.record_models(address(1), cards("a"), now=0.0)
-    ticket = routing.router.route(request(None, model="a"), now=0.0)
-    assert isinstance(ticket, Ticket)
+    ticket = queued(routing.router.route(request(None, model="a"), now=0.0))
     return routing, ticket
 
 

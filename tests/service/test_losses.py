@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-import yaml
 
 from extproc.config.file import parse_config
 from extproc.fleet.losses import Part
@@ -126,27 +125,6 @@ async def test_models_that_need_another_key_are_logged_once_with_the_setting(
     assert line.startswith(f"WARNING pod-0 ({pod.address}): no list of models for ")
     assert line.endswith(f" s: {cause}; lost: 1 of 1")
     assert health["warnings"] == [f"1 of 1 pods give no list of models: {cause}: pod-0"]
-
-
-async def test_a_pod_that_leaves_while_lost_is_not_back(
-    pods: list[RunningPod], caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    caplog.set_level(logging.INFO)
-    file = tmp_path / "pods.yaml"
-    file.write_text(yaml.safe_dump([pod.address for pod in pods]))
-    discovery = {"file": str(file), "file_interval_s": 0.05}
-    async with serving(configuration([], discovery=discovery)) as service:
-
-        async def is_gone() -> bool:
-            return await service.metric_is("extproc_endpoints ", 1) and not await service.warnings()
-
-        await pods[1].kill()
-        await eventually(service.warnings)
-        file.write_text(yaml.safe_dump([pods[0].address]))
-        await eventually(is_gone)
-
-    [line] = said(caplog)
-    assert line.startswith(f"WARNING {pods[1].address}: no reports for ")
 
 
 async def test_a_source_that_fails_and_its_recovery_are_logged_once(

@@ -18,7 +18,6 @@ import pytest
 from grpc import aio
 from grpclib.client import Channel, StreamStreamMethod
 from grpclib.const import Status
-from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from extproc.request.codec import Codec
@@ -32,26 +31,15 @@ from tests.builders import BASE, body
 from tests.request import ext_proc
 from tests.request.ext_proc import destination, phase, read, request_body, request_headers
 from tests.request.fakerouter import PICK, FakeRouter
-from tests.routing.test_router import router
+from tests.routing.scene import router
 from tests.waiting import eventually
+from tests.wire.rawcodec import RawCodec
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 MAX_MESSAGE_BYTES = 200_000
 BODY = body()
 SOON_S = 60.0
 """Deadline that only detects a hang."""
-
-
-class RawCodec(CodecBase):
-    """Messages stay bytes."""
-
-    __content_subtype__ = "proto"
-
-    def encode(self, message: Any, message_type: Any) -> bytes:
-        return bytes(message)
-
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        return data
 
 
 @contextlib.asynccontextmanager
