@@ -24,8 +24,8 @@ from typing import Any
 import uvloop
 
 from bench.machine import describe
-from extproc.lab.loadtest.measures import Percentiles
 from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
+from extproc.lab.loadtest.results import Percentiles
 from extproc.lab.loadtest.workloads import make
 from extproc.lab.workload.exchange import RequestRecord, load_records, save_records
 from extproc.stack.processes import StackError, bound_to_us

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from extproc.commands.failure import FAILED
-from extproc.commands.session import NOT_MEASURED, measured, status_of
+from extproc.commands.loadtest import NOT_MEASURED, measured, status_of
 from extproc.lab.loadtest.compare import Round, is_disturbed, ratio_of
 from extproc.lab.loadtest.loads import plan_suite, read_suite
 from extproc.lab.loadtest.results import FIGURES, describe_machine

@@ -27,9 +27,9 @@ from bench.figures import render_table
 from bench.machine import describe, is_busy
 from bench.report import default_path, replace_between_marks, write_json
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.loadtest.blocks import rotated
 from extproc.lab.loadtest.fleetfiles import balancer_bootstrap, gateway_bootstrap, router_config
 from extproc.lab.loadtest.listing import TargetError
+from extproc.lab.loadtest.loads import rotated
 from extproc.lab.loadtest.targets import TargetSpec, parse_targets
 from extproc.stack.processes import StackError
 from extproc.stack.stack import Stack

@@ -25,10 +25,9 @@ from bench.guard import (
     ratios_of,
     swapped,
 )
-from extproc.commands.twins import virtual_run
 from extproc.lab.loadtest.compare import Round
 from extproc.lab.loadtest.loads import plan_suite, read_suite
-from extproc.lab.loadtest.runs import BlockRun
+from extproc.lab.loadtest.runs import BlockRun, virtual_run
 from extproc.lab.loadtest.targets import parse_targets
 from tests.lab.loadtest.builders import TINY, block, run
 

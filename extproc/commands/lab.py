@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -14,13 +15,12 @@ from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, PASSED_ON, failure
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
-from extproc.commands.twins import load_test_tables
 from extproc.lab.loadtest.results import FORMAT as LOADTEST_FORMAT
-from extproc.lab.loadtest.results import load
+from extproc.lab.loadtest.results import LoadResult, load
 from extproc.lab.trials.report import render
 from extproc.lab.trials.suites import PlanError
-from extproc.lab.trials.summary import speed
-from extproc.lab.trials.table import ratios, tables
+from extproc.lab.trials.summary import FIXED, speed
+from extproc.lab.trials.table import places, ratios, tables
 from extproc.plugins import PolicyError
 
 lab_app = typer.Typer(
@@ -195,3 +195,28 @@ def _tables(path: Path, over: str) -> str:
         return load_test_tables(load(path))
     result = read_result(path)
     return ratios(result, over) if over else tables(result)
+
+
+def load_test_tables(result: LoadResult) -> str:
+    """Return the runs of a load test by place, with their virtual twins' figures in brackets.
+
+    Raises:
+        ValueError: It has no suite.
+    """
+    if result.suite is None:
+        raise ValueError(f"{result.name}: a load test without a suite")
+    names = "scenario", "policy", "seed", "rate_rps"
+    real, virtual = (
+        {
+            "suite": {"baseline": result.suite.baseline},
+            "summary": {},
+            "trials": [
+                {"sweep": FIXED, "value": run.rate_rps, "runs": [measures], **measures}
+                for run in result.runs
+                if run.kind == kind
+                for measures in [asdict(run.metrics) | {name: getattr(run, name) for name in names}]
+            ],
+        }
+        for kind in ("real", "virtual")
+    )
+    return places(real, virtual)

@@ -17,7 +17,7 @@ from hashlib import sha256
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from time import perf_counter, process_time
+from time import process_time
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,6 @@ from extproc.lab.trials.suites import read_suite
 from extproc.lab.trials.summary import FORMAT, is_bound, summarize
 from extproc.lab.trials.trials import Trial, TrialResult, run_trial
 from extproc.plugins import load_policy
-from extproc.routing.policies import Policy
 
 _LISTS = ("policies", "variants", "bounds", "scenarios", "sweeps")
 
@@ -77,8 +76,7 @@ class TrialCache:
         suite = msgspec.structs.replace(trial.suite, **knobs)
         content = msgspec.json.encode((self._code, suite, msgspec.structs.asdict(trial.scenario)))
         own = (trial.policy, trial.label, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
-        kept = msgspec.json.encode((*own, trial.keeps_placement))
-        return sha256(content + kept).hexdigest()
+        return sha256(content + msgspec.json.encode(own)).hexdigest()
 
 
 def _read(line: bytes) -> list[tuple[str, list[TrialResult]]]:
@@ -224,16 +222,11 @@ def newest(out: Path) -> Path:
     return found[-1]
 
 
-def make_policy(name: str) -> Callable[[], Policy]:
-    """Return the factory of the policy `name`, called once for each router."""
-    return opponent(name) or (lambda: load_policy(name, {}))
-
-
 def _run_one(trial: Trial) -> list[TrialResult]:
     thresholds, started_s = gc.get_threshold(), process_time()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        results = run_trial(trial, make_policy, perf_counter)
+        results = run_trial(trial)
     finally:
         gc.set_threshold(*thresholds)
     cpu_s = (process_time() - started_s) / len(results)

@@ -21,6 +21,7 @@ from extproc.lab.opponents.llmd import LoadState, LoraAffinity
 from extproc.lab.opponents.lmetric import LMetric
 from extproc.lab.opponents.scrapes import ScrapesOnly
 from extproc.lab.opponents.slora import SloraRoom
+from extproc.plugins import load_policy
 from extproc.routing.policies import (
     Founding,
     LeastHarm,
@@ -30,7 +31,7 @@ from extproc.routing.policies import (
     RoundRobin,
 )
 
-__all__ = ["DESCRIPTIONS", "OPPONENTS", "opponent", "parse_label"]
+__all__ = ["DESCRIPTIONS", "OPPONENTS", "make_policy", "opponent", "parse_label"]
 
 
 # Factories with plain arguments and names of their own: load tests write them into a router's
@@ -128,6 +129,15 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The same in one line each, for reports."""
+
+
+def make_policy(name: str) -> Callable[[], Policy]:
+    """Return the factory, called once for each router, of an opponent or of a policy of one's own.
+
+    Raises:
+        ValueError, TypeError: As `opponent`.
+    """
+    return opponent(name) or (lambda: load_policy(name, {}))
 
 
 def opponent(label: str) -> Callable[[], Policy] | None:

@@ -40,7 +40,6 @@ def plan(suite: Suite) -> list[Trial]:
             tuple(suite.seeds),
             tuple(suite.rates_of(scenario)),
             label=variant.label,
-            keeps_placement=not variant.label and variant.policy in suite.policies[:4],
         )
         for variants in (plain, suite.variants)
         for scenario in suite.scenarios

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from extproc.errors import needs_extra
 from extproc.lab.opponents import DESCRIPTIONS
 from extproc.lab.trials.charts import COLOURS, GREYS, Bar, bar_chart
-from extproc.lab.trials.reportpanels import heat_maps, latency_charts, loads_chart, sweep_charts
+from extproc.lab.trials.reportpanels import latency_charts, loads_chart, sweep_charts
 from extproc.lab.trials.summary import called, is_bound, speed
 
 Json = Mapping[str, Any]
@@ -59,7 +58,6 @@ def render(result: Json) -> str:
     )
     environment.filters["svg"] = Markup
     colours = colours_of(suite)
-    timing = [each["decision_us"][0] for each in result["timing"]]
     return environment.get_template("report.html").render(
         suite=suite,
         scenarios=[_scenario(result, scenario, colours) for scenario in suite["scenarios"]],
@@ -72,7 +70,6 @@ def render(result: Json) -> str:
         called=called,
         provenance=result["provenance"],
         num_runs=sum(len(trial["runs"]) for trial in result["trials"]),
-        median_us=fmean(timing) if timing else 0.0,
         speed=speed(result["timing"]),
     )
 
@@ -115,7 +112,6 @@ def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> Json:
             *latency_charts(own, colours, suite["slo"], rates),
             loads_chart(own, colours),
         ],
-        "heat_maps": heat_maps(own),
     }
 
 

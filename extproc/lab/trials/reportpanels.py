@@ -9,14 +9,13 @@ from math import log
 from statistics import fmean
 from typing import Any
 
-from extproc.lab.trials.charts import Axis, Bar, Series, bar_chart, curve, heat_map, line_chart
+from extproc.lab.trials.charts import Axis, Bar, Series, bar_chart, curve, line_chart
 from extproc.lab.trials.summary import called, is_bound
 from extproc.lab.trials.trials import POOLED
 
 Json = Mapping[str, Any]
 Chart = tuple[str, str, str]
 """Title, SVG and a note; an empty one is not shown."""
-MAX_HEAT_MAPS = 4
 MIN_GRID = 3
 """With fewer common rates, the searches' runs are drawn as well."""
 RATE_RATIO = 1.1
@@ -141,18 +140,3 @@ def _sweep(sweep: Json, trials: Sequence[Json], colours: Mapping[str, str]) -> l
         ("", line_chart(done, x, Axis("finished requests per second", 0.0, 1.05 * highest)), ""),
         ("", line_chart(served, x, Axis("requests served well", 0, 1, is_percent=True)), ""),
     ]
-
-
-def heat_maps(trials: Sequence[Json]) -> list[Chart]:
-    """Draw which server served which adapter when."""
-    charts: list[Chart] = []
-    for trial in [trial for trial in trials if trial["placement"]][:MAX_HEAT_MAPS]:
-        placed = trial["placement"]
-        counts, pods, adapters = placed["counts"], placed["pods"], placed["adapters"]
-        cells = [
-            [part[pod][adapter] for pod in range(len(pods)) for part in counts]
-            for adapter in range(len(adapters))
-        ]
-        names = [f"server {number + 1}" for number in range(len(pods))]
-        charts.append((called(trial["policy"]), heat_map(cells, adapters, names, len(counts)), ""))
-    return charts

@@ -118,7 +118,7 @@ def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
     kept = [asdict(trial) for trial in trials]
     timing = [
         {key: trial[key] for key in ("scenario", "policy", "seed", "sweep", "value")}
-        | {key: trial.pop(key) for key in ("decision_us", "num_simulated", "cpu_s")}
+        | {key: trial.pop(key) for key in ("num_simulated", "cpu_s")}
         for trial in kept
     ]
     return {

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
-from extproc.commands.twins import virtual_run
 from extproc.lab.loadtest.results import LoadResult, save
+from extproc.lab.loadtest.runs import virtual_run
 from extproc.lab.trials.plan import with_alone
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.trials.summary import FIXED, FORMAT
