@@ -7,14 +7,14 @@ in a file has to be on every machine, under one path.
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from extproc.lab.loadtest.listing import Listing, TargetError, base_url, fetch_listing
-from extproc.lab.loadtest.locust.threads import LoopThread
+from extproc.lab.loadtest.listing import TargetError, base_url, fetch_listing
+from extproc.lab.loadtest.locust.sending import LoopThread
 from extproc.lab.loadtest.replay import ReplaySettings
 from extproc.lab.loadtest.workloads import NAMES, make, renamed
 from extproc.lab.trials.suites import PlanError
@@ -137,22 +137,6 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
     add("--records", default="", help="write a JSON line per request to this file")
     add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")
-    for name, instead in _GONE.items():
-        add(name, type=_refused(instead), help=SUPPRESS, include_in_web_ui=False)
-
-
-_GONE = {
-    "--result": "--html and --json-file write the figures, --records every request",
-    "--router-admin": "its admin port has a page of its own about pods and adapters",
-}
-"""Options of earlier versions, and what there is instead."""
-
-
-def _refused(instead: str) -> Callable[[str], None]:
-    def refuse(_: str) -> None:
-        raise ArgumentTypeError(f"there is no such option any more; {instead}")
-
-    return refuse
 
 
 def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
@@ -170,15 +154,11 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
         raise PlanError(f"an option cannot be used: {error}") from error
     if options.adapter_names == "as-is" and options.model:
         return plan
-    listing = _listed(plan)
+    with LoopThread() as thread:
+        try:
+            listing = thread.wait(lambda: fetch_listing(plan.url, plan.settings.headers))
+        except TargetError as error:
+            raise PlanError(f"the endpoint does not list its models: {error}") from error
     listed = None if options.adapter_names == "as-is" else tuple(listing.adapters)
     base = options.model or listing.base
     return msgspec.structs.replace(plan, base_model=base, listed=listed)
-
-
-def _listed(plan: Plan) -> Listing:
-    with LoopThread() as thread:
-        try:
-            return thread.wait(lambda: fetch_listing(plan.url, plan.settings.headers))
-        except TargetError as error:
-            raise PlanError(f"the endpoint does not list its models: {error}") from error

@@ -11,7 +11,7 @@ the workers in the options that locust sends them with its start message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,19 +22,11 @@ from locust import User, task
 from locust.env import Environment
 from locust.event import Events
 from locust.exception import StopUser
-from locust.runners import (
-    STATE_MISSING,
-    STATE_RUNNING,
-    STATE_SPAWNING,
-    MasterRunner,
-    Runner,
-    WorkerRunner,
-)
+from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, Runner, WorkerRunner
 
 from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.lab.loadtest.locust.rows import conclude, log_record
-from extproc.lab.loadtest.locust.share import Share
-from extproc.lab.loadtest.locust.threads import WATCH_S
+from extproc.lab.loadtest.locust.sending import WATCH_S, Share
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import RequestRecord, save_records
 
@@ -42,8 +34,18 @@ LEAD_S = 0.3
 """From the plan to the begin: time for the sender to start."""
 WORKER_LEAD_S = 1.0
 """The same with workers, without the time for making the workload and for spawning users."""
+EXIT_LAGGED = 3
+_WHOLE, _MET, _TTFT, _GAP, _DELAY = "POST", "served well", "TTFT", "inter-token", "schedule delay"
+"""Rows of the table; locust lacks all but the first."""
 
 _log = logging.getLogger(__name__)
+
+
+class RequestError(Exception):
+    """A failed request; the text is the kind of error."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class WorkloadUser(User):
@@ -80,8 +82,6 @@ class LoadTest:
         self._plan: Plan | None = None
         self._num_requests = 0
         self._share: Share | None = None
-        self._begun_s = 0.0
-        self._done: set[str] = set()
         self._records: list[RequestRecord] = []
         events.init_command_line_parser.add_listener(add_options)
         events.init.add_listener(self._on_init)
@@ -104,12 +104,33 @@ class LoadTest:
             StopUser: None is left.
         """
         if self._share is not None and self._share.left:
-            self._share.send(partial(self._log_record, self._share.plan))
+            self._share.send(partial(self._log, self._share.plan))
         if self._share is None or not self._share.left:
             raise StopUser
 
-    def _log_record(self, plan: Plan, record: RequestRecord) -> None:
-        log_record(self._environment, plan, record)
+    def _log(self, plan: Plan, record: RequestRecord) -> None:
+        """Log a request that ended: as a whole, its delay, its first token and each gap after it.
+
+        The whole goes through locust's `request` event, so that its plugins see it. The others are
+        in the table alone: they are not requests, and the row `Aggregated` must not count them.
+        """
+        entries: Mapping[tuple[str, str], Any] = self._environment.stats.entries
+        path = plan.form.path
+        self._environment.events.request.fire(
+            request_type=_WHOLE,
+            name=path,
+            response_time=(record.ended_s - record.sent_s) * 1000,
+            response_length=record.num_tokens,
+            exception=RequestError(record.error) if record.error else None,
+            context={},
+        )
+        times_s = [(_DELAY, record.delay_s), *((_GAP, gap_s) for gap_s in record.gaps_s)]
+        if record.ttft_s is not None:
+            times_s.append((_TTFT, record.ttft_s))
+            if plan.slo.is_met(record):
+                times_s.append((_MET, record.ttft_s))
+        for row, seconds in times_s:
+            entries[path, row].log(seconds * 1000, 0)
         if self._options.records:
             self._records.append(record)
 
@@ -136,7 +157,6 @@ class LoadTest:
     def _on_test_start(self, **_: Any) -> None:
         runner, options = self._runner, self._options
         self._records.clear()
-        self._done.clear()
         plan: Plan | None = None
         try:
             if not isinstance(runner, WorkerRunner):
@@ -154,34 +174,22 @@ class LoadTest:
             text = str(error) or type(error).__name__
             _log.error("%s", text)
             runner.log_exception(_id(runner), text, "")
-        self._begun_s = plan.starts_at_s if plan else 0.0
 
     def _on_spawning_complete(self, **_: Any) -> None:
         if not isinstance(self._runner, WorkerRunner):
             gevent.spawn(self._end_when_over)
 
     def _end_when_over(self) -> None:
-        """End locust, or with the web UI the test only, when all processes are done or lost."""
+        """End locust, or with the web UI the test only, when no process has users any more: they
+        end when nothing is left to send."""
         runner = self._runner
-        while runner.state == STATE_RUNNING and not self._is_over():
+        while runner.state == STATE_RUNNING and runner.user_count:
             gevent.sleep(WATCH_S)
         is_lost = isinstance(runner, MasterRunner) and not runner.worker_count
         if self._options.headless and (is_lost or runner.state == STATE_RUNNING):
             runner.quit()
         elif runner.state == STATE_RUNNING:
             runner.stop()
-
-    def _is_over(self) -> bool:
-        runner = self._runner
-        if self._plan is None or not isinstance(runner, MasterRunner):
-            return self._is_done
-        alive = {client.id for client in runner.clients.all if client.state != STATE_MISSING}
-        return not (alive & set(self._plan.workers)) - self._done
-
-    @property
-    def _is_done(self) -> bool:
-        """Whether this process has sent its share, if it has one, and everything has ended."""
-        return not self._runner.user_count and not (self._share and self._share.left)
 
     def _on_test_stop(self, **_: Any) -> None:
         share, self._share = self._share, None
@@ -202,17 +210,11 @@ class LoadTest:
         self._conclude()
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
-        done_s = self._begun_s if self._is_done else 0.0
-        data["extproc"] = msgspec.msgpack.encode((done_s, self._records))
+        data["extproc"] = msgspec.msgpack.encode(self._records)
         self._records.clear()
 
-    def _on_worker_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
-        done_s, records = msgspec.msgpack.decode(
-            data["extproc"], type=tuple[float, list[RequestRecord]]
-        )
-        self._records += records
-        if self._plan is not None and done_s == self._plan.starts_at_s:
-            self._done.add(client_id)
+    def _on_worker_report(self, data: dict[str, Any], **_: Any) -> None:
+        self._records += msgspec.msgpack.decode(data["extproc"], type=list[RequestRecord])
 
     # --- begin and end of a test --------------------------------------------------------------
 
@@ -250,14 +252,31 @@ class LoadTest:
         plan, self._plan = self._plan, None
         if plan is None:
             return
-        conclude(self._environment, plan, self._num_requests)
+        env = self._environment
+        path = plan.form.path
+        num, num_met = (env.stats.get(path, row).num_requests for row in (_WHOLE, _MET))
+        late_ms = env.stats.get(path, _DELAY).median_response_time
+        _log.info(
+            "served well: %d of %d requests, %.1f %%", num_met, num, 100 * num_met / (num or 1)
+        )
+        if num < self._num_requests:
+            env.process_exit_code = 1
+            _log.error(
+                "%d of %d requests were never sent, or lost with their worker",
+                self._num_requests - num,
+                self._num_requests,
+            )
+        if late_ms > 1e3 * MAX_MEDIAN_DELAY_S:
+            _log.error("THE GENERATOR LAGGED: its median request was sent %d ms late", late_ms)
+            if self._options.fail_on_lag:
+                env.process_exit_code = EXIT_LAGGED
         if self._options.records:
             try:
                 ordered = sorted(self._records, key=lambda record: record.index)
                 save_records(ordered, Path(self._options.records))
             except OSError as error:
                 _log.error("cannot write the records: %s", error)
-                self._environment.process_exit_code = 1
+                env.process_exit_code = 1
 
 
 def _id(runner: Runner) -> str:
