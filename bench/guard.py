@@ -29,12 +29,12 @@ from rich.table import Table
 from extproc.commands.failure import FAILED
 from extproc.commands.loadtest import NOT_MEASURED, measured, status_of
 from extproc.lab.loadtest.compare import Round, is_disturbed, ratio_of
-from extproc.lab.loadtest.loads import plan_suite, read_suite
+from extproc.lab.loadtest.loads import plan_suite
 from extproc.lab.loadtest.results import FIGURES, describe_machine
 from extproc.lab.loadtest.screen import remarks, short_head
 from extproc.lab.loadtest.targets import TargetSpec, parse_targets
 from extproc.lab.trials.specs import Suite
-from extproc.lab.trials.suites import scenarios_of
+from extproc.lab.trials.suites import read_suite, scenarios_of
 
 EXPECTATION = Path(__file__).parents[1] / "loadtest" / "results" / "expectation.json"
 FIGURE_NAMES = ("attainment", "ttft_mean_s", "loads_per_1000")

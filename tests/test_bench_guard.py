@@ -26,9 +26,10 @@ from bench.guard import (
     swapped,
 )
 from extproc.lab.loadtest.compare import Round
-from extproc.lab.loadtest.loads import plan_suite, read_suite
+from extproc.lab.loadtest.loads import plan_suite
 from extproc.lab.loadtest.runs import BlockRun, virtual_run
 from extproc.lab.loadtest.targets import parse_targets
+from extproc.lab.trials.suites import read_suite
 from tests.lab.loadtest.builders import TINY, block, run
 
 PAIR = ("founding", "least_pending")

@@ -9,12 +9,10 @@ from typing import Annotated
 import aiohttp
 import typer
 
-from extproc.commands.failure import FAILED, failure, gone, http_url
+from extproc.commands.failure import FAILED, failure, http_url
 from extproc.errors import ExtprocError
 from extproc.lab.calibration.calibrate import calibrate
 from extproc.lab.engine.profiles import PROFILES, as_yaml
-
-_LENGTH = "each load is measured three times for two seconds"
 
 
 def calibrate_command(
@@ -41,8 +39,6 @@ def calibrate_command(
     api_key: Annotated[
         str, typer.Option(envvar="VLLM_API_KEY", help="API key, if the server requires one.")
     ] = "",
-    window_s: Annotated[float | None, gone(_LENGTH)] = None,
-    windows: Annotated[int | None, gone(_LENGTH)] = None,
 ) -> None:
     """Measure a running vLLM server, and write the profile of an engine that takes as long."""
     if profile not in PROFILES:

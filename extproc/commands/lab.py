@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
 from extproc.commands.calibrate import calibrate_command
-from extproc.commands.failure import FAILED, PASSED_ON, failure
+from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
 from extproc.lab.loadtest.results import FORMAT as LOADTEST_FORMAT
 from extproc.lab.loadtest.results import LoadResult, load
+from extproc.lab.trials.plan import read_values
 from extproc.lab.trials.report import render
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.trials.summary import FIXED, speed
@@ -91,8 +90,8 @@ def run_command(
             only=only or (),
             num_seeds=seeds,
             num_requests=requests,
-            fleet=_values(fleet or ()),
-            profile=_values(profile or ()),
+            fleet=read_values(fleet or ()),
+            profile=read_values(profile or ()),
             jobs=jobs,
             fresh=fresh,
             out=out,
@@ -132,21 +131,6 @@ def report_command(
 lab_app.command("calibrate")(calibrate_command)
 
 
-def _gone(name: str, instead: str) -> None:
-    """Have a command of earlier versions say what to do instead."""
-
-    @lab_app.command(name, hidden=True, context_settings=PASSED_ON)
-    def refuse() -> None:
-        gone = f"`lab {name}` is gone; use `{own_command()} lab {instead}`"
-        raise failure(ValueError(gone), FAILED)
-
-
-_gone("misses", "run SUITE SCENARIO@RATE --only FIRST --only OTHER --seeds 6 --requests 1200")
-_gone("overload", "run overload --fixed")
-_gone("table", "report [--over POLICY]")
-_gone("tune", "run tuning --only POLICY?PARAMETER=VALUE --only POLICY?PARAMETER=OTHER")
-
-
 class _Progress:
     """A line about the progress: at once, and then now and then."""
 
@@ -159,22 +143,6 @@ class _Progress:
         if now - self._said_s >= _LINE_INTERVAL_S:
             self._said_s = now
             typer.echo(f"{num_done} of {num} trials, {now - self._started_s:.0f} s", err=True)
-
-
-def _values(pairs: Iterable[str]) -> dict[str, Any]:
-    """Read `key=value` pairs, whose values are JSON.
-
-    Raises:
-        ValueError: One is not such a pair.
-    """
-    values = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        try:
-            values[key] = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{pair}: not key=value, as num_routers=1") from error
-    return values
 
 
 def report(path: Path) -> Path:

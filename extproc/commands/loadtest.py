@@ -25,10 +25,9 @@ from extproc.lab.loadtest.compare import Round, counted, fitted, run_rounds
 from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.loads import (
     Block,
-    Overrides,
     is_suite,
+    overridden,
     plan_suite,
-    read_suite,
     sliced,
     workload_block,
 )
@@ -36,9 +35,10 @@ from extproc.lab.loadtest.results import LoadResult, describe_machine, save
 from extproc.lab.loadtest.runs import twins_of
 from extproc.lab.loadtest.screen import print_comparison, remarks, watching
 from extproc.lab.loadtest.targets import TargetSpec, parse_targets, suite_targets
-from extproc.lab.trials.plan import with_alone
+from extproc.lab.loadtest.workloads import NAMED
+from extproc.lab.trials.plan import read_values, with_alone
 from extproc.lab.trials.specs import SloSpec
-from extproc.lab.trials.suites import PlanError, scenarios_of
+from extproc.lab.trials.suites import PlanError, read_suite, scenarios_of
 from extproc.stack.signals import SignalledError, until_signalled
 
 DEFAULT_OUT = Path("loadtest/out/real")
@@ -159,16 +159,17 @@ def compare_command(
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
 ) -> None:
     """Send the same requests to several targets, block by block in turn, and compare them."""
-    overrides = Overrides(fleet or (), profile, {"ttft_s": ttft_s, "tpot_s": tpot_s})
     with _refusing():
         specs = parse_targets(targets)
+        suite = read_suite(load if is_suite(load) else NAMED)
+        slo = {"ttft_s": ttft_s, "tpot_s": tpot_s}
+        suite = overridden(suite, read_values(fleet or ()), profile, slo)
         if is_suite(load):
-            suite = read_suite(load, overrides)
             chosen = scenarios_of(suite, scenarios or ())
             blocks = plan_suite(suite, chosen, rates_rps=rates or (), seeds=seeds or ())
         else:
             wholes = [
-                workload_block(load, overrides, rate_rps=rate_rps, num_requests=requests, seed=seed)
+                workload_block(suite, load, rate_rps=rate_rps, num_requests=requests, seed=seed)
                 for seed in seeds or (1,)
                 for rate_rps in rates or (None,)
             ]

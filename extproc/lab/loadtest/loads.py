@@ -10,23 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from extproc.lab.engine.profiles import PROFILES
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.loadtest.workloads import make
-from extproc.lab.trials import suites
+from extproc.lab.trials.plan import changed
 from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import (
+    SCENARIOS_DIR,
     PlanError,
-    find_suite,
     in_fleet,
+    make_settings,
     make_trial_parts,
-    parse_suite,
     slo_of,
 )
 from extproc.lab.workload.judge import Slo
@@ -109,74 +107,35 @@ def rotated(turns: Sequence[_T], number: int) -> list[_T]:
 # --- suites and workloads ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """The fleet and the objective of a workload, or in place of a suite's.
+def overridden(
+    suite: Suite, fleet: Mapping[str, Any], profile: str, slo: Mapping[str, float | None]
+) -> Suite:
+    """Return the suite with other fields of its fleets, another engine and another objective.
 
-    Attributes:
-        knobs: Fields of `FleetSettings`, each `KEY=VALUE`.
+    Args:
+        suite: The suite.
+        fleet: Fields of `FleetSettings`.
         profile: Name of an engine profile, "" for the suite's.
         slo: Fields of `SloSpec`; None leaves one unchanged.
-    """
-
-    knobs: Sequence[str] = ()
-    profile: str = ""
-    slo: Mapping[str, float | None] = field(default_factory=dict)
-
-    def apply(self, suite: Suite) -> Suite:
-        """Return the suite with these overrides.
-
-        Raises:
-            PlanError: A profile or a knob is unknown.
-        """
-        slo = {name: value for name, value in self.slo.items() if value is not None}
-        profile = self.profile or suite.profile
-        if profile not in PROFILES:
-            raise PlanError(f"profile {profile}: allowed: {', '.join(PROFILES)}")
-        return msgspec.structs.replace(
-            suite,
-            fleet={**suite.fleet, **self._knobs()},
-            profile=profile,
-            slo=msgspec.structs.replace(suite.slo, **slo),
-        )
-
-    def _knobs(self) -> dict[str, Any]:
-        allowed = set(FleetSettings.__dataclass_fields__) - {"profile", "warm_up_s"}
-        knobs: dict[str, Any] = {}
-        for text in self.knobs:
-            key, _, value = text.partition("=")
-            if key not in allowed or not value:
-                raise PlanError(f"fleet {text!r}: give KEY=VALUE; {', '.join(sorted(allowed))}")
-            knobs[key] = yaml.safe_load(value)
-        try:
-            msgspec.convert(knobs, type=FleetSettings)
-        except msgspec.ValidationError as error:
-            raise PlanError(f"fleet: {error}") from error
-        return knobs
-
-
-NO_OVERRIDES = Overrides()
-
-
-def read_suite(name: str, overrides: Overrides = NO_OVERRIDES) -> Suite:
-    """Read a suite by its name or file.
 
     Raises:
-        PlanError: There is none, or it cannot be used.
+        PlanError: A profile or a field is unknown, or impossible.
     """
-    suite = suites.read_suite(name)
-    if overrides == NO_OVERRIDES:
-        return suite
-    # Parsed again to check the overrides.
-    return parse_suite(yaml.safe_dump(msgspec.to_builtins(overrides.apply(suite))))
+    if profile and profile not in PROFILES:
+        raise PlanError(f"profile {profile}: allowed: {', '.join(PROFILES)}")
+    given = {name: value for name, value in slo.items() if value is not None}
+    suite = msgspec.structs.replace(
+        suite,
+        fleet={**suite.fleet, **fleet},
+        profile=profile or suite.profile,
+        slo=msgspec.structs.replace(suite.slo, **given),
+    )
+    return changed(suite, fleet, {})
 
 
 def is_suite(name: str) -> bool:
     """Whether this is the name of a suite, or a path that may be one's."""
-    try:
-        return find_suite(name).suffix in (".yaml", ".yml")
-    except PlanError:
-        return Path(name).suffix in (".yaml", ".yml")
+    return (SCENARIOS_DIR / f"{name}.yaml").is_file() or name.endswith((".yaml", ".yml"))
 
 
 def plan_suite(
@@ -216,28 +175,14 @@ def _block(suite: Suite, scenario: ScenarioSpec, rate_rps: float, seed: int) -> 
 
 
 def workload_block(
-    name: str,
-    overrides: Overrides,
-    *,
-    rate_rps: float | None,
-    num_requests: int | None,
-    seed: int,
+    suite: Suite, name: str, *, rate_rps: float | None, num_requests: int | None, seed: int
 ) -> Block:
-    """Return a workload by its name or file (see `workloads.make`), for the overrides' fleet.
+    """Return a workload by its name or file (see `workloads.make`), for the suite's fleet.
 
     Raises:
-        PlanError: There is no such workload, or no such fleet.
+        PlanError: There is no such workload, or the fleet cannot have it.
     """
-    empty = Suite(
-        name="", about="", num_requests=1, seeds=[], rates_rps=[], policies=[], scenarios=[]
-    )
-    suite = overrides.apply(empty)
-    try:
-        settings = FleetSettings(**suite.fleet, profile=PROFILES[suite.profile])
-        settings.profile.kv_blocks(settings.max_loras, settings.max_lora_rank)
-    except (TypeError, ValueError) as error:
-        raise PlanError(f"fleet: {error}") from error
     workload = make(name, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
-    settings = replace(settings, warm_up_s=WARM_UP * workload.duration_s)
+    settings = make_settings(suite, ScenarioSpec(name=name), workload)
     rate_rps = round(workload.rate_rps, 2) if rate_rps is None else rate_rps
     return Block(workload.name, rate_rps, seed, workload, settings, slo_of(suite))

@@ -2,7 +2,7 @@
 
 Every policy has its own constants. A snapshot overlays the last scrape with our own dispatches, so
 "active" adapters are fresher than llm-d's or v0.1's are in life; `..._as_shipped` sees what they
-see (`extproc.lab.opponents.scrapes`).
+see (`extproc.lab.opponents.gateways`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from types import MappingProxyType
 from typing import Any
 
 from extproc.lab.opponents.dynamo import ProportionalSticky
-from extproc.lab.opponents.filter_tree import FilterTree
+from extproc.lab.opponents.gateways import (
+    FilterTree,
+    LeastRequest,
+    LoadState,
+    LoraAffinity,
+    ScrapesOnly,
+)
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
 from extproc.lab.opponents.hold import Hold
-from extproc.lab.opponents.least_request import LeastRequest
-from extproc.lab.opponents.llmd import LoadState, LoraAffinity
 from extproc.lab.opponents.lmetric import LMetric
-from extproc.lab.opponents.scrapes import ScrapesOnly
 from extproc.lab.opponents.slora import SloraRoom
 from extproc.plugins import load_policy
 from extproc.routing.policies import (

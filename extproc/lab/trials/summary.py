@@ -13,13 +13,7 @@ from typing import Any
 
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.trials import INFORMED, POOLED, POOLED_SLOTS, STALE, TrialResult
-from extproc.lab.workload.intervals import (
-    Interval,
-    interval,
-    is_not_worse,
-    paired_difference,
-    paired_ratio,
-)
+from extproc.lab.workload.intervals import Interval, interval, paired_ratio
 
 FORMAT = "extproc-lab-3"
 FIXED = "fixed"
@@ -30,14 +24,11 @@ BySeed = Mapping[int, float]
 MEASURES = (
     "attainment",
     "throughput_rps",
-    "output_tokens_per_s",
     "ttft_mean_s",
     "ttft_p50_s",
     "ttft_p99_s",
     "tpot_mean_s",
-    "tpot_p50_s",
     "tpot_p99_s",
-    "slora_attainment",
     "slora_satisfaction",
     "loads_per_1000",
     "disk_loads_per_1000",
@@ -60,8 +51,6 @@ class Row:
         over_pooled: Paired ratio to B0; None without it.
         over_slots: Paired ratio to B1; None without it.
         over_informed: Paired ratio to B3; None without it.
-        is_not_worse: Than the baseline, surely.
-        attainment_over_baseline: Paired difference at the main rate.
         measures: Means over the seeds at the main rate.
     """
 
@@ -73,8 +62,6 @@ class Row:
     over_pooled: Interval | None
     over_slots: Interval | None
     over_informed: Interval | None
-    is_not_worse: bool
-    attainment_over_baseline: Interval
     measures: dict[str, float]
 
 
@@ -144,27 +131,18 @@ def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> lis
         capacities.setdefault(trial.policy, {})[trial.seed] = trial.capacity_rps
         worst.setdefault(trial.policy, []).append(trial.worst_adapter)
     runs = {policy: _runs(trials, policy, rate_rps) for policy in capacities}
-    attainments = {
-        policy: {seed: float(run["attainment"]) for seed, run in own.items()}
-        for policy, own in runs.items()
-    }
     baseline = suite.baseline if suite.baseline in capacities else next(iter(capacities))
     rows = []
     for policy, values in capacities.items():
-        over_baseline = paired_ratio(*pairs(values, capacities[baseline]))
         row = Row(
             policy=policy,
             is_bound=is_bound(policy),
             capacity_rps=interval(list(values.values())),
             worst_adapter=interval(worst[policy]),
-            over_baseline=over_baseline,
+            over_baseline=paired_ratio(*pairs(values, capacities[baseline])),
             over_pooled=_over(values, capacities.get(POOLED)),
             over_slots=_over(values, capacities.get(POOLED_SLOTS)),
             over_informed=_over(values, capacities.get(INFORMED)),
-            is_not_worse=is_not_worse(over_baseline),
-            attainment_over_baseline=paired_difference(
-                *pairs(attainments[policy], attainments[baseline])
-            ),
             measures={name: fmean(run[name] for run in runs[policy].values()) for name in MEASURES},
         )
         rows.append(row)

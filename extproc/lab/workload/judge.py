@@ -96,8 +96,6 @@ class Metrics:
         attainment: Part that met the SLO, or finished if it has no objectives.
         throughput_rps: Requests that finished between the warm-up and the last arrival, per second,
             whenever they came.
-        output_tokens_per_s: The tokens of those requests, per second.
-        slora_attainment: Part that got a first token within S-LoRA's 6 s.
         slora_satisfaction: Mean over all of `1 - (TTFT / 6 s)^2`, 0 from 6 s on or without one.
         loads_per_1000: Adapters brought into GPU slots per 1,000 requests.
         disk_loads_per_1000: Those of them read from disk.
@@ -121,17 +119,13 @@ class Metrics:
 
     num_offered: int
     fates: Mapping[str, int]
-    offered_rps: float
     attainment: float
     throughput_rps: float
-    output_tokens_per_s: float
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_mean_s: float
-    tpot_p50_s: float
     tpot_p99_s: float
-    slora_attainment: float
     slora_satisfaction: float
     loads_per_1000: float
     disk_loads_per_1000: float
@@ -172,17 +166,13 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     return Metrics(
         num_offered=num,
         fates=dict(sorted(Counter(f.state.value for f in flights).items())),
-        offered_rps=num / offered_s,
         attainment=num_good / num,
         throughput_rps=len(finished) / offered_s,
-        output_tokens_per_s=sum(f.arrival.output_tokens for f in finished) / offered_s,
         ttft_mean_s=_mean(ttfts_s),
         ttft_p50_s=percentile(ttfts_s, 0.5),
         ttft_p99_s=percentile(ttfts_s, 0.99),
         tpot_mean_s=_mean(tpots_s),
-        tpot_p50_s=percentile(tpots_s, 0.5),
         tpot_p99_s=percentile(tpots_s, 0.99),
-        slora_attainment=sum(ttft_s < SLORA_TTFT_S for ttft_s in ttfts_s) / num,
         slora_satisfaction=sum(map(satisfaction, ttfts_s)) / num,
         loads_per_1000=1000 * sum(pod.num_loads for pod in result.pods) / num,
         disk_loads_per_1000=1000 * sum(pod.num_disk_loads for pod in result.pods) / num,

@@ -10,16 +10,15 @@ describe two different things:
 | cv | of each adapter's own gaps | of all gaps |
 
 The published figures come from the code. Lengths are uniform in [8, 512) in both, ranks are assigned
-in turn.
+in turn. `loadtest/scenarios/workloads.yaml` has the rows of its tables.
 """  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from random import Random
-from types import MappingProxyType
 
 from extproc.lab.workload.draws import (
     Lengths,
@@ -31,19 +30,6 @@ from extproc.lab.workload.draws import (
     zipf_shares,
 )
 from extproc.lab.workload.requests import Arrival, Workload
-
-
-@dataclass(frozen=True, slots=True)
-class SloraModel:
-    """A row of Table 1.
-
-    Attributes:
-        base_model: Its size, as in the names of profiles.
-        ranks: Assigned in turn.
-    """
-
-    base_model: str
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +49,6 @@ class SloraSetting:
     rate_rps: float
     cv: float = 1.0
     duration_s: float = 300.0
-
-
-MODELS: Mapping[str, SloraModel] = MappingProxyType(
-    {
-        "S1": SloraModel("7b", (8,)),
-        "S2": SloraModel("7b", (64, 32, 16, 8)),
-        "S4": SloraModel("13b", (64, 32, 16)),
-        "S5": SloraModel("30b", (32,)),
-        "S6": SloraModel("70b", (64,)),
-    }
-)
-"""Table 1."""
-
-SETTINGS: Mapping[str, SloraSetting] = MappingProxyType(
-    {
-        "7b-a10g": SloraSetting(200, 1.0, 2.0),
-        "7b-a100-80": SloraSetting(200, 1.0, 10.0),
-        "13b-a100-40": SloraSetting(200, 1.0, 2.0),
-        "13b-a100-80": SloraSetting(400, 1.0, 6.0),
-        # What Table 3 was measured with: `a100-80-table` in the code's `exp_suite.py`; n varies.
-        "table-3": SloraSetting(100, 1.0, 10.0, duration_s=120.0),
-        # Figures 11 and 12, sizes of clusters of adapters: `ablation-cluster`, same file. Its
-        # `ablation-cluster-cv` has the columns alpha and cv exchanged.
-        "clusters": SloraSetting(32, 1.0, 2.0, duration_s=120.0),
-    }
-)
-"""Table 2's rows by model and accelerator, and two more by their purpose."""
 
 
 def as_in_paper(

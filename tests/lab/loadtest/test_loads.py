@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from extproc.lab.loadtest.loads import (
     Block,
-    Overrides,
     by_fleet,
     is_suite,
+    overridden,
     plan_suite,
-    read_suite,
     rotated,
     sliced,
     workload_block,
 )
-from extproc.lab.trials.suites import PlanError, make_trial_parts, scenarios_of
+from extproc.lab.trials.suites import PlanError, make_trial_parts, read_suite, scenarios_of
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Tenant, Workload
 from tests.lab.loadtest.builders import block
@@ -41,8 +40,9 @@ scenarios:
 """
 
 
-def named(name: str, overrides: Overrides, num_requests: int | None = None) -> Block:
-    return workload_block(name, overrides, rate_rps=None, num_requests=num_requests, seed=1)
+def named(name: str, num_requests: int | None = None) -> Block:
+    suite = read_suite("workloads")
+    return workload_block(suite, name, rate_rps=None, num_requests=num_requests, seed=1)
 
 
 @pytest.fixture
@@ -104,32 +104,35 @@ def test_events_of_the_fleet_are_for_virtual_time() -> None:
         plan_suite(suite, scenarios_of(suite, ["pod-loss-and-join"]))
 
 
-def test_overrides_change_fleet_and_objective(suite_path: str) -> None:
-    overrides = Overrides(["max_loras=3", "drain_s=7"], "a100-8b", {"ttft_s": 0.2, "tpot_s": None})
+def test_fleet_and_objective_can_be_others(suite_path: str) -> None:
+    fleet, slo = {"max_loras": 3, "drain_s": 7}, {"ttft_s": 0.2, "tpot_s": None}
 
-    suite = read_suite(suite_path, overrides)
+    suite = overridden(read_suite(suite_path), fleet, "a100-8b", slo)
     (first, *_) = plan_suite(suite, suite.scenarios)
+    block = workload_block(suite, "zipf", rate_rps=5, num_requests=30, seed=1)
 
     assert (first.settings.max_loras, first.settings.num_pods) == (3, 2)
     assert first.settings.profile.name == "a100-8b"
     assert (first.slo.ttft_s, first.slo.tpot_s, first.slo.target) == (0.2, 0.05, 0.99)
+    assert block.settings.warm_up_s == pytest.approx(0.15 * block.workload.duration_s)
+    assert (block.settings.max_loras, block.settings.num_pods) == (3, 2)
+    assert block.slo == first.slo
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("fleet", "profile", "message"),
     [
-        (Overrides(["max_lora=3"]), "max_lora=3.*max_loras"),
-        (Overrides(["max_loras"]), "KEY=VALUE"),
-        (Overrides(["num_pods=many"]), "Expected `int`"),
-        (Overrides(["max_loras=100000"]), "KV blocks"),
-        (Overrides(profile="h200"), "profile h200: allowed: h100-8b"),
+        ({"max_lora": 3}, "", "max_lora"),
+        ({"max_loras": 100_000}, "", "KV blocks"),
+        ({}, "h200", "profile h200: allowed: h100-8b"),
     ],
 )
-def test_impossible_overrides_are_refused(overrides: Overrides, message: str) -> None:
+@pytest.mark.parametrize("name", ["quick", "workloads"])
+def test_impossible_fleets_are_refused(
+    name: str, fleet: dict[str, int], profile: str, message: str
+) -> None:
     with pytest.raises(PlanError, match=message):
-        named("zipf", overrides)
-    with pytest.raises(PlanError, match=message):
-        read_suite("quick", overrides)
+        overridden(read_suite(name), fleet, profile, {})
 
 
 def test_files_and_names_of_workloads_are_no_suites() -> None:
@@ -140,17 +143,17 @@ def test_files_and_names_of_workloads_are_no_suites() -> None:
 
 
 def test_a_workload_by_name_comes_with_its_own_rate() -> None:
-    made = named("zipf", Overrides(), num_requests=200)
+    made = named("zipf", num_requests=200)
 
     assert isinstance(made.workload, Workload)
     assert made.rate_rps == pytest.approx(10, rel=0.3)
 
 
 def test_a_workload_is_sent_from_its_file(tmp_path: Path) -> None:
-    made = named("zipf", Overrides(), num_requests=30)
+    made = named("zipf", num_requests=30)
     made.workload.save(tmp_path / "saved.jsonl")
 
-    saved = named(str(tmp_path / "saved.jsonl"), Overrides())
+    saved = named(str(tmp_path / "saved.jsonl"))
 
     assert saved.workload.arrivals == made.workload.arrivals
 

@@ -275,7 +275,6 @@ def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
     assert [row.policy for row in rows] == ["B0_pooled", "founding", "least_pending"]
     assert [row.is_bound for row in rows] == [True, False, False]
     assert rows[1].over_baseline.low == pytest.approx(2.0)
-    assert rows[1].is_not_worse
     assert rows[2].over_pooled is not None
     assert rows[2].over_pooled.mean == pytest.approx(0.25)
     assert rows[0].over_informed is None

@@ -209,14 +209,6 @@ def test_a_queue_that_there_is_not_is_said_so() -> None:
         tiny(fleet={"queue": {"nonsense": 1}})
 
 
-@pytest.mark.parametrize("name", ["misses", "overload", "table", "tune"])
-def test_commands_of_earlier_versions_say_what_to_do_instead(name: str) -> None:
-    gone = CliRunner().invoke(lab_app, [name, "development", "zipf@68", "--policy", "founding"])
-
-    assert gone.exit_code == 1
-    assert f"`lab {name}` is gone; use" in " ".join(gone.stderr.split())
-
-
 # --- capacities over another policy's -------------------------------------------------------
 
 CAPACITIES: dict[str, dict[str, list[float]]] = {

@@ -157,7 +157,7 @@ def test_in_s_loras_paper_the_cv_is_each_adapters_own(cv: float) -> None:
 
 def test_s_loras_lengths_and_ranks_are_those_of_its_tables() -> None:
     workload = slora.as_in_code(
-        "w", slora.SETTINGS["7b-a10g"], ranks=slora.MODELS["S2"].ranks, seed=42
+        "w", slora.SloraSetting(200, 1.0, 2.0), ranks=(64, 32, 16, 8), seed=42
     )
     lengths = [n for a in workload.arrivals for n in (a.prompt_tokens, a.output_tokens)]
 

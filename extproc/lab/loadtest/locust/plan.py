@@ -16,7 +16,7 @@ import msgspec
 from extproc.lab.loadtest.listing import TargetError, base_url, fetch_listing
 from extproc.lab.loadtest.locust.sending import LoopThread
 from extproc.lab.loadtest.replay import ReplaySettings
-from extproc.lab.loadtest.workloads import NAMES, make, renamed
+from extproc.lab.loadtest.workloads import make, names, renamed
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import CHAT, COMPLETIONS, RequestForm
 from extproc.lab.workload.judge import Slo
@@ -117,7 +117,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     Defaults have the option's type: the web UI converts by it.
     """
     add = parser.add_argument
-    text = f"{', '.join(NAMES)}, SUITE/SCENARIO, or a saved workload's path"
+    text = f"{', '.join(names())}, SUITE/SCENARIO, or a saved workload's path"
     add("--workload", default="zipf", help=text)
     add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
     add("--requests", type=int, default=0, help="approximate number; 0: the workload's own")
