@@ -10,9 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, help_text
+from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, FlagError, Kind, help_text
 from extproc.commands.eppplan import Plan, plan
-from extproc.commands.goflags import FlagError, Kind
 from extproc.commands.main import app
 from extproc.config import Config
 from extproc.config.file import ConfigError

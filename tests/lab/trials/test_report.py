@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from extproc.commands.lab import lab_app, report
 from extproc.commands.labrun import run
 from extproc.lab.trials.charts import Axis, Series, bar_chart, curve, line_chart
-from extproc.lab.trials.report import PageError
-from extproc.lab.trials.reportpanels import curves, place_at
+from extproc.lab.trials.report import PageError, curves, near
 from extproc.lab.trials.table import capacities
 from tests.lab.trials.test_suites import suite_text, sweep
 
@@ -187,17 +186,14 @@ def test_without_its_libraries_a_page_is_one_line(
         report(folder / "tiny.json")
 
 
-def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> None:
-    def line(*rates: float) -> list[tuple[float, float]]:
-        runs = [{"rate_rps": r, "ttft_p99_s": r, "attainment": 1.0} for r in (8, *rates)]
-        trial = {"policy": "founding", "runs": runs}
-        (series,) = curves([trial], "ttft_p99_s", {}, place_at([8]))
-        return list(series.points)
+def test_runs_at_nearly_the_same_rate_are_one_point_of_a_curve() -> None:
+    runs = [{"rate_rps": rate, "ttft_p99_s": rate} for rate in (8, 20.6, 21.4, 40.0)]
+    trial = {"policy": "founding", "runs": runs}
 
-    assert line() == [(8, 8)]
-    points = line(20.6, 21.4, 40.0)
-    assert [value for _, value in points] == pytest.approx([8, 21.0, 40])
-    assert [rate for rate, _ in points] == pytest.approx([8, 21.0, 40], rel=0.05)
+    (line,) = curves([trial], "ttft_p99_s", {}, lambda _, run: near(run["rate_rps"], [8]))
+
+    assert [value for _, value in line.points] == pytest.approx([8, 21.0, 40])
+    assert [rate for rate, _ in line.points] == pytest.approx([8, 21.0, 40], rel=0.05)
 
 
 def test_the_table_has_a_line_per_policy_and_a_column_per_scenario(folder: Path) -> None:
