@@ -1,5 +1,6 @@
-"""The flags of `extproc epp`, under the names that inference gateways' charts pass, and how they are
-written: Go's way, as `--name value`, `--name=value`, `-v 4`, and bare switches.
+"""The flags of `extproc epp`, under the names that inference gateways' charts pass.
+
+They are written Go's way, as `--name value`, `--name=value`, `-v 4`, and bare switches.
 
 The names are those of the endpoint picker of the Gateway API Inference Extension and of its
 successor, llm-d-router. They match in every common style: `--pool-name`, `-poolName`,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
+import aiohttp
 import typer
 
-from extproc.commands.calibrate import calibrate_command
-from extproc.commands.failure import FAILED, failure
+from extproc.commands.failure import FAILED, failure, http_url
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
+from extproc.errors import ExtprocError
+from extproc.lab.calibration.calibrate import calibrate
+from extproc.lab.engine.profiles import PROFILES, as_yaml
 from extproc.lab.loadtest.results import FORMAT as LOADTEST_FORMAT
 from extproc.lab.loadtest.results import LoadResult, load
 from extproc.lab.trials.plan import read_values
@@ -128,7 +132,52 @@ def report_command(
         raise failure(error, FAILED) from error
 
 
-lab_app.command("calibrate")(calibrate_command)
+@lab_app.command("calibrate")
+def calibrate_command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            callback=http_url, help="Base URL of a vLLM server that nobody else is using."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write the profile to.")] = Path("profile.yaml"),
+    adapters: Annotated[
+        str,
+        typer.Option(help="Adapters to measure with, separated by commas; by default all listed."),
+    ] = "",
+    max_cpu_loras: Annotated[
+        int | None, typer.Option(help="The server's --max-cpu-loras, which it does not report.")
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=2, help="Largest number of requests sent at once.")
+    ] = 32,
+    profile: Annotated[
+        str, typer.Option(help="Profile that supplies what cannot be measured.")
+    ] = "h100-8b",
+    api_key: Annotated[
+        str, typer.Option(envvar="VLLM_API_KEY", help="API key, if the server requires one.")
+    ] = "",
+) -> None:
+    """Measure a running vLLM server, and write the profile of an engine that takes as long."""
+    if profile not in PROFILES:
+        raise failure(f"--profile {profile}: allowed: {', '.join(PROFILES)}")
+    try:
+        measured = asyncio.run(
+            calibrate(
+                url,
+                PROFILES[profile],
+                adapters=[name for name in adapters.split(",") if name],
+                max_requests=max_requests,
+                max_cpu_loras=max_cpu_loras,
+                api_key=api_key,
+                report=typer.echo,
+            )
+        )
+        text = f"# extproc lab calibrate {url}\n{as_yaml(measured)}"
+        typer.echo(text)
+        out.write_text(text, encoding="utf-8")
+    except (ExtprocError, ValueError, OSError, aiohttp.ClientError) as error:
+        raise failure(str(error) or type(error).__name__, FAILED) from error
 
 
 class _Progress:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean, median
-from typing import Protocol
 
+from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 
 SLORA_TTFT_S = 6.0
@@ -27,20 +27,6 @@ MAX_UNSEEN_S = 1.0
 
 MIN_ADAPTER_REQUESTS = 30
 """Adapters with fewer requests are judged together."""
-
-
-class Timed(Protocol):
-    """A request with known times."""
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Time to the first token; None without one."""
-        ...
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean time per token after the first; None if it did not finish."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +49,7 @@ class Slo:
             return self.is_met(flight)
         return flight.state is FlightState.FINISHED
 
-    def is_met(self, request: Timed) -> bool:
+    def is_met(self, request: Flight | RequestRecord) -> bool:
         """Return whether a request met both objectives."""
         ttft_s, tpot_s = request.ttft_s, request.tpot_s
         return (

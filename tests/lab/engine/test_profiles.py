@@ -17,7 +17,7 @@ from extproc.lab.engine.profiles import (
     read_profile,
 )
 from extproc.lab.engine.records import EngineRequest, Timeline
-from extproc.lab.workload import slora
+from extproc.lab.workload import synthetic
 from extproc.lab.workload.requests import Workload
 
 TABLE_3_RPS: dict[tuple[str, int], float] = {
@@ -66,9 +66,9 @@ def _serve(profile: EngineProfile, workload: Workload) -> list[Timeline]:
 
 
 def _throughput_rps(model: str, num_adapters: int) -> float:
-    setting = slora.SloraSetting(num_adapters, 1.0, 10.0, duration_s=120.0)
+    setting = synthetic.SloraSetting(num_adapters, 1.0, 10.0, duration_s=120.0)
     base_model, ranks = MODELS[model]
-    workload = slora.as_in_code("t3", setting, ranks=ranks)
+    workload = synthetic.as_in_code("t3", setting, ranks=ranks)
     finished = _serve(PROFILES[f"a100-80-{base_model}-slora"], workload)
     assert len(finished) == len(workload.arrivals)
     return len(finished) / max(timeline.finished_s or 0.0 for timeline in finished)
