@@ -24,8 +24,7 @@ from locust.event import Events
 from locust.exception import StopUser
 from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, Runner, WorkerRunner
 
-from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.lab.loadtest.locust.sending import WATCH_S, Share
+from extproc.lab.loadtest.locust.plan import WATCH_S, Plan, Share, add_options, make_plan
 from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import RequestRecord, save_records

@@ -12,8 +12,7 @@ import pytest
 from aiohttp import web
 
 from extproc.lab.fakepod.pod import PodConfig, start_pod
-from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.lab.loadtest.locust.sending import LoopThread
+from extproc.lab.loadtest.locust.plan import LoopThread, Plan, add_options, make_plan
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import CHAT
 
