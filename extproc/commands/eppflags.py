@@ -249,8 +249,7 @@ IGNORED = {
     "model-server-metrics-https-insecure-skip-verify": Flag(Kind.SWITCH, _PODS),
 }
 
-KINDS = {name: flag.kind for name, flag in FLAGS.items()}
-KINDS |= {name: flag.kind for name, flag in IGNORED.items()}
+KINDS = {name: flag.kind for name, flag in (FLAGS | IGNORED).items()}
 
 
 def help_text() -> str:

@@ -49,8 +49,6 @@ class TrialCache:
         self._code = _code_digest()
         text = path.read_bytes() if path.exists() else b""
         self._known = dict(entry for line in text.splitlines() for entry in _read(line))
-        # An interrupted run may have left an incomplete line; the next one must not join it.
-        self._separator = b"" if text.endswith(b"\n") or not text else b"\n"
 
     def get(self, trial: Trial) -> list[TrialResult] | None:
         """Return the results of a trial, or None if they are not known."""
@@ -66,9 +64,8 @@ class TrialCache:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            entry = msgspec.json.encode((self._key(trial), results))
-            file.write(self._separator + entry + b"\n")
-        self._separator = b""
+            # A line of its own, also after an incomplete one that an interrupted run left.
+            file.write(b"\n" + msgspec.json.encode((self._key(trial), results)))
 
     def _key(self, trial: Trial) -> str:
         # The lists of a suite and its baseline do not affect the result of a single trial.
@@ -83,7 +80,7 @@ def _read(line: bytes) -> list[tuple[str, list[TrialResult]]]:
     try:
         return [msgspec.json.decode(line, type=tuple[str, list[TrialResult]])]
     except msgspec.DecodeError:
-        return []  # the line at which a run was interrupted
+        return []  # the first line, and one at which a run was interrupted
 
 
 def _code_digest() -> str:

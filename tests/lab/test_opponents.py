@@ -11,7 +11,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.lab.opponents import DESCRIPTIONS, OPPONENTS
+from extproc.lab.opponents import DESCRIPTIONS, OPPONENTS, Hold
 from extproc.lab.opponents.dynamo import ProportionalSticky
 from extproc.lab.opponents.gateways import (
     FilterTree,
@@ -22,7 +22,6 @@ from extproc.lab.opponents.gateways import (
     as_scraped,
 )
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
-from extproc.lab.opponents.hold import Hold
 from extproc.lab.opponents.lmetric import LMetric
 from extproc.lab.opponents.recent import SinceReport
 from extproc.routing.policies import Policy

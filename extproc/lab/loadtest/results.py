@@ -6,13 +6,14 @@ enough to be committed. Real runs and their virtual twins are in the same file.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -208,7 +209,7 @@ def save(result: LoadResult, path: Path) -> None:
         OSError: It cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = _rounded(msgspec.to_builtins(result))
+    content = json.loads(msgspec.json.encode(result), parse_float=_rounded)
     path.write_bytes(msgspec.json.encode(content) + b"\n")
 
 
@@ -232,14 +233,8 @@ class _Head(msgspec.Struct):
     format: str = ""
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{NUM_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(part) for part in value]
-    return value
+def _rounded(number: str) -> float:
+    return float(f"{float(number):.{NUM_DIGITS}g}")
 
 
 # --- the figures by which runs are compared ---------------------------------------------------

@@ -7,7 +7,9 @@ see (`extproc.lab.opponents.gateways`).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +23,6 @@ from extproc.lab.opponents.gateways import (
     ScrapesOnly,
 )
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
-from extproc.lab.opponents.hold import Hold
 from extproc.lab.opponents.lmetric import LMetric
 from extproc.lab.opponents.slora import SloraRoom
 from extproc.plugins import load_policy
@@ -33,8 +34,42 @@ from extproc.routing.policies import (
     RandomChoice,
     RoundRobin,
 )
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
-__all__ = ["DESCRIPTIONS", "OPPONENTS", "make_policy", "opponent", "parse_label"]
+__all__ = ["DESCRIPTIONS", "OPPONENTS", "Hold", "make_policy", "opponent", "parse_label"]
+
+
+@dataclass(slots=True)
+class Hold:
+    """A policy that holds at the gateway: it sends only where an adapter need not wait.
+
+    After SkyWalker (EuroSys 2026), selective pushing: a request goes to a replica only if its queue
+    is empty, else it waits in the balancer. Here an endpoint is open if the request's adapter would
+    not have to wait for a slot: it runs there already, or a slot is free. A wrapper around any
+    policy; the policy chooses among the endpoints that are open.
+
+    Args:
+        policy: Chooses among the open endpoints.
+        again_s: Seconds until a held request asks again.
+    """
+
+    policy: Policy
+    again_s: float = 0.02
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        """Choose among the open endpoints, or wait."""
+        views = tuple(view for view in snapshot.endpoints if _has_slot(view, request.adapter))
+        if not views:
+            return Wait(snapshot.now + self.again_s, "hold")
+        return self.policy.choose(Snapshot(views, snapshot.now), request, rng=rng)
+
+
+def _has_slot(view: EndpointView, adapter: str | None) -> bool:
+    if adapter is None or adapter in view.pending_by_adapter or view.max_loras is None:
+        return True
+    return view.num_active_adapters < view.max_loras
 
 
 # Factories with plain arguments and names of their own: load tests write them into a router's

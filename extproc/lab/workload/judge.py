@@ -148,6 +148,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
     num_good = sum(map(slo.is_served_well, flights))
     groups = _groups(flights)
+    parts = [_part_served(own, flights[-1].arrival.at_s) for own in groups]
     tails_s = sorted(percentile(sorted(_waits_s(own, result)), 0.99) for own in groups)
     return Metrics(
         num_offered=num,
@@ -167,7 +168,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         worst_adapter=min(_attainment(own, slo) for own in groups),
         goodput_rps=num_good / offered_s,
         refusals=dict(sorted(Counter(f.reason for f in flights if f.reason).items())),
-        service_gap=_gap([_part_served(own, flights[-1].arrival.at_s) for own in groups]),
+        service_gap=max(parts) - min(parts),
         tenants={
             tenant: _of_tenant([f for f in flights if f.arrival.tenant == tenant], result, slo)
             for tenant in result.tenants
@@ -201,10 +202,6 @@ def _part_served(flights: Sequence[Flight], until_s: float) -> float:
         is_served = flight.state is FlightState.FINISHED and (flight.ended_s or 0.0) <= until_s
         served += tokens if is_served else 0
     return served / asked
-
-
-def _gap(values: Sequence[float]) -> float:
-    return max(values) - min(values)
 
 
 def attainment_at_most(

@@ -24,7 +24,6 @@ from random import Random
 
 from extproc.lab.workload.draws import (
     RANKS_MIXED,
-    Choice,
     Lengths,
     adapter_names,
     gamma_gaps,
@@ -60,9 +59,9 @@ def independent(
         lengths: S-LoRA's uniform ones by default.
     """
     rng = Random(seed)
-    draw_adapter = Choice(shares)
+    names, bounds = tuple(shares), tuple(accumulate(shares.values()))
     arrivals = tuple(
-        Arrival(at_s, draw_adapter(rng), *lengths(rng))
+        Arrival(at_s, rng.choices(names, cum_weights=bounds)[0], *lengths(rng))
         for at_s in gamma_times(rng, rate_rps=rate_rps, cv=cv, end_s=duration_s)
     )
     return Workload(name, arrivals, ranks)

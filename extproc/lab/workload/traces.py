@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from random import Random
 
-from extproc.lab.workload.draws import RANKS_MIXED, Choice, round_robin_ranks
+from extproc.lab.workload.draws import RANKS_MIXED, round_robin_ranks
 from extproc.lab.workload.requests import Arrival, Workload
 
 
@@ -69,8 +69,12 @@ def labelled(
     seed: int,
 ) -> Workload:
     """Return the same requests with adapters drawn by `shares`, for a trace that names none."""
-    rng, draw_adapter = Random(seed), Choice(shares)
-    arrivals = tuple(replace(a, adapter=draw_adapter(rng)) for a in workload.arrivals)
+    num, weights = len(workload.arrivals), list(shares.values())
+    drawn = Random(seed).choices(list(shares), weights, k=num)
+    arrivals = tuple(
+        replace(arrival, adapter=adapter)
+        for arrival, adapter in zip(workload.arrivals, drawn, strict=True)
+    )
     return replace(workload, arrivals=arrivals, adapters=ranks)
 
 

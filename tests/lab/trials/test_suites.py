@@ -238,7 +238,7 @@ def test_the_worst_adapter_is_that_of_the_highest_rate_that_was_carried() -> Non
 
     assert max(run["rate_rps"] for run in carried) <= done.capacity_rps
     assert done.worst_adapter == carried[-1]["worst_adapter"] > 0
-    assert row.worst_adapter.mean == done.worst_adapter
+    assert row["worst_adapter"].mean == done.worst_adapter
     hopeless = tiny(scenarios=[{"name": "z", "profile": {"step_s": 10.0}}])
     lost = Trial(hopeless, hopeless.scenarios[0], "founding", (1,), (8.0,))
     assert run_trial(lost)[0].worst_adapter == 0
@@ -272,12 +272,12 @@ def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
     ]
     rows = rows_of(tiny(), trials, 16)
 
-    assert [row.policy for row in rows] == ["B0_pooled", "founding", "least_pending"]
-    assert [row.is_bound for row in rows] == [True, False, False]
-    assert rows[1].over_baseline.low == pytest.approx(2.0)
-    assert rows[2].over_pooled is not None
-    assert rows[2].over_pooled.mean == pytest.approx(0.25)
-    assert rows[0].over_informed is None
+    assert [row["policy"] for row in rows] == ["B0_pooled", "founding", "least_pending"]
+    assert [row["is_bound"] for row in rows] == [True, False, False]
+    assert rows[1]["over_baseline"].low == pytest.approx(2.0)
+    assert rows[2]["over_pooled"] is not None
+    assert rows[2]["over_pooled"].mean == pytest.approx(0.25)
+    assert rows[0]["over_informed"] is None
     assert main_rate([1, 2, 3]) == 2
     assert is_bound("B4_stale_50ms")
     assert not is_bound("founding")
@@ -295,7 +295,8 @@ def test_policies_are_compared_over_the_seeds_that_both_were_run_with() -> None:
     ]
     founding, _ = rows_of(tiny(), trials, 16)
 
-    assert founding.over_baseline.mean == founding.over_baseline.low == pytest.approx(2.0)
+    over = founding["over_baseline"]
+    assert over.mean == over.low == pytest.approx(2.0)
 
 
 VARIANT = {"label": "founding, one pod", "policy": "founding", "fleet": {"num_pods": 1}}

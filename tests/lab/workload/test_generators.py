@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from extproc.lab.workload import clients, synthetic
 from extproc.lab.workload.draws import (
-    Choice,
     gamma_times,
     round_robin_ranks,
     sampled_lengths,
     zipf_shares,
 )
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.traces import labelled
 from tests.lab.workload.gaps import gap_cv
 
 EPSILON_RATE = 0.05
@@ -107,11 +107,17 @@ def test_uniform_shares_are_equal() -> None:
 
 
 def test_a_choice_falls_by_weight_and_never_on_nothing() -> None:
-    draw, rng = Choice({"a": 3.0, "never": 0.0, "b": 1.0}), Random(2)
-    drawn = [draw(rng) for _ in range(6000)]
+    weights: dict[str | None, float] = {"a": 3.0, "never": 0.0, "b": 1.0}
+    ranks = {"a": 8, "never": 8, "b": 8}
+    drawn = synthetic.independent(
+        "w", shares=weights, ranks=ranks, rate_rps=10, duration_s=600, seed=2
+    )
+    named = labelled(drawn, shares=weights, ranks=ranks, seed=3)
 
-    assert drawn.count("a") / 6000 == pytest.approx(0.75, abs=EPSILON_SHARE)
-    assert "never" not in drawn
+    for workload in (drawn, named):
+        assert workload.shares["a"] == pytest.approx(0.75, abs=EPSILON_SHARE)
+        assert "never" not in workload.shares
+    assert drawn.arrivals != named.arrivals
 
 
 def test_ranks_are_handed_out_in_turn() -> None:
