@@ -97,7 +97,10 @@ def _figures_table(
     for figure in FIGURES.values():
         cells = (_figure_cell(figure, label, rounds, twins) for label in labels)
         table.add_row(figure.head, *cells)
-    table.add_row("added to TTFT, ms", *(_added(rounds, label) for label in labels))
+    added_s = (_added_s(rounds, label) for label in labels)
+    table.add_row(
+        "added to TTFT, ms", *("-" if each is None else f"{1e3 * each:.1f}" for each in added_s)
+    )
     results = [[run.result for run in _runs(rounds, each) if run.result] for each in labels]
     sent = (sum(run.metrics.num_offered for run in own) for own in results)
     table.add_row("requests", *map(str, sent))
@@ -146,16 +149,10 @@ def short_head(figure: Figure) -> str:
 def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
     """Return the runs that do not count and the targets that were slowed down, with reasons."""
     told = [
-        f"not counted: {run.block.name}: {run.trouble}"
+        f"{'gone since' if run.is_gone else 'not counted:'} {run.block.name}: {run.trouble}"
         for round_ in rounds
         for run in round_
-        if run.is_disturbed
-    ]
-    told += [
-        f"gone since {run.block.name}: {run.trouble}"
-        for round_ in rounds
-        for run in round_
-        if run.is_gone
+        if run.trouble
     ]
     for label in labels:
         added_s = _added_s(rounds, label)
@@ -173,8 +170,3 @@ def _runs(rounds: Sequence[Round], label: str) -> list[BlockRun]:
 def _added_s(rounds: Sequence[Round], label: str) -> float | None:
     added_s = [run.added_s for run in _runs(rounds, label) if run.added_s is not None]
     return fmean(added_s) if added_s else None
-
-
-def _added(rounds: Sequence[Round], label: str) -> str:
-    added_s = _added_s(rounds, label)
-    return "-" if added_s is None else f"{1e3 * added_s:.1f}"

@@ -411,7 +411,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
 
     first = run_it(policies=["founding"])
     kept = tmp_path / "tiny.trials.jsonl"
-    kept.write_bytes(kept.read_bytes() + b'{"key": "cut off wh')
+    kept.write_bytes(kept.read_bytes() + b'\n{"key": "cut off wh')
     assert ran == ["founding"]
     second = run_it(policies=["founding", "round_robin"])
     assert ran == ["round_robin"]
