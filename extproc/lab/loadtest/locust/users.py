@@ -22,7 +22,14 @@ from locust import User, task
 from locust.env import Environment
 from locust.event import Events
 from locust.exception import StopUser
-from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, Runner, WorkerRunner
+from locust.runners import (
+    STATE_MISSING,
+    STATE_RUNNING,
+    STATE_SPAWNING,
+    MasterRunner,
+    Runner,
+    WorkerRunner,
+)
 
 from extproc.lab.loadtest.locust.plan import WATCH_S, Plan, Share, add_options, make_plan
 from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
@@ -81,6 +88,8 @@ class LoadTest:
         self._plan: Plan | None = None
         self._num_requests = 0
         self._share: Share | None = None
+        self._begun_s = 0.0
+        self._done: set[str] = set()
         self._records: list[RequestRecord] = []
         events.init_command_line_parser.add_listener(add_options)
         events.init.add_listener(self._on_init)
@@ -156,6 +165,7 @@ class LoadTest:
     def _on_test_start(self, **_: Any) -> None:
         runner, options = self._runner, self._options
         self._records.clear()
+        self._done.clear()
         plan: Plan | None = None
         try:
             if not isinstance(runner, WorkerRunner):
@@ -173,22 +183,35 @@ class LoadTest:
             text = str(error) or type(error).__name__
             _log.error("%s", text)
             runner.log_exception(_id(runner), text, "")
+        self._begun_s = plan.starts_at_s if plan else 0.0
 
     def _on_spawning_complete(self, **_: Any) -> None:
         if not isinstance(self._runner, WorkerRunner):
             gevent.spawn(self._end_when_over)
 
     def _end_when_over(self) -> None:
-        """End locust, or with the web UI the test only, when no process has users any more: they
-        end when nothing is left to send."""
+        """End locust, or with the web UI the test only, when all processes are done or lost."""
         runner = self._runner
-        while runner.state == STATE_RUNNING and runner.user_count:
+        while runner.state == STATE_RUNNING and not self._is_over():
             gevent.sleep(WATCH_S)
         is_lost = isinstance(runner, MasterRunner) and not runner.worker_count
         if self._options.headless and (is_lost or runner.state == STATE_RUNNING):
             runner.quit()
         elif runner.state == STATE_RUNNING:
             runner.stop()
+
+    def _is_over(self) -> bool:
+        runner = self._runner
+        if self._plan is None or not isinstance(runner, MasterRunner):
+            return self._is_done
+        # Its count of users may be of before they were spawned: workers say that they are done.
+        alive = {client.id for client in runner.clients.all if client.state != STATE_MISSING}
+        return not (alive & set(self._plan.workers)) - self._done
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether this process has sent its share, if it has one, and everything has ended."""
+        return not self._runner.user_count and not (self._share and self._share.left)
 
     def _on_test_stop(self, **_: Any) -> None:
         share, self._share = self._share, None
@@ -209,11 +232,17 @@ class LoadTest:
         self._conclude()
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
-        data["extproc"] = msgspec.msgpack.encode(self._records)
+        done_s = self._begun_s if self._is_done else 0.0
+        data["extproc"] = msgspec.msgpack.encode((done_s, self._records))
         self._records.clear()
 
-    def _on_worker_report(self, data: dict[str, Any], **_: Any) -> None:
-        self._records += msgspec.msgpack.decode(data["extproc"], type=list[RequestRecord])
+    def _on_worker_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
+        done_s, records = msgspec.msgpack.decode(
+            data["extproc"], type=tuple[float, list[RequestRecord]]
+        )
+        self._records += records
+        if self._plan is not None and done_s == self._plan.starts_at_s:
+            self._done.add(client_id)
 
     # --- begin and end of a test --------------------------------------------------------------
 
