@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from extproc.lab.opponents.dynamo import ProportionalSticky
@@ -36,7 +36,7 @@ from extproc.routing.policies import (
 )
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
-__all__ = ["DESCRIPTIONS", "OPPONENTS", "Hold", "make_policy", "opponent", "parse_label"]
+__all__ = ["DESCRIPTIONS", "OPPONENTS", "Hold", "by_name", "make_policy", "opponent", "parse_label"]
 
 
 @dataclass(slots=True)
@@ -72,8 +72,6 @@ def _has_slot(view: EndpointView, adapter: str | None) -> bool:
     return view.num_active_adapters < view.max_loras
 
 
-# Factories with plain arguments and names of their own: load tests write them into a router's
-# configuration.
 def _held_sticky(**hold: Any) -> Policy:
     return Hold(ProportionalSticky(), **hold)
 
@@ -128,6 +126,9 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
     }
 )
 """Factories of policies by name. Keyword arguments override their constants."""
+
+by_name = SimpleNamespace(**OPPONENTS)
+"""The same as attributes, for the `policy` section of a router's configuration."""
 
 DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
