@@ -72,26 +72,10 @@ def _has_slot(view: EndpointView, adapter: str | None) -> bool:
     return view.num_active_adapters < view.max_loras
 
 
-def _held_sticky(**hold: Any) -> Policy:
-    return Hold(ProportionalSticky(), **hold)
-
-
-def _held_founding(**hold: Any) -> Policy:
-    return Hold(Founding(), **hold)
-
-
-def _llmd_as_shipped(**args: Any) -> Policy:
-    return ScrapesOnly(LoraAffinity(**args))
-
-
-def _llmd_in_flight_as_shipped(**args: Any) -> Policy:
-    weights = {"lora_weight": 1, "queue_weight": 1, "kv_weight": 0, "is_counting": True}
-    return ScrapesOnly(LoraAffinity(**{**weights, **args}))
-
-
-def _filter_tree_as_shipped(**args: Any) -> Policy:
-    return ScrapesOnly(FilterTree(**args))
-
+_IN_FLIGHT: Mapping[str, Any] = MappingProxyType(
+    {"lora_weight": 1, "queue_weight": 1, "kv_weight": 0, "is_counting": True}
+)
+"""llm-d's weights with active-request-scorer."""
 
 OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
     {
@@ -107,18 +91,20 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         # The proof of concept's own default: it never spilled.
         "founding_as_shipped": partial(Founding, threshold=100_000),
         "filter_tree_v01": FilterTree,
-        "filter_tree_as_shipped": _filter_tree_as_shipped,
+        "filter_tree_as_shipped": lambda **args: ScrapesOnly(FilterTree(**args)),
         "llmd_lora_affinity": LoraAffinity,
-        "llmd_as_shipped": _llmd_as_shipped,
-        "llmd_in_flight_as_shipped": _llmd_in_flight_as_shipped,
+        "llmd_as_shipped": lambda **args: ScrapesOnly(LoraAffinity(**args)),
+        "llmd_in_flight_as_shipped": lambda **args: ScrapesOnly(
+            LoraAffinity(**{**_IN_FLIGHT, **args})
+        ),
         "llmd_load_state": LoadState,
         "lmetric": LMetric,
         "lmetric_with_loads": partial(
             LMetric, load_tokens=3_000, slot_tokens=30_000, is_fresh=True
         ),
         "dynamo_sticky": ProportionalSticky,
-        "dynamo_sticky_hold_slots": _held_sticky,
-        "founding_hold_slots": _held_founding,
+        "dynamo_sticky_hold_slots": lambda **args: Hold(ProportionalSticky(), **args),
+        "founding_hold_slots": lambda **args: Hold(Founding(), **args),
         "slora_fcfs": SloraRoom,
         "slora_lcfs": partial(SloraRoom, "last_come"),
         "slora_abort": partial(SloraRoom, "newest"),

@@ -43,7 +43,12 @@ def read_trace(
             read = [_arrival(row) for row in csv.DictReader(file)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path.name} is not a trace: no {error}") from error
-    kept = [a for a in read if a.prompt_tokens and _total(a) <= max_total_tokens]
+    kept = [
+        arrival
+        for arrival in read
+        if arrival.prompt_tokens
+        and arrival.prompt_tokens + arrival.output_tokens <= max_total_tokens
+    ]
     if not kept:
         raise ValueError(f"{path.name} has no requests")
     start_s = min(arrival.at_s for arrival in kept)
@@ -115,10 +120,6 @@ def _stretched(arrivals: Sequence[Arrival], *, start_s: float, end_s: float) -> 
     length_s = arrivals[-1].at_s - first_s
     factor = (end_s - start_s) / length_s if length_s else 0.0
     return [replace(a, at_s=min(end_s, start_s + (a.at_s - first_s) * factor)) for a in arrivals]
-
-
-def _total(arrival: Arrival) -> int:
-    return arrival.prompt_tokens + arrival.output_tokens
 
 
 def _arrival(row: Mapping[str, str]) -> Arrival:
