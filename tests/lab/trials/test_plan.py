@@ -79,8 +79,8 @@ def test_fixed_runs_go_on_where_they_were_and_leave_the_whole_suite_s_results(pa
     asked = "--fixed", *("--only", "founding") * 2, "--seeds", "1"
     first, second = (invoke(path, *asked) for _ in range(2))
 
-    lines = (path.parent / "tiny-only.trials.jsonl").read_text().splitlines()
-    assert len(lines) == 2  # both of the suite's rates, once
+    kept = (path.parent / "tiny-only.trials.jsonl").read_text().strip().splitlines()
+    assert len(kept) == 2  # both of the suite's rates, once
     assert first == second
     assert cells(first, "z@8", "`founding`")
     assert "lab report --html" not in first
