@@ -127,7 +127,6 @@ their attributes is a callable that is set from outside."""
 
 FOREIGN = {
     "envoy.eds": "protobuf messages",
-    "lab.loadtest.locust.rows": "locust's environment",
     "lab.loadtest.locust.users": "locust's environment and options",
     "observe.logs": "records of logging",
     "peers.dialler": "a TLS context",

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, help_text
+from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, FlagError, Kind, help_text
 from extproc.commands.eppplan import Plan, plan
-from extproc.commands.goflags import FlagError, Kind
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from tests.commandline import error_line, invoke

@@ -47,12 +47,12 @@ def router_config(*arguments: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pod", "10.0.0.7"], "--pod 10.0.0.7: must be like http://.*: the port is missing$"),
-        (["--pod", "http://[::1]/"], r"--pod http://\[::1\]/: must be .*: the port is missing$"),
+        (["--pod", "10.0.0.7"], "--pod 10.0.0.7: must be like http://.*: a port"),
+        (["--pod", "http://[::1]/"], r"--pod http://\[::1\]/: must be .*: a port"),
         (["--pod", "10.0.0.7:0"], "--pod 10.0.0.7:0: must be like"),
         (["--pod", "ftp://10.0.0.7:80"], "--pod ftp://10.0.0.7:80: must be like"),
-        (["--pod", "http://10.0.0.7:80/v1"], "--pod http://10.0.0.7:80/v1: must be .*: no path$"),
-        (["--pod", "me@10.0.0.7:80"], "--pod me@10.0.0.7:80: must be .*: no user$"),
+        (["--pod", "http://10.0.0.7:80/v1"], "--pod http://10.0.0.7:80/v1: must be .* no path"),
+        (["--pod", "me@10.0.0.7:80"], "--pod me@10.0.0.7:80: must be .* no user"),
         (["--pod", "no.invalid:80"], "--pod no.invalid:80: no.invalid cannot be looked up: "),
         (
             ["--pod", "127.0.0.1:80", "--pod", "localhost:80"],

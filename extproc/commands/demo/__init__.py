@@ -10,16 +10,13 @@ from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import FAILED, failure, gone
+from extproc.commands.failure import FAILED, failure
 
 
 def demo(
     seconds: Annotated[float, typer.Option(help="Length of each of the three runs.")] = 7.0,
     rate: Annotated[float, typer.Option(help="Requests per second.")] = 20.0,
     slots: Annotated[int, typer.Option(min=1, help="Adapter slots on the GPU of each pod.")] = 3,
-    keep: Annotated[
-        bool | None, gone("`extproc up --fake-pods 4` runs the same pods until Ctrl-C")
-    ] = None,
 ) -> None:
     """Compare three policies, explain one request, register an adapter: with a real Envoy.
 

@@ -54,7 +54,6 @@ class Fleet:
         seed: Of everything random.
         events: Events besides arrivals.
         policy_name: For the picks.
-        clock: Real seconds, to time decisions; does not change the run.
         gives_up: Whether to stop, given the requests so far and the time.
     """
 
@@ -67,7 +66,6 @@ class Fleet:
         seed: int,
         events: Sequence[FleetEvent] = (),
         policy_name: str = "policy",
-        clock: Callable[[], float] | None = None,
         gives_up: Callable[[Iterable[Flight], float], bool] | None = None,
     ) -> None:
         self.settings = settings
@@ -84,8 +82,6 @@ class Fleet:
         }
         self._plain_claim = claim_of(PLAIN, declared)
         self._agenda = Agenda()
-        self._decision_s: list[float] = []
-        self._clock = clock
         self._gives_up = gives_up
         self._rng = random.Random(f"fleet/{seed}")
         late = {event.adapter for event in events if isinstance(event, AdapterRegistered)}
@@ -182,12 +178,9 @@ class Fleet:
     def _decide(self, flight: Flight, request: RequestInfo) -> None:
         """Ask the flight's router now."""
         router = self.routers[flight.router].router
-        started_s = self._clock() if self._clock else 0.0
         # Sent at once when there is room: bounds look at the pods before the next one's turn.
         wake = partial(self._resume, flight)
         decision = router.route(request, now=self.now, wake=wake)
-        if self._clock:
-            self._decision_s.append(self._clock() - started_s)
         if isinstance(decision, Ticket):
             self._tickets[flight] = decision
             self._agenda.at(decision.give_up_s, partial(self._resume, flight))
@@ -312,7 +305,6 @@ class Fleet:
             [pod.totals for pod in pods],
             self.settings.warm_up_s,
             self.now,
-            self._decision_s,
             is_cut,
             tuple(self.workload.tenants),
         )

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from extproc.lab.loadtest.blocks import Block, by_fleet, rotated
 from extproc.lab.loadtest.listing import fetch_listing
+from extproc.lab.loadtest.loads import Block, by_fleet, rotated
 from extproc.lab.loadtest.results import Figure
 from extproc.lab.loadtest.runs import BlockRun, run_block
 from extproc.lab.loadtest.targets import Target, TargetSpec, running_targets

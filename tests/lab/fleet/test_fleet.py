@@ -426,19 +426,6 @@ def test_waiting_for_a_slot_is_seen() -> None:
     assert with_gate > without + 0.1
 
 
-def test_decisions_are_timed_with_the_clock_that_is_given() -> None:
-    ticks = iter(range(100))
-    fleet = Fleet(
-        FleetSettings(),
-        workload(arrival(0.0), arrival(1.0)),
-        LeastPending,
-        seed=1,
-        clock=lambda: float(next(ticks)),
-    )
-
-    assert fleet.run().decision_s == [1.0, 1.0]
-
-
 def _pod() -> FleetPod:
     engine = Engine(H100_8B, max_loras=8)
     return FleetPod("10.0.0.1:8000", engine, base_model="base", adapters=["a"], now=0.0)

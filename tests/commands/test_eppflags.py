@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.commands.goflags import (
+from extproc.commands.eppflags import (
     FlagError,
     Kind,
     parse_flags,
