@@ -50,6 +50,13 @@ class Books:
         return self.pool.snapshot(now=1.0).endpoints[number - 1]
 
 
+def test_a_pick_counts_where_the_data_plane_says_that_it_is_served() -> None:
+    books = Books()
+    books.accounting.served(books.pick, address(2), now=1.0)
+
+    assert [books.view(number).num_in_flight for number in (1, 2)] == [0, 1]
+
+
 # --- completions ------------------------------------------------------------------------------
 
 

@@ -63,6 +63,15 @@ def test_an_endpoint_that_sleeps_gets_nothing_and_503_says_so_where_all_do() -> 
     assert routed(made.route(ASKED, now=3.0)).address == address(1)
 
 
+def test_a_name_is_known_by_pods_lists_and_by_declarations() -> None:
+    made, declared = router(1), Declaration("new", source="/new", origin="test")
+    made.catalog.planner.declare([declared], now=0.0)
+    made.catalog.declare({"new": Offer(declared)}, {frozenset(): BASE})
+    found = [made.card(name) for name in ("a", "new", "other")]
+
+    assert [card and card.id for card in found] == ["a", "new", None]
+
+
 def test_a_declared_adapter_is_not_waited_for_while_everyone_sleeps() -> None:
     made, declared = router(1), Declaration("new", source="/new", origin="test")
     made.catalog.planner.declare([declared], now=0.0)
