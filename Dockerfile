@@ -27,7 +27,6 @@ COPY envoy envoy
 COPY loadtest/scenarios loadtest/scenarios
 COPY loadtest/data loadtest/data
 COPY loadtest/locustfile.py loadtest/
-COPY loadtest/results/expectation.json loadtest/results/expectation.json
 COPY extproc extproc
 RUN pip --python /venv/bin/python install --constraint constraints.txt ".[${EXTRAS}]"
 

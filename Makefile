@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak chaos fuzz-service loadtest loadtest-ci
+.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold soak chaos fuzz-service loadtest
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -24,10 +24,7 @@ help:
 	@echo 'make docs       generates docs/configuration.md from extproc/config/'
 	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
-	@echo 'make bench-abuse the cost of each abuse of the wire until its limit ends it (docs/wire.md)'
 	@echo 'make loadtest   three policies under real load, beside their prediction: three minutes (ARGS=...)'
-	@echo 'make loadtest-ci checks the ratios between them: two minutes'
-	@echo 'make bench-generator the load that the generators sustain on one core (docs/locust.md)'
 	@echo 'make soak       30 minutes of load with clients that disconnect'
 	@echo 'make chaos      two routers on each store of adapters in two minutes of trouble: ten minutes'
 	@echo 'make fuzz-service  hostile clients, pods and watchers among honest clients: 21 minutes'
@@ -99,19 +96,10 @@ docs: $(DEV)
 # Needs wrk and h2load (Debian: wrk, nghttp2-client) and a quiet machine; BENCH takes options.
 bench: $(DEV)
 	$(BIN)/python -m bench.decisions
-	$(BIN)/python -m bench.rewrite
-	$(BIN)/python -m bench.adapters
 	$(BIN)/python -m bench.run $(BENCH)
 
 bench-hold: $(DEV)
 	$(BIN)/python -m bench.hold $(BENCH)
-
-bench-abuse: $(DEV)
-	$(BIN)/python -m bench.abuse $(BENCH)
-
-# 300 streaming requests a second on one core, and the highest rate: three minutes, two cores.
-bench-generator: $(DEV)
-	$(BIN)/python -m bench.generator --search $(BENCH)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
@@ -127,10 +115,6 @@ fuzz-service: $(DEV)
 
 loadtest: $(DEV)
 	$(BIN)/extproc loadtest run standard $(ARGS)
-
-# Exits with 1 if they are not as expected, with 3 if the machine is too busy to tell.
-loadtest-ci: $(DEMO)
-	$(BIN)/python -m bench.guard $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -1,8 +1,8 @@
 """Two minutes of trouble for two routers on one store: afterwards all is as declared: `make chaos`.
 
 Routers, Envoys and the store are processes, pods are fakes in this one. Faults and changes are
-drawn from the seed beforehand; when exactly each meets which call is up to the machine. Loads are
-counted by the pods.
+drawn by the seed; when exactly each meets which call is up to the machine. Loads are counted by
+the pods.
 """
 
 from __future__ import annotations
@@ -12,184 +12,168 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench import chaosplan
+import pytest
+
 from bench.chaoskube import api_server, in_cluster
-from bench.chaosplan import Change, Fault, Pace
-from bench.chaospods import Ledger, Most
-from bench.chaosscene import Chaos, running
+from bench.chaospods import ChaosPod, Ledger
+from bench.chaosscene import Chaos, ChaosRouter, running
 from bench.chaosstores import Keeper, over_http
 from bench.machine import describe
 from bench.report import keep, parser
 from extproc.adapters.states import AdapterSettings
 from extproc.stack.processes import StackError
 from tests.kubernetes.apiserver import ApiServer
+from tests.waiting import beside
 
 STORES = ("directory", "sqlite", "redis", "kubernetes")
 CONVERGED_S = 30.0
-LIMITS = AdapterSettings()
+_LIMITS = AdapterSettings()
+MOST = Counter(on_a_pod=1, in_the_fleet=_LIMITS.max_loads, a_minute=_LIMITS.max_loads_per_minute)
+"""Of loads by one process of a router."""
 _LOOK_S = 0.25
+_BETWEEN_REQUESTS_S = 1 / 8
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Result:
     """One run.
 
     Attributes:
         faults: By kind.
         num_changes: Confirmed.
-        requests: By status; 0 for none, since the gateway's connection broke.
+        requests: By what came of them.
         takeovers: How often a router took the lease.
         converged_s: From the end of the last fault until all was as declared; None for never.
         num_loads: As the pods saw them, like what follows.
-        of_one: The most by one process of a router, which is what the limits are for.
-        of_all: The most by all of them.
+        most: Loads by one process of a router, which is what the limits are for.
         wrong: What is not as it should be.
     """
 
     store: str
     seed: int
     seconds: float
-    faults: dict[str, int] = field(default_factory=dict)
-    num_changes: int = 0
-    requests: dict[str, int] = field(default_factory=dict)
-    takeovers: int = 0
-    converged_s: float | None = None
-    num_loads: int = 0
-    of_one: Most = field(default_factory=Most)
-    of_all: Most = field(default_factory=Most)
-    wrong: list[str] = field(default_factory=list)
+    faults: dict[str, int]
+    num_changes: int
+    requests: dict[str, int]
+    takeovers: int
+    converged_s: float | None
+    num_loads: int
+    most: dict[str, int]
+    wrong: list[str]
 
 
-async def run(
-    keeper: Keeper, store: str, seed: int, seconds: float, *, within_s: float = CONVERGED_S
+async def run_on(
+    store: str,
+    seed: int,
+    seconds: float,
+    *,
+    within_s: float = CONVERGED_S,
+    server: ApiServer | None = None,
 ) -> Result:
-    """Let it happen, and see what comes of it.
+    """Let trouble happen to two routers on a store of their own, and see what comes of it.
 
     Args:
-        keeper: Where adapters are declared.
-        store: What that is called.
+        store: One of `STORES`.
         seed: Of the faults and changes.
-        seconds: For which they happen.
+        seconds: In which they begin.
         within_s: Longest time from the end of the last one until all is as declared.
+        server: For `kubernetes`, if there is one already.
 
     Raises:
         StackError: Something did not start.
     """
-    result = Result(store, seed, seconds)
-    ledger = Ledger()
-    async with running(keeper, ledger, seed) as chaos:
+    lease_s, ledger = 15.0 if seconds >= 60 else 2.0, Ledger()
+    async with (
+        _opened(store, lease_s, server) as keeper,
+        running(keeper, ledger, seed, lease_s) as chaos,
+    ):
         await chaos.declare_all()
         await _converge(chaos, within_s)
-        asking = asyncio.ensure_future(chaos.ask())
-        try:
-            await _happen(chaos, result, within_s)
+        async with beside(_go_on(inf, lambda: _BETWEEN_REQUESTS_S, chaos.ask)):
+            async with asyncio.timeout(seconds + 4 * lease_s + within_s):
+                await _happen(chaos, seed, seconds, lease_s)
             began_s = time.monotonic()
             found = await _converge(chaos, within_s)
-            result.converged_s = None if found else time.monotonic() - began_s
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        result.num_changes, result.requests = chaos.num_changes, dict(chaos.statuses)
-        result.takeovers = sum(each.log.count("this router loads") for each in chaos.routers)
-        result.num_loads, result.of_one, result.of_all = ledger.num, ledger.of_one, ledger.of_all
-        result.wrong = [*found, *chaos.wrong, *keeper.lost, *_exceeded(ledger.of_one)]
-        if result.wrong:
+            converged_s = None if found else time.monotonic() - began_s
+        if ledger.most - MOST:
+            found.append(f"{ledger.most} loads, and at most {MOST}")
+        wrong = [*found, *chaos.wrong, *keeper.lost]
+        if wrong:
             for router in chaos.routers:
                 print(f"--- {router.name}\n{router.log}", file=sys.stderr)
-    return result
+        return Result(
+            store,
+            seed,
+            seconds,
+            faults=dict(chaos.faults),
+            num_changes=chaos.num_changes,
+            requests=dict(chaos.answers),
+            takeovers=sum(each.log.count("this router loads") for each in chaos.routers),
+            converged_s=converged_s,
+            num_loads=ledger.num,
+            most=dict(ledger.most),
+            wrong=wrong,
+        )
 
 
-async def _happen(chaos: Chaos, result: Result, within_s: float) -> None:
-    """Let faults and changes happen at their times; return once all are over."""
-    kinds = (*chaosplan.KINDS, *chaos.keeper.kinds)
-    pace = pace_of(result.seconds)
-    planned = [*chaosplan.faults(result.seed, result.seconds, kinds, pace)]
-    changes = [*chaosplan.changes(result.seed, result.seconds)]
-    counts: Counter[str] = Counter()
+@asynccontextmanager
+async def _opened(store: str, lease_s: float, server: ApiServer | None) -> AsyncIterator[Keeper]:
+    async with AsyncExitStack() as exits:
+        if store == "kubernetes":
+            server = server or exits.enter_context(api_server())
+            yield await exits.enter_async_context(in_cluster(server))
+        else:
+            folder = Path(exits.enter_context(TemporaryDirectory()))
+            yield await exits.enter_async_context(over_http(store, folder, lease_s))
 
-    async def fault(each: Fault) -> None:
-        await asyncio.sleep(each.at_s)
-        _say(f"{each.at_s:5.1f} s  {each.kind} {each.victim} for {each.for_s:.1f} s")
-        counts[each.kind] += await chaos.suffer(each)
 
-    async def change(each: Change) -> None:
-        await asyncio.sleep(each.at_s)
-        await chaos.change(each)
+async def _happen(chaos: Chaos, seed: int, seconds: float, lease_s: float) -> None:
+    """Let faults of all kinds begin in turn, and a change each second; return once all is over."""
+    rng = Random(seed)
+    kinds = _in_turn((*ChaosPod.kinds, *ChaosRouter.kinds, *chaos.keeper.kinds), rng)
+    until_s = time.monotonic() + seconds
+    await asyncio.gather(
+        _go_on(
+            until_s,
+            lambda: rng.uniform(0.3, 1.0) * (2 + lease_s / 4),
+            lambda: chaos.suffer(next(kinds), rng.uniform(1.0, 1 + lease_s)),
+        ),
+        _go_on(until_s, lambda: rng.uniform(0.5, 1.5), chaos.change),
+    )
 
-    async with asyncio.timeout(result.seconds + within_s), asyncio.TaskGroup() as tasks:
-        for each in planned:
-            tasks.create_task(fault(each))
-        for one in changes:
-            tasks.create_task(change(one))
-    result.faults = dict(counts)
+
+def _in_turn(kinds: Sequence[str], rng: Random) -> Iterator[str]:
+    while True:
+        yield from rng.sample(kinds, len(kinds))
+
+
+async def _go_on(
+    until_s: float, pause_s: Callable[[], float], begin: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Begin one thing after the other until then; return once all are over."""
+    async with asyncio.TaskGroup() as tasks:
+        while time.monotonic() < until_s:
+            tasks.create_task(begin())
+            await asyncio.sleep(pause_s())
 
 
 async def _converge(chaos: Chaos, within_s: float) -> list[str]:
     """Wait until all is as declared; return what is not after that time."""
-    began_s, said = time.monotonic(), ""
+    until_s = time.monotonic() + within_s
     while True:
-        found, after_s = await chaos.not_as_declared(), time.monotonic() - began_s
-        if not found or after_s > within_s:
+        found = await chaos.not_as_declared()
+        if not found or time.monotonic() > until_s:
             return found
-        if found[0] != said:
-            said = found[0]
-            _say(f"{after_s:5.1f} s  {len(found)} wrong, the first one: {said}")
         await asyncio.sleep(_LOOK_S)
-
-
-def _exceeded(loads: Most) -> list[str]:
-    limits = Most(1, LIMITS.max_loads, LIMITS.max_loads_per_minute)
-    over = [
-        each.name for each in fields(Most) if getattr(loads, each.name) > getattr(limits, each.name)
-    ]
-    return [f"{loads}, and at most {limits}"] if over else []
-
-
-def pace_of(seconds: float) -> Pace:
-    """Return how quickly things happen in a run of this length."""
-    return chaosplan.LONG if seconds >= 60 else chaosplan.SHORT
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-async def run_on(store: str, seed: int, seconds: float, *, within_s: float = CONVERGED_S) -> Result:
-    """Run on a store of its own, of this kind.
-
-    Raises:
-        StackError: Something did not start.
-    """
-    pace = pace_of(seconds)
-    with TemporaryDirectory() as name:
-        async with over_http(store, Path(name), pace.lease_s) as keeper:
-            return await run(keeper, store, seed, seconds, within_s=within_s)
-
-
-async def run_in_cluster(
-    server: ApiServer, seed: int, seconds: float, *, within_s: float = CONVERGED_S
-) -> Result:
-    """The same with LLMRoutes.
-
-    Raises:
-        StackError: Something did not start.
-    """
-    async with in_cluster(server) as keeper:
-        return await run(keeper, "kubernetes", seed, seconds, within_s=within_s)
-
-
-def _run(store: str, seed: int, seconds: float) -> Result:
-    _say(f"--- {store}")
-    if store != "kubernetes":
-        return asyncio.run(run_on(store, seed, seconds))
-    with api_server() as server:
-        return asyncio.run(run_in_cluster(server, seed, seconds))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,11 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = args.seconds or (15.0 if args.quick else 120.0)
     machine = describe()
     try:
-        results = [_run(each, args.seed, seconds) for each in args.store]
-    except StackError as error:
+        results = [asyncio.run(run_on(store, args.seed, seconds)) for store in args.store]
+    except (StackError, pytest.skip.Exception) as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 1
-    runs: list[dict[str, Any]] = [asdict(each) for each in results]
+    runs = [asdict(each) for each in results]
     print(json.dumps(runs, indent=1))
     keep("chaos", args, machine, {"runs": runs})
     return 1 if any(each.wrong for each in results) else 0

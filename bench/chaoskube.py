@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any
 
-from bench.chaosstores import as_declared
+from bench.chaosstores import Keeper, as_declared
 from extproc.stack.processes import StackError
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
 from tests.kubernetes.cluster import Cluster
@@ -20,22 +20,20 @@ _SERVED = {("Accepted", "True"), ("Ready", "True"), ("Degraded", "False")}
 _numbers = count()
 
 
-class InCluster:
+class InCluster(Keeper):
     """LLMRoutes in a namespace, which routers read by a proxy that makes faults.
 
     `watch`: events come twice, late, or after newer ones, and watches end in every way. `break`:
     no answer.
     """
 
-    kinds: tuple[str, ...] = ("watch", "watch", "break")
-    forgets = True
+    kinds = ("watch", "watch", "break")
 
     def __init__(self, cluster: Cluster, proxy: FaultyProxy) -> None:
-        self.doubtful: set[str] = set()
-        self.lost: list[str] = []
+        super().__init__()
         self._cluster, self._proxy = cluster, proxy
 
-    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
+    async def sections(self, pods: Sequence[str]) -> dict[str, Any]:
         """See `Keeper`."""
         for number, pod in enumerate(pods):
             ip, _, port = pod.rpartition(":")
@@ -47,17 +45,14 @@ class InCluster:
             server.admin_token, url=self._proxy.url, namespace=namespace
         )
         section = {"kubeconfig": str(kubeconfig), "inference_pool": _POOL}
-        return {"discovery": {"kubernetes": section}, "peers": {"static": list(routers)}}
+        return {"discovery": {"kubernetes": section}}
 
-    def know(self, admin_urls: Sequence[str]) -> None:
-        """See `Keeper`."""
-
-    async def put(self, name: str, version: int, router: int) -> None:
+    async def put(self, name: str, version: int, routers: Sequence[str]) -> None:
         """See `Keeper`."""
         spec = {"backendRefs": [{"name": _POOL}], "adapter": as_declared(name, version)}
         await self._cluster.put(ROUTES, "LLMRoute", name, spec)
 
-    async def delete(self, name: str, router: int) -> None:
+    async def delete(self, name: str, routers: Sequence[str]) -> None:
         """See `Keeper`."""
         await self._cluster.request("DELETE", route_path(name))
 
@@ -78,12 +73,12 @@ class InCluster:
         items: list[dict[str, Any]] = found["items"]
         return items
 
-    async def declared(self, router: int) -> dict[str, str]:
+    async def declared(self, router: str) -> dict[str, str]:
         """See `Keeper`."""
         adapters = [each["spec"]["adapter"] for each in await self._routes()]
         return {each["name"]: each.get("version", "") for each in adapters}
 
-    async def disturb(self, kind: str, for_s: float) -> None:
+    async def suffer(self, kind: str, for_s: float) -> None:
         """See `Keeper`."""
         self._proxy.faults = HARSH if kind == "watch" else Faults(refused=1.0, cut=1.0)
         await asyncio.sleep(for_s)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
@@ -20,81 +21,59 @@ MINUTE_S = 60.0
 _PROFILE = replace(INSTANT, step_s=0.02)  # requests that last, so that pods are serving
 
 
-@dataclass
-class Most:
-    """The most loads that pods saw.
-
-    Attributes:
-        on_a_pod: At once.
-        in_the_fleet: At once, on all pods.
-        a_minute: That began on a pod while it had requests, within any minute.
-    """
-
-    on_a_pod: int = 0
-    in_the_fleet: int = 0
-    a_minute: int = 0
-
-
 class Ledger:
     """All loads, as pods see them.
 
     Attributes:
         num: In all.
-        of_one: Of one process of a router, which is what the limits are for.
-        of_all: Of all routers together.
+        most: By one process of a router: the most at once `on_a_pod` and `in_the_fleet`, and those
+            of `a_minute` that began on a pod while it had requests.
     """
 
     def __init__(self) -> None:
         self.num = 0
-        self.of_one, self.of_all = Most(), Most()
-        self._now: Counter[tuple[str, str]] = Counter()
-        self._starts: defaultdict[tuple[str, str], deque[float]] = defaultdict(deque)
+        self.most: Counter[str] = Counter()
+        self._now: list[tuple[str, str]] = []
+        self._starts: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 
     @contextmanager
     def loading(self, pod: str, who: str, *, is_serving: bool) -> Iterator[None]:
         """Count a load on a pod while it lasts."""
+        load, began_s = (pod, who), time.monotonic()
         self.num += 1
-        for most, each in ((self.of_one, who), (self.of_all, "")):
-            self._now[pod, each] += 1
-            self._now["", each] += 1
-            most.on_a_pod = max(most.on_a_pod, self._now[pod, each])
-            most.in_the_fleet = max(most.in_the_fleet, self._now["", each])
-            if is_serving:
-                most.a_minute = max(most.a_minute, self._started(pod, each))
+        self._now.append(load)
+        if is_serving:
+            self._starts[load].append(began_s)
+        self.most |= Counter(
+            on_a_pod=self._now.count(load),
+            in_the_fleet=sum(other == who for _, other in self._now),
+            a_minute=sum(at_s > began_s - MINUTE_S for at_s in self._starts[load]),
+        )
         try:
             yield
         finally:
-            for each in (who, ""):
-                self._now[pod, each] -= 1
-                self._now["", each] -= 1
-
-    def _started(self, pod: str, who: str) -> int:
-        """Note a start, and return how many there were within the last minute."""
-        starts, now = self._starts[pod, who], time.monotonic()
-        starts.append(now)
-        while starts[0] <= now - MINUTE_S:
-            starts.popleft()
-        return len(starts)
+            self._now.remove(load)
 
 
 class ChaosPod:
     """One pod at an address that stays.
 
     Attributes:
-        trouble: What is wrong with its loads now, over restarts.
+        address: `ip:port`.
+        name: For messages.
     """
 
-    def __init__(self, name: str, host: str, port: int, ledger: Ledger, *, has_own: bool) -> None:
-        self.name, self.address = name, f"{host}:{port}"
-        self.trouble = Trouble(load_s=LOAD_S, loading=self._loading)
-        self._host, self._port, self._ledger = host, port, ledger
+    kinds = ("kill", "slow", "lie", "lose")
+    """Killed and started again without adapters, slow loads, yes without doing anything, adapters
+    forgotten."""
+
+    def __init__(self, host: str, port: int, ledger: Ledger, *, has_own: bool) -> None:
+        self.name = self.address = f"{host}:{port}"
+        self._place = host, port
+        self._trouble = Trouble(load_s=LOAD_S, loading=self._loading)
+        self._ledger = ledger
         self._own = {OWN: f"/{OWN}"} if has_own else {}
         self._pod: RunningPod | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it runs."""
-        return self._pod is not None
 
     @property
     def models(self) -> dict[str, str]:
@@ -111,23 +90,32 @@ class ChaosPod:
             max_cpu_loras=16,
             profile=_PROFILE,
         )
-        self._pod = await start_pod(config, self._host, self._port)
-        self._pod.pod.registry.trouble = self.trouble
+        self._pod = await start_pod(config, *self._place)
+        self._pod.pod.registry.trouble = self._trouble
 
-    async def kill(self) -> None:
+    async def close(self) -> None:
         """End like a killed process."""
         pod, self._pod = self._pod, None
         if pod is not None:
             await pod.kill()
 
-    def lose(self) -> None:
-        """Forget all adapters that were loaded, without a restart."""
-        if self._pod is None:
-            return
-        was, self.trouble.lies = self.trouble.lies, False
-        for name in set(self.models) - {OWN}:
-            self._pod.pod.registry.unload({"lora_name": name})
-        self.trouble.lies = was
+    async def suffer(self, kind: str, for_s: float) -> None:
+        """Let something go wrong, to its end; with `slow` each load takes as long as all of it."""
+        trouble = self._trouble
+        if kind == "kill":
+            await self.close()
+            await asyncio.sleep(for_s)
+            await self.start()
+        elif kind == "lose":
+            assert self._pod is not None
+            for name in set(self.models) - {OWN}:
+                self._pod.pod.registry.unload({"lora_name": name})
+        else:
+            trouble.lies, trouble.load_s = kind == "lie", for_s if kind == "slow" else LOAD_S
+            await asyncio.sleep(for_s)
+            trouble.lies, trouble.load_s = False, LOAD_S
+            if kind == "slow":
+                await asyncio.sleep(for_s)  # of the last slow one
 
     def _loading(self, who: str) -> AbstractContextManager[None]:
         is_serving = self._pod is not None and bool(self._pod.pod.runner.engine.running)

@@ -3,33 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from math import inf
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import aiohttp
 
-from bench import chaosplan
-from bench.chaosplan import NAMES, NUM_PODS, NUM_ROUTERS, Change, Fault
 from bench.chaospods import BASE, OWN, ChaosPod, Ledger
 from bench.chaosstores import MIN_REPLICAS, Keeper, served_name, source_of
+from bench.honest import OK, TIMEOUT, answer
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from extproc.stack.envoy import Envoy
-from extproc.stack.processes import free_port
-from extproc.stack.routers import Router
+from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, free_port
+from extproc.stack.stack import Envoy, Router
 
-_REQUESTS_PER_S, _TOKENS = 8.0, 40
+NUM_PODS, NUM_ROUTERS, NUM_ADAPTERS = 4, 2, 12
+NAMES = tuple(f"a{number}" for number in range(NUM_ADAPTERS))
+_TOKENS = 40
 _REQUEST_S = 60.0
 _KNOWS_S = 3.0
 """After the start of a router, which then knows all that is declared: lists may fail at first."""
-_ERROR = re.compile(rb'"code": ?"([a-z_]+)"')
+_numbers = count()
+
+
+class ChaosRouter(Router):
+    """A router that has a lease of so many seconds; its key says to pods which process it is.
+
+    Attributes:
+        knows_s: When it knows all that is declared.
+    """
+
+    kinds = ("freeze", "crash", "end")
+    """Stopped for longer than the lease, killed, told to end."""
+
+    def __init__(self, config: Mapping[str, Any], address: str, key: Path, lease_s: float) -> None:
+        ours = {
+            "log": {"level": "info", "json_lines": False},
+            "server": {"drain_delay_s": 0.2, "drain_timeout_s": 1.0},
+            "pods": {"api_key_file": str(key)},
+        }
+        super().__init__({**config, **ours}, address=address, name=key.name)
+        self.knows_s = inf
+        self._key, self._lease_s = key, lease_s
+
+    async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:
+        """See `Router`."""
+        self._key.write_text(f"process-{next(_numbers)}")
+        self.knows_s = inf
+        await super().start(within_s=within_s)
+        self.knows_s = time.monotonic() + _KNOWS_S
+
+    async def suffer(self, kind: str, for_s: float) -> None:
+        """Let something go wrong, to its end."""
+        if kind == "freeze":
+            self.send(signal.SIGSTOP)
+            await asyncio.sleep(self._lease_s + for_s)
+            self.send(signal.SIGCONT)
+            return
+        await (self.kill() if kind == "crash" else self.stop())
+        await asyncio.sleep(for_s)
+        await self.start()
+
+
+Victim = ChaosPod | ChaosRouter | Keeper
 
 
 class Chaos:
@@ -37,107 +81,64 @@ class Chaos:
 
     Attributes:
         declared: Confirmed versions by name.
-        http: For all that is asked.
+        faults: By kind.
+        answers: By `OK` or what was wrong.
+        wrong: What must not be.
+        num_changes: Confirmed.
     """
 
     def __init__(
         self,
         keeper: Keeper,
         pods: Sequence[ChaosPod],
+        routers: Sequence[ChaosRouter],
+        envoys: Sequence[Envoy],
         http: aiohttp.ClientSession,
-        folder: Path,
         seed: int,
     ) -> None:
-        self.keeper, self.pods, self.http, self._folder = keeper, pods, http, folder
-        self.routers: list[Router] = []
-        self.envoys: list[Envoy] = []
+        self.keeper, self.pods, self.routers = keeper, pods, routers
         self.declared: dict[str, int] = {}
-        self.statuses: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.num_changes = 0
+        self._envoys, self._http = envoys, http
         self._locks = {name: asyncio.Lock() for name in NAMES}
         self._highest = dict.fromkeys(NAMES, 0)
-        self._num_started = 0
-        self._knows_s = [inf] * NUM_ROUTERS
         self._deleted_s: dict[str, float] = {}
-        self._in_trouble: set[tuple[str, int]] = set()
+        self._in_trouble: set[Victim] = set()
         self._rng = Random(seed)
 
     # --- what goes wrong --------------------------------------------------------------------
 
-    async def suffer(self, fault: Fault) -> bool:
-        """Let a fault happen, to its end; return whether its victim was not in trouble before."""
-        kind, for_s = fault.kind, fault.for_s
-        victim = _victim(fault)
+    async def suffer(self, kind: str, for_s: float) -> None:
+        """Let something go wrong, to its end, unless its victim is in trouble already."""
+        everyone: list[Victim] = [*self.pods, *self.routers, self.keeper]
+        victim = self._rng.choice([one for one in everyone if kind in one.kinds])
         if victim in self._in_trouble:
-            return False
+            return
         self._in_trouble.add(victim)
+        self.faults[kind] += 1
+        print(f"{kind} for {for_s:.1f} s: {victim.name}", file=sys.stderr)
         try:
-            if kind in ("freeze", "crash", "end"):
-                await self._trouble_router(fault.victim, kind, for_s)
-            elif kind in self.keeper.kinds:
-                await self.keeper.disturb(kind, for_s)
-            else:
-                await self._trouble_pod(self.pods[fault.victim], fault)
+            await victim.suffer(kind, for_s)
         finally:
             self._in_trouble.discard(victim)
-        return True
-
-    async def _trouble_router(self, number: int, kind: str, for_s: float) -> None:
-        router = self.routers[number]
-        if kind == "freeze":
-            router.send(signal.SIGSTOP)
-            await asyncio.sleep(for_s)
-            router.send(signal.SIGCONT)
-            return
-        await (router.kill() if kind == "crash" else router.stop())
-        await asyncio.sleep(for_s)
-        await self.start(number)
-
-    def key_file(self, number: int) -> Path:
-        """Return the file with the key that a router has for pods."""
-        return self._folder / f"router-{number}"
-
-    async def start(self, number: int) -> None:
-        """Start a router; its key says to pods which process it is."""
-        self._num_started += 1
-        self.key_file(number).write_text(f"process-{self._num_started}")
-        self._knows_s[number] = inf
-        await self.routers[number].start()
-        self._knows_s[number] = time.monotonic() + _KNOWS_S
-
-    async def _trouble_pod(self, pod: ChaosPod, fault: Fault) -> None:
-        before = pod.trouble.load_s
-        if fault.kind == "lose":
-            pod.lose()
-            return
-        if fault.kind == "kill":
-            await pod.kill()
-            await asyncio.sleep(fault.for_s)
-            await pod.start()
-            return
-        pod.trouble.lies = fault.kind == "lie"
-        if fault.kind == "slow":
-            pod.trouble.load_s = fault.load_s
-        await asyncio.sleep(fault.for_s)
-        pod.trouble.lies, pod.trouble.load_s = False, before
-        if fault.kind == "slow":
-            await asyncio.sleep(fault.load_s)  # of the last slow one
 
     # --- what people do ---------------------------------------------------------------------
 
-    async def change(self, change: Change) -> None:
+    async def change(self) -> None:
         """Declare, edit or delete an adapter, until that is confirmed."""
-        name = change.name
+        name, router = self._rng.choice(NAMES), self._rng.randrange(NUM_ROUTERS)
+        step, is_edit = self._rng.choice((1, 1, -1)), self._rng.random() < 0.6
         async with self._locks[name]:
             version = self.declared.get(name)
-            in_doubt = name in self.keeper.doubtful
-            if version is not None and not change.is_edit and not in_doubt:
-                await self.keeper.delete(name, change.router)
+            if version is None or is_edit or name in self.keeper.doubtful:
+                await self._put(name, version, step, router)
+            else:
+                await self.keeper.delete(name, self._from(router))
                 del self.declared[name]
                 self._deleted_s[name] = time.monotonic()
-            else:
-                await self._put(name, version, change.step, change.router)
         self.num_changes += 1
 
     async def _put(self, name: str, version: int | None, step: int, router: int) -> None:
@@ -146,9 +147,13 @@ class Chaos:
         else:
             new = 0 if version is None else max(0, version + step)
         self._highest[name] = max(new, self._highest[name])
-        await self.keeper.put(name, new, router)
+        await self.keeper.put(name, new, self._from(router))
         self.declared[name] = new
         self._deleted_s.pop(name, None)
+
+    def _from(self, number: int) -> list[str]:
+        """Return where to ask the routers, this one first."""
+        return [router.admin_url for router in (*self.routers[number:], *self.routers[:number])]
 
     async def declare_all(self) -> None:
         """Declare every adapter, as it is at first."""
@@ -156,38 +161,17 @@ class Chaos:
             await self._put(name, None, 0, number % NUM_ROUTERS)
 
     async def ask(self) -> None:
-        """Send requests until cancelled; each that is answered is answered by its adapter."""
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                name, envoy = self._rng.choice(NAMES), self._rng.choice(self.envoys)
-                tasks.create_task(self._ask(name, envoy))
-                await asyncio.sleep(1 / _REQUESTS_PER_S)
+        """Send a request; if it is answered, then by its adapter."""
+        name = self._rng.choice(NAMES)
+        said, model = await self._chat(self._rng.choice(self._envoys), name, _TOKENS)
+        self.answers[said] += 1
+        if said == TIMEOUT or (said == OK and model.partition("@")[0] != name):
+            self.wrong.append(f"{name}: {said}, answered by {model!r}")
 
-    async def _ask(self, name: str, envoy: Envoy) -> None:
-        status, model = await self.chat(envoy, name, _TOKENS)
-        self.statuses[str(status) if status == 200 else f"{status} {model}"] += 1
-        if status == 200 and model.partition("@")[0] != name:
-            self.wrong.append(f"{name} was answered by {model}")
-
-    async def chat(self, envoy: Envoy, name: str, num_tokens: int) -> tuple[int, str]:
-        """Send a request; return its status, and the model that answered or why none did."""
-        body = {
-            "model": name,
-            "messages": [{"role": "user", "content": "hi"}],
-            "max_tokens": num_tokens,
-        }
-        try:
-            url = f"{envoy.url}/v1/chat/completions"
-            async with self.http.post(url, json=body) as response:
-                answer = await response.read()
-                code = _ERROR.search(answer)
-                said = response.headers.get("x-served-model", "")
-                return response.status, code[1].decode() if code else said
-        except (aiohttp.ClientError, OSError):
-            return 0, ""
-        except TimeoutError:
-            self.wrong.append(f"{name} was not answered within {_REQUEST_S:g} s")
-            return 0, ""
+    async def _chat(self, envoy: Envoy, name: str, num_tokens: int) -> tuple[str, str]:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": num_tokens}
+        url = f"{envoy.url}/v1/chat/completions"
+        return await answer(self._http, url, {"model": name, **body})
 
     # --- whether all is well ----------------------------------------------------------------
 
@@ -195,21 +179,20 @@ class Chaos:
         """Return what routers and pods have otherwise than declared."""
         try:
             found = self._at_pods() + await self.keeper.unready()
-            for number in range(NUM_ROUTERS):
-                found += [f"router {number}: {each}" for each in await self._at_router(number)]
+            for router, envoy in zip(self.routers, self._envoys, strict=True):
+                found += [f"{router.name}: {each}" for each in await self._at(router, envoy)]
             return found
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return [f"no answer: {error!r}"]
 
     def _at_pods(self) -> list[str]:
-        found = []
         wanted = {served_name(*each): source_of(*each) for each in self.declared.items()}
-        for pod in self.pods:
-            found += [
-                f"{pod.name} has {name} from {root}"
-                for name, root in pod.models.items()
-                if wanted.get(name, f"/{OWN}") != root and not self._is_forgotten(name)
-            ]
+        found = [
+            f"{pod.name} has {name} from {root}"
+            for pod in self.pods
+            for name, root in pod.models.items()
+            if wanted.get(name, f"/{OWN}") != root and not self._is_forgotten(name)
+        ]
         for name, version in self.declared.items():
             served = served_name(name, version)
             num = sum(served in pod.models for pod in self.pods)
@@ -222,75 +205,60 @@ class Chaos:
         deleted_s = self._deleted_s.get(served.partition("@")[0])
         if not self.keeper.forgets or deleted_s is None:
             return False
-        return all(knows_s > deleted_s for knows_s in self._knows_s)
+        return all(router.knows_s > deleted_s for router in self.routers)
 
-    async def _at_router(self, number: int) -> list[str]:
-        declared = await self.keeper.declared(number)
+    async def _at(self, router: ChaosRouter, envoy: Envoy) -> list[str]:
+        declared = await self.keeper.declared(router.admin_url)
         wanted = {name: str(version or "") for name, version in self.declared.items()}
         found = [] if declared == wanted else [f"{declared} are declared, not {wanted}"]
-        router, envoy = self.routers[number], self.envoys[number]
-        async with self.http.get(f"{envoy.url}/v1/models") as response:
-            ids = [each["id"] for each in (await response.json())["data"]]
-        names = {each for each in ids if not self._is_forgotten(each)}
+        cards = (await self._get(f"{envoy.url}/v1/models"))["data"]
+        names = {each["id"] for each in cards if not self._is_forgotten(each["id"])}
         if names != {BASE, OWN, *wanted}:
             found.append(f"{sorted(names)} are listed")
-        async with self.http.get(f"{router.admin_url}/debug/adapters") as response:
-            statuses = (await response.json())["adapters"]
-        for status in statuses:
+        for status in (await self._get(f"{router.admin_url}/debug/adapters"))["adapters"]:
             now = status["versions"][0]
             if status["state"] != "ready" or now["ready"] < now["desired"]:
                 found.append(f"{now['name']} is {status['state']}: {now}, {status['message']}")
-        answers = await asyncio.gather(*(self.chat(envoy, name, 1) for name in wanted))
-        right = [(200, served_name(*each)) for each in self.declared.items()]
-        found += [
-            f"{bad} instead of {good}"
-            for bad, good in zip(answers, right, strict=True)
-            if bad != good
-        ]
+        answers = await asyncio.gather(*(self._chat(envoy, name, 1) for name in wanted))
+        right = [(OK, served_name(*each)) for each in self.declared.items()]
+        pairs = zip(answers, right, strict=True)
+        return found + [f"{bad} instead of {good}" for bad, good in pairs if bad != good]
+
+    async def _get(self, url: str) -> dict[str, Any]:
+        async with self._http.get(url) as response:
+            found: dict[str, Any] = await response.json()
         return found
 
 
-def _victim(fault: Fault) -> tuple[str, int]:
-    if fault.kind in ("freeze", "crash", "end"):
-        return "router", fault.victim
-    return ("pod", fault.victim) if fault.kind in chaosplan.KINDS else (fault.kind, 0)
-
-
 @asynccontextmanager
-async def running(keeper: Keeper, ledger: Ledger, seed: int) -> AsyncIterator[Chaos]:
+async def running(
+    keeper: Keeper, ledger: Ledger, seed: int, lease_s: float
+) -> AsyncIterator[Chaos]:
     """Pods, routers, and an Envoy for each.
 
     Raises:
         StackError: Something did not start.
     """
-    async with AsyncExitStack() as exits:
-        timeout = aiohttp.ClientTimeout(total=_REQUEST_S)
-        connector = aiohttp.TCPConnector(limit=0)
-        http = aiohttp.ClientSession(timeout=timeout, connector=connector)
-        await exits.enter_async_context(http)
-        port = free_port()
-        pods = []
-        for number in range(NUM_PODS):
-            host = f"127.0.0.{2 + number}"
-            pods.append(ChaosPod(f"pod-{number}", host, port, ledger, has_own=number == 0))
-            await pods[-1].start()
-            exits.push_async_callback(pods[-1].kill)
-        folder = Path(exits.enter_context(TemporaryDirectory()))
-        chaos = Chaos(keeper, pods, http, folder, seed)
+    timeout, connector = aiohttp.ClientTimeout(total=_REQUEST_S), aiohttp.TCPConnector(limit=0)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
+        AsyncExitStack() as exits,
+    ):
+        folder, port = Path(exits.enter_context(TemporaryDirectory())), free_port()
+        hosts = [f"127.0.0.{2 + number}" for number in range(NUM_PODS)]
+        pods = [ChaosPod(host, port, ledger, has_own=host is hosts[0]) for host in hosts]
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(NUM_ROUTERS)]
-        config = await keeper.sections([pod.address for pod in pods], addresses)
-        for number in range(NUM_ROUTERS):
-            log = {"level": "info", "json_lines": False}
-            server = {"drain_delay_s": 0.2, "drain_timeout_s": 1.0}
-            key = {"api_key_file": str(chaos.key_file(number))}
-            section = {**config, "log": log, "server": server, "pods": key}
-            router = Router(section, address=addresses[number], name=f"router-{number}")
-            exits.push_async_callback(router.close)
-            chaos.routers.append(router)
-            envoy = Envoy(render(BootstrapOptions(Mode.ORIGINAL_DST, routers=(router.address,))))
-            exits.push_async_callback(envoy.close)
-            chaos.envoys.append(envoy)
-        await asyncio.gather(*map(chaos.start, range(NUM_ROUTERS)))
-        await asyncio.gather(*(envoy.start() for envoy in chaos.envoys))
-        keeper.know([router.admin_url for router in chaos.routers])
-        yield chaos
+        config = await keeper.sections([pod.address for pod in pods])
+        config["peers"] = {"static": addresses}
+        routers = [
+            ChaosRouter(config, address, folder / f"router-{number}", lease_s)
+            for number, address in enumerate(addresses)
+        ]
+        options = (BootstrapOptions(Mode.ORIGINAL_DST, routers=(each,)) for each in addresses)
+        envoys = [Envoy(render(each)) for each in options]
+        children: list[ChaosPod | ChildProcess] = [*pods, *routers]
+        for child in (*children, *envoys):
+            exits.push_async_callback(child.close)
+        await asyncio.gather(*(child.start() for child in children))
+        await asyncio.gather(*(envoy.start() for envoy in envoys))
+        yield Chaos(keeper, pods, routers, envoys, http, seed)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
-from bench.processes import RedisServer
+from tests.adapters.stores.media import RedisServer
 
-TOKEN = "chaos"
-_HEADERS = {"authorization": f"Bearer {TOKEN}"}
+_HEADERS = {"authorization": "Bearer chaos"}
 _ATTEMPT_S, _PAUSE_S = 3.0, 0.2
 MIN_REPLICAS: Mapping[str, int] = {"a0": 2, "a1": 2}
 """Of adapters that more than one pod is to have."""
@@ -44,47 +45,52 @@ def as_declared(name: str, version: int) -> dict[str, Any]:
     }
 
 
-class Keeper(Protocol):
+class Keeper(ABC):
     """Where adapters are declared.
 
     Attributes:
+        name: For messages.
         kinds: Of its own faults.
+        forgets: What is deleted is known to those alone that ran before.
         doubtful: Names of which a request may still arrive that nobody waits for any more.
         lost: Changes that were confirmed and are not there.
-        forgets: What is deleted is known to those alone that ran before.
     """
 
-    kinds: tuple[str, ...]
-    forgets: bool
-    doubtful: set[str]
-    lost: list[str]
+    name = "store"
+    kinds: tuple[str, ...] = ("break",)
+    forgets = True
 
-    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
-        """Return sections of the routers' configuration, for pods and routers at addresses."""
+    def __init__(self) -> None:
+        self.doubtful: set[str] = set()
+        self.lost: list[str] = []
 
-    def know(self, admin_urls: Sequence[str]) -> None:
-        """Learn of the routers."""
+    @abstractmethod
+    async def sections(self, pods: Sequence[str]) -> dict[str, Any]:
+        """Return sections of the routers' configuration, for pods at addresses."""
 
-    async def put(self, name: str, version: int, router: int) -> None:
-        """Declare a version; return once that is confirmed."""
+    @abstractmethod
+    async def put(self, name: str, version: int, routers: Sequence[str]) -> None:
+        """Declare a version, at routers in this order; return once that is confirmed."""
 
-    async def delete(self, name: str, router: int) -> None:
-        """Delete an adapter; return once that is confirmed."""
+    @abstractmethod
+    async def delete(self, name: str, routers: Sequence[str]) -> None:
+        """Delete an adapter, at routers in this order; return once that is confirmed."""
 
-    async def declared(self, router: int) -> dict[str, str]:
+    @abstractmethod
+    async def declared(self, router: str) -> dict[str, str]:
         """Return the version of each adapter that a router says is declared."""
 
     async def unready(self) -> list[str]:
         """Return what the store itself says of adapters that are not ready."""
+        return []
 
-    async def disturb(self, kind: str, for_s: float) -> None:
-        """Let something go wrong for a while."""
+    @abstractmethod
+    async def suffer(self, kind: str, for_s: float) -> None:
+        """Let something go wrong, to its end."""
 
 
-class OverHttp:
+class OverHttp(Keeper):
     """A store, written to by the routers' admin ports."""
-
-    kinds: tuple[str, ...] = ("break",)
 
     def __init__(
         self,
@@ -95,41 +101,30 @@ class OverHttp:
         lease_s: float,
         broken: Callable[[float], Awaitable[None]],
     ) -> None:
+        super().__init__()
         self.forgets = "directory" in store
-        self.doubtful: set[str] = set()
-        self.lost: list[str] = []
-        self._urls: list[str] = []
         self._lease_s = lease_s
         self._store, self._folder, self._http, self._broken = store, folder, http, broken
         self._tags: dict[str, str] = {}
 
-    async def sections(self, pods: Sequence[str], routers: Sequence[str]) -> dict[str, Any]:
+    async def sections(self, pods: Sequence[str]) -> dict[str, Any]:
         """See `Keeper`."""
         tokens = self._folder / "tokens"
-        tokens.write_text(f"{TOKEN}\n")
+        tokens.write_text("chaos\n")
         adapters = {
             "store": self._store,
             "lease_s": self._lease_s,
             "registration": {"token_file": str(tokens), "max_per_s": 1000},
         }
-        return {
-            "discovery": {"static": [{"address": pod} for pod in pods]},
-            "adapters": adapters,
-            "peers": {"static": list(routers)},
-        }
+        return {"discovery": {"static": list(pods)}, "adapters": adapters}
 
-    def know(self, admin_urls: Sequence[str]) -> None:
-        """See `Keeper`."""
-        self._urls = [f"{url}/v1/adapters" for url in admin_urls]
-
-    async def put(self, name: str, version: int, router: int) -> None:
+    async def put(self, name: str, version: int, routers: Sequence[str]) -> None:
         """See `Keeper`."""
         body = as_declared(name, version)
 
         async def attempt(url: str, in_doubt: bool) -> bool:
-            headers = dict(_HEADERS)
-            if name in self._tags:
-                headers["if-match"] = self._tags[name]
+            match = {"if-match": self._tags[name]} if name in self._tags else {}
+            headers = {**_HEADERS, **match}
             async with self._http.post(url, json=body, headers=headers) as response:
                 status, tag = response.status, response.headers.get("etag", "")
             if status in (409, 412):
@@ -144,36 +139,32 @@ class OverHttp:
             self._tags[name] = tag
             return True
 
-        await self._until_confirmed(attempt, name, router)
+        await self._until_confirmed(attempt, name, routers)
 
-    async def delete(self, name: str, router: int) -> None:
+    async def delete(self, name: str, routers: Sequence[str]) -> None:
         """See `Keeper`."""
 
         async def attempt(url: str, in_doubt: bool) -> bool:
             headers = {**_HEADERS, "if-match": self._tags[name]}
             async with self._http.delete(f"{url}/{name}", headers=headers) as response:
                 status = response.status
-            if status in (404, 412):
-                if in_doubt:
-                    return bool((await self._entry(url, name)).get("deleted", True))
-                self.lost.append(f"{name}: its deletion is refused by {status}")
-                return True
-            return status == 204
+            if status not in (404, 412):
+                return status == 204
+            if in_doubt:
+                return bool((await self._entry(url, name)).get("deleted", True))
+            self.lost.append(f"{name}: its deletion is refused by {status}")
+            return True
 
-        await self._until_confirmed(attempt, name, router)
+        await self._until_confirmed(attempt, name, routers)
         del self._tags[name]
 
-    async def declared(self, router: int) -> dict[str, str]:
+    async def declared(self, router: str) -> dict[str, str]:
         """See `Keeper`."""
-        async with self._http.get(self._urls[router], headers=_HEADERS) as response:
+        async with self._http.get(f"{router}/v1/adapters", headers=_HEADERS) as response:
             found = (await response.json())["data"]
         return {each["name"]: each["version"] for each in found if not each["deleted"]}
 
-    async def unready(self) -> list[str]:
-        """See `Keeper`: it says nothing."""
-        return []
-
-    async def disturb(self, kind: str, for_s: float) -> None:
+    async def suffer(self, kind: str, for_s: float) -> None:
         """See `Keeper`."""
         await self._broken(for_s)
 
@@ -182,20 +173,19 @@ class OverHttp:
             found: dict[str, Any] = await response.json()
         return found if response.status == 200 else {}
 
-    async def _until_confirmed(self, attempt: Attempt, name: str, router: int) -> None:
+    async def _until_confirmed(self, attempt: Attempt, name: str, routers: Sequence[str]) -> None:
         """Ask the routers in turn. A request without an answer may arrive whenever it likes."""
         in_doubt = False
-        while True:
+        for router in cycle(routers):
             try:
                 async with asyncio.timeout(_ATTEMPT_S):
-                    if await attempt(self._urls[router], in_doubt):
+                    if await attempt(f"{router}/v1/adapters", in_doubt):
                         return
             except aiohttp.ClientConnectorError:
                 pass
             except (aiohttp.ClientError, OSError, TimeoutError):
                 in_doubt = True
                 self.doubtful.add(name)
-            router = (router + 1) % len(self._urls)
             await asyncio.sleep(_PAUSE_S)
 
 
@@ -210,31 +200,31 @@ async def over_http(kind: str, folder: Path, lease_s: float) -> AsyncIterator[Ov
 
 
 @asynccontextmanager
-async def _redis(_folder: Path) -> AsyncIterator[Opened]:
+async def _redis(folder: Path) -> AsyncIterator[Opened]:
     """One that keeps its data on the disk, and is killed and started again."""
-    server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
+    server = RedisServer(folder)
 
     async def restarted(for_s: float) -> None:
-        await server.kill()
+        server.kill()
         await asyncio.sleep(for_s)
-        await server.start()
+        await asyncio.to_thread(server.start)
 
     try:
-        await server.start()
+        await asyncio.to_thread(server.start)
         yield {"url": server.url}, restarted
     finally:
-        await server.close()
+        server.kill()
 
 
 @asynccontextmanager
 async def _sqlite(folder: Path) -> AsyncIterator[Opened]:
-    """One whose writers wait for another one."""
+    """One whose writers wait for another one, which waits for them, also for one that is frozen."""
     path = folder / "store"
 
     async def held(for_s: float) -> None:
-        link = sqlite3.connect(path, isolation_level=None, timeout=0)
+        link = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
         with closing(link):
-            await _once_free(lambda: link.execute("BEGIN IMMEDIATE"))
+            await asyncio.to_thread(link.execute, "BEGIN IMMEDIATE")
             await asyncio.sleep(for_s)
 
     yield {"file": str(path)}, held
@@ -252,14 +242,3 @@ async def _directory(folder: Path) -> AsyncIterator[Opened]:
         away.rename(path)
 
     yield {"path": str(path)}, lost
-
-
-async def _once_free(take: Callable[[], object]) -> None:
-    """Take a lock that a router may have, also one that is frozen."""
-    while True:
-        try:
-            take()
-        except sqlite3.OperationalError:
-            await asyncio.sleep(0.05)
-        else:
-            return

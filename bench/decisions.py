@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from bench.figures import percentile
 from extproc.adapters.declared import Declaration
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
 from extproc.routing.catalog import Catalog
@@ -83,12 +83,6 @@ class Fleet:
             adapter_log=tuple([(adapter, 1e9 + now) for adapter in active]),
             process_start_wall_s=1e9,
         )
-
-
-def decision_times_s(policy: str, fleet: Fleet, start_s: float) -> tuple[list[float], list[float]]:
-    """Return the seconds of each decision, and of each report recorded between them, sorted."""
-    [decisions_s], reports_s = _times_s(policy, fleet, [Catalog()], start_s)
-    return sorted(decisions_s[_NUM_DECISIONS // 5 :]), sorted(reports_s)
 
 
 def _times_s(
@@ -188,10 +182,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for num_pods, num_adapters in SIZES[:1] if args.quick else SIZES:
         fleet = Fleet(num_pods, num_adapters)
         for number, policy in enumerate(args.policies, start=1):
-            decisions_s, reports_s = decision_times_s(policy, fleet, number * _POLICY_S)
+            (times_s,), reports_s = _times_s(policy, fleet, [Catalog()], number * _POLICY_S)
+            decisions_s = times_s[_NUM_DECISIONS // 5 :]
             middle_us, most_us, report_us = (
-                1e6 * each[int(part * len(each))]
-                for each, part in ((decisions_s, 0.5), (decisions_s, 0.99), (reports_s, 0.5))
+                1e6 * percentile(each, percent)
+                for each, percent in ((decisions_s, 50), (decisions_s, 99), (reports_s, 50))
             )
             size = f"{num_pods:,} x {num_adapters:,}"
             print(f"| {size} | `{policy}` | {middle_us:.0f} | {most_us:.0f} | {report_us:.1f} |")

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.lab.fakepod.formats import model_list
 
 BASE_MODEL = "base"
 _TYPE = "type.googleapis.com/envoy."
@@ -40,10 +41,8 @@ def adapter_names(count: int) -> list[str]:
 
 def models_page(adapters: Sequence[str]) -> str:
     """Return vLLM's response to `GET /v1/models`."""
-    common = {"object": "model", "created": 1_700_000_000, "owned_by": "vllm"}
-    cards: list[dict[str, Any]] = [{"id": BASE_MODEL, "root": BASE_MODEL, "parent": None, **common}]
-    cards += [{"id": a, "root": f"/lora/{a}", "parent": BASE_MODEL, **common} for a in adapters]
-    return json.dumps({"object": "list", "data": cards})
+    paths = {adapter: f"/lora/{adapter}" for adapter in adapters}
+    return json.dumps(model_list(BASE_MODEL, paths, 8192, 1_700_000_000))
 
 
 def metrics_page(adapters: Sequence[str], *, now_wall_s: float) -> str:
@@ -137,7 +136,6 @@ def gateway_config(
     pods: Sequence[str],
     router: str | None,
     is_ours: bool,
-    has_traceparent: bool = False,
     message_timeout_s: float = 10.0,
 ) -> str:
     """Return the output of `extproc envoy`, for our router, another ext_proc server, or none.
@@ -146,8 +144,6 @@ def gateway_config(
         pods: `ip:port` of each.
         router: `host:port` of the ext_proc server; None for pods in turn without one.
         is_ours: It also takes the access log and health checks.
-        has_traceparent: Every ext_proc stream gets a fresh `traceparent` in its headers, as where
-            Envoy traces.
         message_timeout_s: For one answer of the ext_proc server.
     """
     options = BootstrapOptions(
@@ -171,8 +167,6 @@ def gateway_config(
         host = manager["route_config"]["virtual_hosts"][0]
         for each in (host, *host["routes"]):
             each.pop("typed_per_filter_config", None)
-    elif has_traceparent:
-        _add_traceparent(manager["http_filters"])
     return yaml.safe_dump(document)
 
 
@@ -187,10 +181,3 @@ def _direct_cluster(cluster: dict[str, Any], pods: Sequence[str]) -> dict[str, A
         "lb_policy": "ROUND_ROBIN",
         "load_assignment": {"cluster_name": "pods", "endpoints": [{"lb_endpoints": places}]},
     }
-
-
-def _add_traceparent(filters: list[dict[str, Any]]) -> None:
-    config = next(f for f in filters if "ext_proc" in f["name"])["typed_config"]
-    # As long as a real one, and never the same twice.
-    value = "00-0af7651916cd43dd%START_TIME(%s%6f)%-b7ad6b7169203331-01"
-    config["grpc_service"]["initial_metadata"] = [{"key": "traceparent", "value": value}]

@@ -3,40 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRequest:
-    """One line of `h2load --log-file`.
-
-    Attributes:
-        started_us: Microseconds since the epoch.
-        status: HTTP status; -1 where the stream failed.
-        duration_us: To the end of the response.
-    """
-
-    started_us: int
-    status: int
-    duration_us: int
-
-
-def parse_h2load_log(text: str) -> list[LoggedRequest]:
-    """Read the log; a line that was cut off at the end of the run is left out."""
-    rows = (line.split("\t") for line in text.splitlines())
-    return [LoggedRequest(*map(int, row[:3])) for row in rows if _is_whole(row)]
-
-
-def _is_whole(row: Sequence[str]) -> bool:
-    return len(row) >= 3 and all(field.lstrip("-").isdecimal() for field in row[:3])
-
-
-def count_statuses(requests: Iterable[LoggedRequest]) -> dict[int, int]:
-    """How many requests ended with each status, in order of status."""
-    return dict(sorted(Counter(request.status for request in requests).items()))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -80,18 +48,6 @@ def ratio(value: float | None, reference: float | None) -> float | None:
 def minus(value: float | None, base: float | None) -> float | None:
     """The difference; None where either is missing."""
     return None if value is None or base is None else value - base
-
-
-def slope_per_s(points: Sequence[tuple[float, float]]) -> float:
-    """Least-squares slope of (seconds, value) points; 0 for fewer than two moments."""
-    if not points:
-        return 0.0
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0:
-        return 0.0
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
 def parse_counters(page: str) -> dict[str, float]:

@@ -14,17 +14,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Final
-
-import yaml
 
 from bench.fuzzattack import Plan, choices
 from bench.machine import describe
 from bench.outcome import render
 from bench.report import keep, parser
-from bench.scenario import MAX_RSS_BYTES, Block, Scenario, run
+from bench.scenario import Block, Scenario, run
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody
 from extproc.stack.processes import StackError
 
@@ -66,8 +63,6 @@ def scenario(args: argparse.Namespace) -> Scenario:
     return Scenario(
         blocks(num, quiet_s, block_s - quiet_s, plan),
         BootstrapOptions(mode=args.mode, request_body=args.body),
-        config=yaml.safe_load(args.config.read_text()) if args.config else {},
-        max_rss_bytes=args.memory_mb * 2**20,
         seed=args.seed,
     )
 
@@ -84,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fuzz-service: {error}", file=sys.stderr)
         return 1
     print(render(result))
-    keep("fuzz-service", args, machine, result.kept())
+    keep("fuzz-service", args, machine, asdict(result))
     return 1 if result.faults or result.slowdown > MAX_P99_RATIO else 0
 
 
@@ -101,8 +96,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--mb-per-s", type=float, default=plain.bytes_per_s / 1e6, help="of all of them")
     add("--pods-each", type=int, default=plain.num_pods, help="hostile pods of each kind")
     add("--kinds", nargs="*", default=(), metavar="SIDE/KIND", help="these only")
-    add("--memory-mb", type=int, default=MAX_RSS_BYTES // 2**20, help="the router's limit, MiB")
-    add("--config", type=Path, help="YAML: more of the router's configuration")
     return options.parse_args(arguments)
 
 

@@ -6,18 +6,17 @@ so many at once at most, until SIGTERM; a last line counts what came of each kin
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from random import Random
 
+import msgspec
 import uvloop
 
 from bench.field import Budget, Field
@@ -25,6 +24,7 @@ from bench.fuzzclients import CLIENTS
 from bench.fuzzpeers import PEERS, WATCHERS
 from bench.fuzzpods import HostilePod, hostile_pods
 from bench.processes import raise_file_limit
+from tests.waiting import beside
 
 Attack = Callable[[Field], Awaitable[str]]
 
@@ -193,12 +193,8 @@ async def _run(plan: Plan) -> None:
     async with hostile_pods(plan.num_pods, plan.seed) as pods:
         _tell({"addresses": [pod.address for pod in pods]})
         attackers = Attackers(plan)
-        running = asyncio.get_running_loop().create_task(attackers.run())
-        stop = asyncio.get_running_loop().create_task(stopped.wait())
-        await asyncio.wait((running, stop), return_when=asyncio.FIRST_COMPLETED)
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        async with beside(attackers.run()):
+            await stopped.wait()
         _tell(asdict(attackers.tally(pods)))
 
 
@@ -207,15 +203,13 @@ def _tell(document: object) -> None:
     sys.stdout.flush()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Attack as the plan, an argument in JSON, says."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fuzzattack", description=__doc__)
-    parser.add_argument("plan", type=json.loads)
-    plan = Plan(**parser.parse_args(arguments).plan)
+def main() -> None:
+    """Attack as the plan, the argument in JSON, says."""
+    plan = msgspec.json.decode(sys.argv[1], type=Plan)
     raise_file_limit()
     if plan.yields:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    uvloop.run(_run(replace(plan, kinds=tuple(plan.kinds))))
+    uvloop.run(_run(plan))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ import json
 import string
 from typing import Final
 
-from bench.attacks import READY
 from bench.field import HONEST, SESSION_HEADER, SINK, Field, chat, crowd, head
+from bench.fuzzframes import READY
 from extproc.wire import frames
 
 _MIB: Final = 2**20
 _GET_LIST: Final = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
 BROKEN: Final = "broken answer"
-LIST_READERS: Final = 25
+_LIST_READERS: Final = 25
 """Connections of one who reads lists in a loop: with as many of them as come, some hundreds."""
 _STEERING: Final = (
     "x-gateway-destination-endpoint",
@@ -222,7 +222,7 @@ async def list_of_models(field: Field) -> str:
 
 async def lists_in_a_loop(field: Field) -> str:
     """The same, read whole and asked for again, on many connections at once."""
-    readers = (_read_lists(field, stays=number % 2 == 0) for number in range(LIST_READERS))
+    readers = (_read_lists(field, stays=number % 2 == 0) for number in range(_LIST_READERS))
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(crowd(readers), field.a_while_s())
     return "left"

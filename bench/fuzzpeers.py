@@ -12,14 +12,11 @@ from typing import Final
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc_pb2
 
-from bench.attacks import ATTACKS, Attack
 from bench.field import HONEST, Field, chat, crowd
+from bench.fuzzframes import EXT_PROC, FLOODS, data, flood_bytes, message, open_stream, prefix
 from extproc.gen import decisions_pb2, peers_pb2
 from extproc.wire import frames
-from extproc.wire.grpc import literal
 
-_MAX_FLOOD_BYTES: Final = 1024 * 1024
-_EXT_PROC: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _LINK: Final = "/extproc.v1.Peers/Link"
 _WATCH: Final = "/extproc.v1.Decisions/Watch"
 _LONG_LIVED: Final = (
@@ -28,7 +25,7 @@ _LONG_LIVED: Final = (
     "/grpc.health.v1.Health/Watch",
     _LINK,
     _WATCH,
-    _EXT_PROC,
+    EXT_PROC,
 )
 _ALL: Final = decisions_pb2.WatchRequest(replay_last=2**32 - 1).SerializeToString()
 _LARGEST_WINDOW: Final = 2**31 - 1
@@ -38,7 +35,6 @@ _HELLO: Final = (
     + frames.SETTINGS_ACK
     + frames.window_update(0, _LARGEST_WINDOW - 65_535)
 )
-_FLOODS: Final = tuple(attack for attack in ATTACKS if attack.hello != b"")
 
 
 # ---- straight at the gRPC port
@@ -65,41 +61,33 @@ async def idle_at_grpc(field: Field) -> str:
 
 async def h2_flood_at_grpc(field: Field) -> str:
     """One of the abuses of the wire, as far as a megabyte goes; read by some."""
-    attack = field.rng.choice(_FLOODS)
-    flood = attack.hello + await asyncio.to_thread(_flood, attack)
-    return f"{attack.abuse} {await field.say(flood, field.grpc_port)}"
-
-
-@functools.cache
-def _flood(attack: Attack) -> bytes:
-    data = bytearray()
-    for step in attack.make_steps():
-        data += step.data if step.connection == 0 else b""
-        if len(data) > _MAX_FLOOD_BYTES:
-            break
-    return bytes(data)
+    flood = field.rng.choice(FLOODS)
+    said = await asyncio.to_thread(flood_bytes, flood)
+    return f"{flood.limit} {await field.say(said, field.grpc_port)}"
 
 
 async def half_uploads_at_grpc(field: Field) -> str:
     """Bodies for the router, of which the last part never comes."""
     said = _HELLO
     for stream_id in range(1, 2 * field.rng.choice((1, 4, 8)), 2):
-        part = _message(stream_id, _body(chat("x", 256 * 1024), is_last=False))
+        part = message(stream_id, _body(chat("x", 256 * 1024), is_last=False))
         said += _begun(field, stream_id) + part * field.rng.choice((1, 4, 8))
     return await field.say(said, field.grpc_port, field.a_while_s())
 
 
 async def announced_messages_at_grpc(field: Field) -> str:
     """One gRPC message, long and never whole."""
-    said = _data(1, b"\0" + frames.U32.pack(16 * 2**20))
-    said += _data(1, bytes(16_384)) * field.rng.choice((1, 60))
-    return await field.say(_HELLO + _open(1, _EXT_PROC) + said, field.grpc_port, field.a_while_s())
+    said = data(1, prefix(16 * 2**20))
+    said += data(1, bytes(16_384)) * field.rng.choice((1, 60))
+    return await field.say(
+        _HELLO + open_stream(1, EXT_PROC) + said, field.grpc_port, field.a_while_s()
+    )
 
 
 async def bracket_soup_at_grpc(field: Field) -> str:
     """The last part of a body that no JSON reader likes, for one that trusts Envoy's limit."""
     soup = field.rng.choice((b"[", b'{"a":', b'{"a":[{},')) * 200_000
-    said = _begun(field, 1) + _message(1, _body(soup, is_last=True))
+    said = _begun(field, 1) + message(1, _body(soup, is_last=True))
     return await field.say(_HELLO + said, field.grpc_port)
 
 
@@ -109,14 +97,14 @@ async def wrong_order_at_grpc(field: Field) -> str:
         (_body(b"{}", is_last=True), b"", field.rng.randbytes(100), b"\x12\xff\xff\xff\xff\x7f")
     )
     path = field.rng.choice(_LONG_LIVED)
-    calls = (_open(i, path) + _message(i, wrong) for i in range(1, 201, 2))
+    calls = (open_stream(i, path) + message(i, wrong) for i in range(1, 201, 2))
     return await field.say(_HELLO + b"".join(calls), field.grpc_port)
 
 
 async def open_calls_at_grpc(field: Field) -> str:
     """Two hundred calls of a long-lived method, about which nothing more is said."""
     path = field.rng.choice(_LONG_LIVED)
-    calls = b"".join(_open(i, path) for i in range(1, 401, 2))
+    calls = b"".join(open_stream(i, path) for i in range(1, 401, 2))
     return await field.say(_HELLO + calls, field.grpc_port, field.a_while_s())
 
 
@@ -135,8 +123,10 @@ async def false_router_at_grpc(field: Field) -> str:
         for name in HONEST:
             each.adapters.failed.add(name=name, reason="files")
             each.adapters.leaving.add(address="127.0.0.1:1", name=name)
-    told = b"".join(_message(1, each.SerializeToString()) for each in said)
-    return await field.say(_HELLO + _open(1, _LINK) + told, field.grpc_port, field.a_while_s())
+    told = b"".join(message(1, each.SerializeToString()) for each in said)
+    return await field.say(
+        _HELLO + open_stream(1, _LINK) + told, field.grpc_port, field.a_while_s()
+    )
 
 
 # ---- watchers
@@ -144,7 +134,7 @@ async def false_router_at_grpc(field: Field) -> str:
 
 async def stalled_watchers(field: Field) -> str:
     """Asks for every decision, the remembered ones first, and reads nothing."""
-    calls = b"".join(_open(i, _WATCH) + _message(i, _ALL) for i in range(1, 21, 2))
+    calls = b"".join(open_stream(i, _WATCH) + message(i, _ALL) for i in range(1, 21, 2))
     return await field.leave(_HELLO + calls, field.grpc_port, reads=False)
 
 
@@ -153,7 +143,7 @@ async def watchers_in_a_loop(field: Field) -> str:
     async with field.link(field.grpc_port) as link:
         await link.send(_HELLO)
         for stream_id in range(1, 21, 2):
-            await link.send(_open(stream_id, _WATCH) + _message(stream_id, _ALL))
+            await link.send(open_stream(stream_id, _WATCH) + message(stream_id, _ALL))
             await link.drain_input(0.1)
             await link.send(frames.rst_stream(stream_id, 8))
     return "left"
@@ -195,34 +185,10 @@ async def uploads_at_admin(field: Field) -> str:
 # ---- what calls are made of
 
 
-def _open(stream_id: int, path: str) -> bytes:
-    fields = {
-        b":method": b"POST",
-        b":scheme": b"http",
-        b":path": path.encode(),
-        b"te": b"trailers",
-        b"content-type": b"application/grpc",
-    }
-    block = b"".join(literal(name, value) for name, value in fields.items())
-    # 7541 6.3: behind our SETTINGS the first block begins with a size update to 0.
-    first = b"\x20" if stream_id == 1 else b""
-    return frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, first + block)
-
-
-def _data(stream_id: int, content: bytes) -> bytes:
-    return frames.frame(frames.DATA, 0, stream_id, content)
-
-
-def _message(stream_id: int, content: bytes) -> bytes:
-    whole = b"\0" + frames.U32.pack(len(content)) + content
-    size = frames.DEFAULT_MAX_FRAME_BYTES
-    return b"".join(_data(stream_id, whole[at : at + size]) for at in range(0, len(whole), size))
-
-
 def _begun(field: Field, stream_id: int) -> bytes:
     """A request of which the headers have come."""
     headers = _spelled_headers(field.rng.choice(("raw_value", "value")))
-    return _open(stream_id, _EXT_PROC) + _message(stream_id, headers)
+    return open_stream(stream_id, EXT_PROC) + message(stream_id, headers)
 
 
 @functools.cache

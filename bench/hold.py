@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from bench.figures import abuse_of, count_statuses, percentile, render_table, total
+from bench.figures import abuse_of, percentile, render_table, total
 from bench.load import Burst, chat_body
 from bench.machine import describe
 from bench.processes import memory, raise_file_limit, require
@@ -166,7 +167,7 @@ def _measure(
             kind=kind,
             transport=options.variant,
             num_requests=num_requests,
-            statuses=count_statuses(requests),
+            statuses=dict(Counter(request.status for request in requests)),
             num_held=num_held,
             p50_s=percentile(durations, 50),
             max_s=max(durations),

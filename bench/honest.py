@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ from bench.figures import percentile
 
 NUM_CLIENTS: Final = 10
 OK: Final = "ok"
+TIMEOUT: Final = "timeout"
 
 _STREAMED_PART: Final = 0.3
 
@@ -33,19 +34,6 @@ class Asked(NamedTuple):
     phase: str
     seconds: float
     cause: str
-
-
-@dataclass(slots=True)
-class Records:
-    """The results of honest clients.
-
-    Attributes:
-        asked: Requests for adapters that only honest pods have.
-        shaky: Requests for adapters that failing pods list too.
-    """
-
-    asked: list[Asked] = field(default_factory=list)
-    shaky: list[Asked] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +71,14 @@ class HonestClients:
 
     Attributes:
         phase: What is going on now.
-        records: What they saw.
+        asked: Requests for adapters that only honest pods have.
+        shaky: Requests for adapters that failing pods list too.
     """
 
     def __init__(self, url: str, rng: Random, *, rate_per_s: float, timeout_s: float) -> None:
         self.phase = "before"
-        self.records = Records()
+        self.asked: list[Asked] = []
+        self.shaky: list[Asked] = []
         self._url = url
         self._rng = rng
         self._timeout_s = timeout_s
@@ -100,8 +90,8 @@ class HonestClients:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
             for _ in range(NUM_CLIENTS):
-                tasks.create_task(self._ask_on(http, HONEST, self.records.asked))
-            tasks.create_task(self._ask_on(http, SHAKY, self.records.shaky))
+                tasks.create_task(self._ask_on(http, HONEST, self.asked))
+            tasks.create_task(self._ask_on(http, SHAKY, self.shaky))
 
     def stop(self) -> None:
         """Ask nothing more."""
@@ -113,7 +103,7 @@ class HonestClients:
         # A second for each: on a busy machine they take several times as long as by themselves.
         timeout = aiohttp.ClientTimeout(total=self._timeout_s + num_tokens)
         async with aiohttp.ClientSession(timeout=timeout) as http:
-            return await self._answer(http, "/v1/completions", body)
+            return (await answer(http, f"{self._url}/v1/completions", body))[0]
 
     async def _ask_on(
         self, http: aiohttp.ClientSession, models: Sequence[str], asked: list[Asked]
@@ -131,17 +121,21 @@ class HonestClients:
     async def _ask(self, http: aiohttp.ClientSession, model: str) -> str:
         is_streamed = self._rng.random() < _STREAMED_PART
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-        return await self._answer(http, "/v1/chat/completions", {**body, "stream": is_streamed})
+        url = f"{self._url}/v1/chat/completions"
+        return (await answer(http, url, {**body, "stream": is_streamed}))[0]
 
-    async def _answer(self, http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> str:
-        try:
-            async with http.post(self._url + path, json=body) as answer:
-                data = await answer.read()
-                return judge(answer.status, data, is_streamed=body["stream"])
-        except TimeoutError:
-            return "timeout"
-        except aiohttp.ClientError as error:
-            return f"connection: {type(error).__name__}"
+
+async def answer(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[str, str]:
+    """Send a request: `OK` or what was wrong, and the model that answered."""
+    try:
+        async with http.post(url, json=body) as response:
+            data = await response.read()
+            said = judge(response.status, data, is_streamed=body.get("stream", False))
+            return said, response.headers.get("x-served-model", "")
+    except TimeoutError:
+        return TIMEOUT, ""
+    except (aiohttp.ClientError, OSError) as error:
+        return f"connection: {type(error).__name__}", ""
 
 
 def judge(status: int, body: bytes, *, is_streamed: bool) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.figures import LoggedRequest, parse_h2load_log
 from extproc.stack.processes import StackError, bound_to_us
 
 SCRIPT = Path(__file__).with_name("load.lua")
@@ -27,7 +28,6 @@ class LoadResult:
         num_errors: Statuses from 400 on, and sockets that failed.
         p50_us: Median latency, microseconds.
         p99_us: 99th percentile.
-        max_us: Longest.
     """
 
     num_requests: int
@@ -35,7 +35,6 @@ class LoadResult:
     num_errors: int
     p50_us: float
     p99_us: float
-    max_us: float
 
     @property
     def requests_per_s(self) -> float:
@@ -102,7 +101,6 @@ def parse_wrk(output: str) -> LoadResult:
         num_errors=found["bad_statuses"] + found["socket_errors"],
         p50_us=found["p50_us"],
         p99_us=found["p99_us"],
-        max_us=found["max_us"],
     )
 
 
@@ -112,6 +110,25 @@ def chat_body(adapter: str, body_bytes: int) -> bytes:
     bare = json.dumps(request, separators=(",", ":"))
     padding = "x" * (body_bytes - len(bare))
     return bare.replace('"content":""', f'"content":"{padding}"').encode()
+
+
+class LoggedRequest(NamedTuple):
+    """A request of h2load's.
+
+    Attributes:
+        status: HTTP status; -1 where the stream failed.
+        duration_us: To the end of the response.
+    """
+
+    status: int
+    duration_us: int
+
+
+def parse_h2load_log(text: str) -> list[LoggedRequest]:
+    """Read `h2load --log-file`; a line that was cut off at the end of the run is left out."""
+    # From the line's start: begun at, status, duration.
+    found = re.findall(r"^\d+\t(-?\d+)\t(\d+)\b", text, flags=re.MULTILINE)
+    return [LoggedRequest(int(status), int(duration_us)) for status, duration_us in found]
 
 
 class Burst:

@@ -7,10 +7,11 @@ import platform
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from extproc.stack.envoy import find_envoy
+from extproc.stack.stack import find_envoy
 
 _BUSY = 0.3
 """Load per core before the start from which on figures say more about the rest than about us."""
@@ -25,19 +26,14 @@ def describe() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
-        "grpcio": _version_of("grpcio"),
-        "uvloop": _version_of("uvloop"),
+        "grpcio": version("grpcio"),
+        "uvloop": version("uvloop"),
         "envoy": _envoy_version(),
         "load_1min_at_start": round(load, 2),
     }
-    if is_busy(machine):
+    if load > _BUSY * len(os.sched_getaffinity(0)):
         print(f"the machine is busy (load {load:.1f}): do not trust the figures", file=sys.stderr)
     return machine
-
-
-def is_busy(machine: dict[str, Any]) -> bool:
-    """Whether others used the machine before the start."""
-    return bool(machine["load_1min_at_start"] > _BUSY * machine["cores"])
 
 
 def slug(machine: dict[str, Any]) -> str:
@@ -51,12 +47,6 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def _version_of(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
 
 
 def _envoy_version() -> str:

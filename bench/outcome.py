@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from bench.figures import render_table
 from bench.fuzzattack import Tally
-from bench.honest import Records, Summary
+from bench.honest import Summary
 
 _CORES = ("router", "router waits", "envoy", "envoy waits", "pods", "attackers")
 
@@ -25,9 +24,8 @@ class Phase:
         shaky: The same for the adapters that failing pods list too.
         cores: CPU used, in cores, by process, and what each was ready and had none: `router waits`.
         rss_mb: The most that each held.
-        slowest_health_ms: The longest answer of the router's /healthz.
         log_bytes: What the router logged.
-        attack: What the attackers had done by its end; None where there were none, or they went on.
+        attack: What the attackers had done by its end; None where there were none.
     """
 
     name: str
@@ -36,7 +34,6 @@ class Phase:
     shaky: Summary
     cores: dict[str, float]
     rss_mb: dict[str, float]
-    slowest_health_ms: float
     log_bytes: int
     attack: Tally | None
 
@@ -54,7 +51,6 @@ class Result:
         abuse: How often each limit of the wire was passed.
         rejections: Of the router, by reason.
         faults: What must not be; the ratio of p99 is not among them.
-        records: Of the honest clients, each request.
     """
 
     phases: list[Phase]
@@ -65,11 +61,6 @@ class Result:
     abuse: dict[str, int]
     rejections: dict[str, int]
     faults: list[str]
-    records: Records
-
-    def kept(self) -> dict[str, Any]:
-        """All but the single requests."""
-        return asdict(replace(self, records=Records()))
 
     @property
     def slowdown(self) -> float:
@@ -88,7 +79,7 @@ def p99_ratios(phases: Sequence[Phase]) -> list[float]:
 def render(result: Result) -> str:
     """The table of phases, then what each kind of attack came to."""
     header = ["", "s", "requests", "failed", "p50 ms", "p99 ms", "shaky failed", "router MB"]
-    header += ["Envoy MB", "healthz ms", "log B/s", *(f"cores: {name}" for name in _CORES)]
+    header += ["Envoy MB", "log B/s", *(f"cores: {name}" for name in _CORES)]
     lines = [render_table(header, [_row(each) for each in result.phases]), ""]
     for each in result.phases:
         if each.attack is not None:
@@ -114,7 +105,6 @@ def _row(phase: Phase) -> list[str]:
         f"{sum(phase.shaky.failures.values()):,} of {phase.shaky.requests:,}",
         f"{rss.get('router', 0):.0f}",
         f"{rss.get('envoy', 0):.0f}",
-        f"{phase.slowest_health_ms:.0f}",
         f"{phase.log_bytes / phase.seconds:,.0f}",
         *(f"{cores.get(name, 0):.2f}" for name in _CORES),
     ]

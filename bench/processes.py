@@ -14,31 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from extproc.stack.envoy import find_envoy
-from extproc.stack.processes import ChildProcess, StackError, free_port
+from extproc.stack.processes import ChildProcess, StackError
+from extproc.stack.stack import find_envoy
 
 _ChildT = TypeVar("_ChildT", bound=ChildProcess)
-
-
-class RedisServer(ChildProcess):
-    """A Redis on a port of its own, without a disk unless an option says so."""
-
-    def __init__(self, *options: str) -> None:
-        super().__init__("redis")
-        self.port = free_port()
-        self._options = options
-
-    @property
-    def url(self) -> str:
-        """As the store's configuration has it."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    async def start(self) -> None:
-        """Start; the router asks again until it listens."""
-        program = shutil.which("valkey-server") or shutil.which("redis-server") or "redis-server"
-        keep = ("--save", "", "--dir", str(self.dir), *self._options)
-        self.spawn([program, "--port", str(self.port), *keep])
-        await asyncio.sleep(1)
 
 
 @contextmanager

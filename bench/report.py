@@ -1,8 +1,4 @@
-"""Tables for people and JSON for machines.
-
-`python -m bench.report FILE` prints the tables of a kept result of `bench.run`; `--into PAGE` puts
-them between the page's marks instead.
-"""
+"""Tables for people and JSON for machines."""
 
 from __future__ import annotations
 
@@ -21,13 +17,11 @@ from bench.machine import slug
 Figures = Mapping[str, float | None]
 
 _FOLDER = Path(__file__).parent
-_BEGIN, _END = "<!-- bench -->\n", "<!-- /bench -->\n"
 _NAMES = {
     "none": "no ext_proc",
     "empty": "empty grpc.aio",
     "grpcio": "router, grpcio",
     "wire": "router, wire",
-    "watched": "wire, 8 viewers",
     "other": "other checkout",
 }
 
@@ -129,17 +123,14 @@ def _cells(results: Results, name: str) -> list[str]:
     return cells
 
 
-def parser(
-    name: str, description: str | None, *, has_quick: bool = True
-) -> argparse.ArgumentParser:
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """A benchmark's options: those that all have."""
     made = argparse.ArgumentParser(
         prog=f"python -m bench.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if has_quick:
-        made.add_argument("--quick", action="store_true", help="few and short: a look only")
+    made.add_argument("--quick", action="store_true", help="few and short: a look only")
     made.add_argument("--out", help="JSON file (default: bench/results/...DATE-machine.json)")
     return made
 
@@ -166,50 +157,9 @@ def write_json(results: Any, path: Path | str) -> None:
         document["ratios"] = results.ratios
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(_rounded(document), indent=1, default=str) + "\n")
+    rounded = json.loads(json.dumps(document, default=str), parse_float=_rounded)
+    target.write_text(json.dumps(rounded, indent=1) + "\n")
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
-
-
-def read_json(path: Path | str) -> Results:
-    """Read a result that `write_json` wrote."""
-    document = json.loads(Path(path).read_text())
-    del document["ratios"]
-    return Results(**document)
-
-
-def replace_between_marks(page: str, tables: str) -> str:
-    """The page with `tables` between its marks.
-
-    Raises:
-        ValueError: It has no marks.
-    """
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not (begin and end):
-        raise ValueError(f"no {_BEGIN.strip()} and {_END.strip()}, each on a line of its own")
-    return f"{before}{begin}{tables}\n{end}{after}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print or insert the tables; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
-    parser.add_argument("file", type=Path, help="JSON that bench.run wrote")
-    parser.add_argument("--into", type=Path, help="page with marks")
-    args = parser.parse_args(arguments)
-    tables = render(read_json(args.file))
-    if args.into is None:
-        print(tables)
-    else:
-        args.into.write_text(replace_between_marks(args.into.read_text(), tables))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _rounded(text: str) -> float:
+    return float(f"{float(text):.4g}")

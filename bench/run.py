@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +28,7 @@ _SATURATING_CONNECTIONS = 32
 _SCHEDULED_CONNECTIONS = 64  # enough that one is always free
 _SETTLE_S = 2.0  # until the first scrapes and the registration of models are over
 _KEEPS_UP = 0.97  # of the wanted rate
-_NUM_VIEWERS = 8
+_WARM_UP_S, _IDLE_S = 1.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +57,20 @@ CELLS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds.
-
-    Attributes:
-        cell_s: Of load in each cell.
-        warm_up_s: Of the same load before it.
-        idle_s: For which the idle cost is measured.
-    """
-
-    cell_s: float
-    warm_up_s: float
-    idle_s: float
-
-
 def measure_variant(
-    options: StackOptions, cells: Sequence[Cell], timing: Timing
+    options: StackOptions, cells: Sequence[Cell], cell_s: float
 ) -> dict[str, float | None]:
-    """Start one variant and run every cell: figures by name, `cell/figure`.
+    """Start one variant and run every cell for so long: figures by name, `cell/figure`.
 
     Raises:
         StackError: Something did not start, or requests failed.
     """
-    is_watched = options.variant is Variant.WATCHED
-    with running(options) as stack, viewing(stack) if is_watched else nullcontext():
+    with running(options) as stack:
         time.sleep(_SETTLE_S)
-        idle_cores = _idle_cores(stack.server, timing.idle_s)
+        idle_cores = _idle_cores(stack.server)
         figures: dict[str, float | None] = {}
         for cell in cells:
-            for name, value in _measure_cell(stack, cell, timing, idle_cores).items():
+            for name, value in _measure_cell(stack, cell, cell_s, idle_cores).items():
                 figures[f"{cell.name}/{name}"] = value
         if stack.server is not None:
             held = memory(stack.server.pid)
@@ -99,45 +80,24 @@ def measure_variant(
         return figures
 
 
-@contextmanager
-def viewing(stack: Stack) -> Iterator[None]:
-    """Eight viewers of the live page, who read its feed and throw it away."""
-    ended = threading.Event()
-
-    def look() -> None:
-        with urllib.request.urlopen(f"{stack.server_admin_url}/live/feed", timeout=30.0) as feed:
-            while not ended.is_set() and feed.readline():
-                pass
-
-    viewers = [threading.Thread(target=look, daemon=True) for _ in range(_NUM_VIEWERS)]
-    for viewer in viewers:
-        viewer.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for viewer in viewers:
-            viewer.join()
-
-
-def _idle_cores(server: ChildProcess | None, idle_s: float) -> float:
+def _idle_cores(server: ChildProcess | None) -> float:
     if server is None:
         return 0.0
     began_s, before_s = time.monotonic(), cpu_s(server.pid)
-    time.sleep(idle_s)
+    time.sleep(_IDLE_S)
     return (cpu_s(server.pid) - before_s) / (time.monotonic() - began_s)
 
 
 def _measure_cell(
-    stack: Stack, cell: Cell, timing: Timing, idle_cores: float
+    stack: Stack, cell: Cell, cell_s: float, idle_cores: float
 ) -> dict[str, float | None]:
-    _load(stack, cell, timing.warm_up_s)
+    _load(stack, cell, _WARM_UP_S)
     programs: dict[str, ChildProcess] = {"envoy": stack.gateway}
     if stack.server is not None:
         programs["server"] = stack.server
     before_s = {name: cpu_s(program.pid) for name, program in programs.items()}
     began_s = time.monotonic()
-    result = _load(stack, cell, timing.cell_s)
+    result = _load(stack, cell, cell_s)
     elapsed_s = time.monotonic() - began_s
     used_s = {name: cpu_s(program.pid) - before_s[name] for name, program in programs.items()}
     if result.num_errors:
@@ -174,7 +134,6 @@ def _load(stack: Stack, cell: Cell, duration_s: float) -> LoadResult:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     args = _parse(arguments)
-    timing = Timing(args.seconds, 1.0, 3.0 if args.quick else 8.0)
     cells = [cell for cell in CELLS if not args.cells or cell.name in args.cells]
     try:
         require("wrk")
@@ -185,14 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds.append({})
             for variant in args.variants:
                 print(f"round {number + 1} of {args.rounds}: {variant}", file=sys.stderr)
-                options = StackOptions(
-                    variant,
-                    args.pods,
-                    args.adapters,
-                    has_traceparent=args.traceparent,
-                    other=args.other,
-                )
-                rounds[-1][variant] = measure_variant(options, cells, timing)
+                options = StackOptions(variant, other=args.other)
+                rounds[-1][variant] = measure_variant(options, cells, args.seconds)
     except StackError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -215,17 +168,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
     parser.add_argument("--seconds", type=float, help="of load in each cell (default 10)")
     parser.add_argument("--rounds", type=int, help="(default 3)")
-    compared = [each for each in Variant if each not in (Variant.WATCHED, Variant.OTHER)]
+    compared = [each for each in Variant if each is not Variant.OTHER]
     parser.add_argument("--variants", type=Variant, nargs="+", default=compared)
     parser.add_argument(
         "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"
     )
     parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
-    parser.add_argument("--pods", type=int, default=16)
-    parser.add_argument("--adapters", type=int, default=64, choices=range(1, 101), metavar="1-100")
-    parser.add_argument(
-        "--traceparent", action="store_true", help="a fresh header in every ext_proc stream"
-    )
     parser.add_argument("--out", help="JSON file (default: bench/results/DATE-machine.json)")
     args = parser.parse_args(arguments)
     if args.other is not None and Variant.OTHER not in args.variants:

@@ -3,7 +3,7 @@
 A real Envoy, a real router under a limit of memory, honest pods. Ten honest clients ask all the
 while; where trouble begins, ten long answers are running. The runner starts it all, lets one block
 follow the other on the same processes, measures each, counts what came of it, says what must not
-be, and ends it all. `bench.fuzz_service` and `bench.lists` are scenarios.
+be, and ends it all. `bench.fuzz_service` is one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -23,11 +22,11 @@ from typing import Any, Final
 import uvloop
 
 from bench.field import SESSION_HEADER
-from bench.figures import abuse_of, by_label, parse_counters, total
+from bench.figures import abuse_of, by_label, total
 from bench.fuzzattack import BROKE, Plan
 from bench.honest import OK, HonestClients, summarise
 from bench.outcome import Phase, Result, p99_ratios
-from bench.processes import get, memory, raise_file_limit
+from bench.processes import memory, raise_file_limit
 from bench.target import TOKEN_S, Attack, Target, Watch
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
 from extproc.service.configured import BODY_SHARE_OF_MEMORY
@@ -46,8 +45,7 @@ class Block:
     Attributes:
         name: `quiet 1`, `attack 1` and so on; honest requests are summed up by it.
         seconds: How long it lasts.
-        plan: Of the attackers, but for the ports; None for none. Blocks with the same one after the
-            other share the attackers.
+        plan: Of the attackers, but for the ports; None for none.
     """
 
     name: str
@@ -57,46 +55,32 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A fleet, its honest load, its troubles.
+    """A gateway, its honest load, its troubles.
 
     Attributes:
         blocks: In order.
         bootstrap: Envoy's configuration, but for addresses.
-        workers: Envoy's threads.
-        num_pods: Honest pods.
-        num_listed: Adapters that the pod of long answers lists.
-        config: More of the router's configuration, by section.
-        max_rss_bytes: The router's limit; it is told, as it would find a container's by itself.
         honest_per_s: Requests of the honest clients together.
         seed: Of what they ask.
     """
 
     blocks: Sequence[Block]
     bootstrap: BootstrapOptions = field(default_factory=BootstrapOptions)
-    workers: int = 1
-    num_pods: int = 3
-    num_listed: int = 0
-    config: dict[str, Any] = field(default_factory=dict)
-    max_rss_bytes: int = MAX_RSS_BYTES
     honest_per_s: float = 50.0
     seed: int = 1
 
     def router_config(self) -> dict[str, Any]:
         """The router's configuration, but for addresses."""
         mode = self.bootstrap.mode
-        config: dict[str, Any] = {
+        return {
             "request": {
                 "session_header": SESSION_HEADER,
-                "max_bytes_in_memory": int(self.max_rss_bytes * BODY_SHARE_OF_MEMORY),
-                "allow_mode_override": self.bootstrap.allow_mode_override,
+                # As it would find a container's limit by itself.
+                "max_bytes_in_memory": int(MAX_RSS_BYTES * BODY_SHARE_OF_MEMORY),
             },
             "peers": {"static": []},
             "destination": {"num_fallbacks": 2 if mode is Mode.OVERRIDE_HOST else 0},
             "log": {"level": "info", "json_lines": False},
-        }
-        return config | {
-            name: {**config.get(name, {}), **section} if isinstance(section, dict) else section
-            for name, section in self.config.items()
         }
 
 
@@ -105,7 +89,7 @@ class Run:
 
     def __init__(self, target: Target, scenario: Scenario) -> None:
         self._target, self._scenario = target, scenario
-        self._watch = Watch(target, scenario.max_rss_bytes)
+        self._watch = Watch(target, MAX_RSS_BYTES)
         self._clients = HonestClients(
             target.url,
             Random(scenario.seed),
@@ -119,45 +103,41 @@ class Run:
         """Let all blocks happen; then wait for all to end."""
         loop = asyncio.get_running_loop()
         asking = loop.create_task(self._clients.run())
-        helpers = [loop.create_task(self._watch.run()), loop.create_task(self._watch.probe())]
+        watching = loop.create_task(self._watch.run())
         try:
-            for plan, blocks in groupby(self._scenario.blocks, lambda block: block.plan):
-                if plan is None:
-                    for block in blocks:
-                        await self._phase(block)
+            for block in self._scenario.blocks:
+                if block.plan is None:
+                    await self._phase(block)
                 else:
-                    await self._trouble(self._target.aimed(plan), list(blocks))
+                    await self._trouble(block, self._target.aimed(block.plan))
         finally:
             self._clients.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asking, _DRAIN_S)
-            for helper in helpers:
-                helper.cancel()
-            ended = await asyncio.gather(*helpers, return_exceptions=True)
-            broken = [each for each in ended if isinstance(each, Exception)]
-            self._watch.faults += [f"the watch is broken: {each!r}" for each in broken]
+            watching.cancel()
+            (ended,) = await asyncio.gather(watching, return_exceptions=True)
+            if isinstance(ended, Exception):
+                self._watch.faults.append(f"the watch is broken: {ended!r}")
         return await self._result()
 
-    async def _trouble(self, plan: Plan, blocks: Sequence[Block]) -> None:
+    async def _trouble(self, block: Block, plan: Plan) -> None:
         shortest_s, longest_s = _RUNNING_S
-        lasts_s = 0.6 * sum(block.seconds for block in blocks)
-        num_tokens = int(min(max(shortest_s, lasts_s), longest_s) / TOKEN_S)
+        num_tokens = int(min(max(shortest_s, 0.6 * block.seconds), longest_s) / TOKEN_S)
         answers = [self._clients.long_answer(num_tokens) for _ in range(_NUM_RUNNING)]
         running = asyncio.gather(*answers)
         # Under way before the attack begins, each with its first tokens.
         await asyncio.sleep(4 * TOKEN_S)
-        self._clients.phase = blocks[0].name
+        self._clients.phase = block.name
         async with Attack(plan) as attack:
             self._target.list_pods(attack.addresses)
-            for block in blocks:
-                await self._phase(block, attack if block is blocks[-1] else None)
+            await self._phase(block, attack)
         self._target.list_pods()
         if self._watch.faults:
             running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             self._running.update(await running)
 
-    async def _phase(self, block: Block, ends: Attack | None = None) -> None:
+    async def _phase(self, block: Block, attack: Attack | None = None) -> None:
         """Let it last so long, or until something is wrong; then end the attackers."""
         if self._watch.faults:
             return
@@ -171,17 +151,16 @@ class Run:
         now_s = used_s if self._watch.faults else self._target.cpu_s()
         cores = {key: (now_s[key] - used_s[key]) / elapsed_s for key in used_s}
         tally = None
-        if ends is not None and not self._watch.faults:
+        if attack is not None and not self._watch.faults:
             self._clients.phase = f"{block.name}, end"  # all their connections close at once
-            tally = await ends.end()
-            cores["attackers"] = ends.cores
+            tally = await attack.end()
+            cores["attackers"] = attack.cores
         self._measured.append(
             {
                 "name": block.name,
                 "seconds": elapsed_s,
                 "cores": cores,
                 "rss_mb": {key: held / 1e6 for key, held in self._watch.rss_bytes.items()},
-                "slowest_health_ms": self._watch.slowest_health_s * 1e3,
                 "log_bytes": self._log_bytes() - log_bytes,
                 "attack": tally,
             }
@@ -191,11 +170,10 @@ class Run:
         return self._target.children["router"].log_path.stat().st_size
 
     async def _result(self) -> Result:
-        records = self._clients.records
         phases = [
             Phase(
-                honest=summarise(records.asked, each["name"]),
-                shaky=summarise(records.shaky, each["name"]),
+                honest=summarise(self._clients.asked, each["name"]),
+                shaky=summarise(self._clients.shaky, each["name"]),
                 **each,
             )
             for each in self._measured
@@ -204,13 +182,13 @@ class Run:
         peak_mb: dict[str, float] = {}
         faults = list(self._watch.faults)
         if not faults:
-            samples, unsettled = await self._settled()
-            faults += unsettled
+            samples = await settled(self._target.metrics)
+            faults += unbalanced(samples)
             pids = {name: self._target.children[name].pid for name in ("router", "envoy")}
             peak_mb = {name: memory(pid).peak_bytes / 1e6 for name, pid in pids.items()}
         outcomes = {name for each in phases if each.attack for name in each.attack.outcomes}
         faults += sorted(name for name in outcomes if f": {BROKE}: " in name)
-        failed = Counter(f"{e.phase}: {e.cause}" for e in records.asked if e.cause != OK)
+        failed = Counter(f"{e.phase}: {e.cause}" for e in self._clients.asked if e.cause != OK)
         faults += [f"honest requests failed in {what}: {num}" for what, num in failed.items()]
         cut = {how: num for how, num in self._running.items() if how != OK}
         faults += [f"{num} running answers were cut: {how}" for how, num in cut.items()]
@@ -224,23 +202,23 @@ class Run:
             abuse=abuse_of(samples),
             rejections={reason: num for reason, num in rejections.items() if num},
             faults=faults,
-            records=records,
         )
 
-    async def _settled(self) -> tuple[dict[str, float], list[str]]:
-        """The metrics once everything has ended, and what has not."""
-        deadline_s = time.monotonic() + _DRAIN_S
-        while True:
-            page = await asyncio.to_thread(get, f"{self._target.admin_url}/metrics")
-            samples = parse_counters(page or "")
-            wrong = unbalanced(samples) if page else ["the router's metrics cannot be read"]
-            if not wrong or time.monotonic() > deadline_s:
-                return samples, wrong
-            await asyncio.sleep(0.2)
+
+async def settled(metrics: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """The router's metrics once they add up, or after half a minute."""
+    deadline_s = time.monotonic() + _DRAIN_S
+    while True:
+        samples = await asyncio.to_thread(metrics)
+        if not unbalanced(samples) or time.monotonic() > deadline_s:
+            return samples
+        await asyncio.sleep(0.2)
 
 
-def unbalanced(samples: dict[str, float]) -> list[str]:
+def unbalanced(samples: Mapping[str, float]) -> list[str]:
     """Which counts of the router do not add up when nothing is under way."""
+    if not samples:
+        return ["the router's metrics cannot be read"]
     open_picks = int(total(samples, "extproc_picks_in_flight"))
     streams = int(total(samples, "extproc_streams_active"))
     picks = int(total(samples, "extproc_picks_total"))
@@ -267,13 +245,7 @@ async def _run(scenario: Scenario) -> Result:
     with tempfile.TemporaryDirectory(prefix="extproc-scenario-") as folder:
         target = Target(Path(folder))
         try:
-            await target.start(
-                scenario.bootstrap,
-                scenario.router_config(),
-                num_pods=scenario.num_pods,
-                num_listed=scenario.num_listed,
-                workers=scenario.workers,
-            )
+            await target.start(scenario.bootstrap, scenario.router_config())
             return await Run(target, scenario).run()
         finally:
             await target.close()

@@ -14,16 +14,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import linear_regression
 
 import uvloop
 
-from bench.figures import abuse_of, by_label, slope_per_s, total
+from bench.figures import abuse_of, by_label, total
 from bench.fuzzattack import Plan
 from bench.load import parse_wrk, wrk_command, wrk_environment
 from bench.machine import describe
 from bench.processes import memory, raise_file_limit, require
 from bench.report import keep, parser
-from bench.scenario import unbalanced
+from bench.scenario import settled, unbalanced
 from bench.stack import Stack, StackOptions, Variant, running
 from bench.target import Attack
 from extproc.stack.processes import StackError
@@ -31,8 +32,8 @@ from extproc.stack.processes import StackError
 BODY_BYTES = 308
 _POD_DELAY_S = 0.02  # so that clients leave while a pod works
 _CONNECTIONS = 256
+_CUT_PART = 0.01
 _SETTLE_S = 2.0
-_DRAIN_S = 20.0  # longer than completions.lost_after_s, which ends what nobody told us about
 _WARM_UP_PART = 0.25  # of the samples; left out of the slope
 
 
@@ -62,7 +63,8 @@ class Sample:
 def rss_slope_kb_per_min(samples: Sequence[Sample]) -> float:
     """Growth of memory after the warm-up."""
     kept = samples[int(len(samples) * _WARM_UP_PART) :]
-    return slope_per_s([(each.at_s, each.rss_bytes / 1e3) for each in kept]) * 60
+    held = [each.rss_bytes / 1e3 for each in kept]
+    return linear_regression([each.at_s for each in kept], held).slope * 60
 
 
 def find_faults(last: dict[str, float], envoy: Mapping[str, int], load_errors: int) -> list[str]:
@@ -126,8 +128,7 @@ async def soak(stack: Stack, args: argparse.Namespace) -> SoakResult:
     assert stack.server is not None
     plan = Plan(
         envoy_port=stack.gateway.port,
-        seed=args.seed,
-        rate_per_s=args.rate * args.cut,
+        rate_per_s=args.rate * _CUT_PART,
         num_pods=0,
         kinds=("client/leaves",),
         yields=False,
@@ -135,7 +136,9 @@ async def soak(stack: Stack, args: argparse.Namespace) -> SoakResult:
     async with Attack(plan) as leaving:
         wrk = await asyncio.create_subprocess_exec(
             *wrk_command(stack.url, args.seconds, _CONNECTIONS),
-            env=wrk_environment(BODY_BYTES, stack.options.num_adapters, args.rate * (1 - args.cut)),
+            env=wrk_environment(
+                BODY_BYTES, stack.options.num_adapters, args.rate * (1 - _CUT_PART)
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -152,9 +155,10 @@ async def soak(stack: Stack, args: argparse.Namespace) -> SoakResult:
             if wrk.returncode is None:
                 wrk.kill()
         tally = await leaving.end()
-    last = await _wait_for_the_end(stack, began_s)
+    last = await settled(stack.metrics)
+    samples.append(await _sample(stack, time.monotonic() - began_s))
     envoy = await asyncio.to_thread(stack.envoy_stats)
-    faults = find_faults(stack.metrics(), envoy, load.num_errors)
+    faults = find_faults(last, envoy, load.num_errors)
     envoy = await asyncio.to_thread(stack.envoy_faults)
     # A pod's answer that meets a client that has left is no fault; these are.
     faults += [f"Envoy: {name} {count}" for name, count in envoy.items() if count]
@@ -163,11 +167,11 @@ async def soak(stack: Stack, args: argparse.Namespace) -> SoakResult:
         num_requests=load.num_requests,
         num_cut=tally.num_begun,
         p99_ms=load.p99_us / 1e3,
-        rss_slope_kb_per_min=rss_slope_kb_per_min(samples),
+        rss_slope_kb_per_min=rss_slope_kb_per_min(samples[:-1]),
         peak_mb=memory(stack.server.pid).peak_bytes / 1e6,
         envoy_faults=envoy,
         faults=faults,
-        samples=[*samples, last],
+        samples=samples,
     )
 
 
@@ -179,16 +183,6 @@ async def _sample(stack: Stack, at_s: float) -> Sample:
     names = ("extproc_picks_in_flight", "extproc_streams_active", "extproc_picks_total")
     counts = (int(total(found, name)) for name in names)
     return Sample(at_s, memory(stack.server.pid).now_bytes, *counts)
-
-
-async def _wait_for_the_end(stack: Stack, began_s: float) -> Sample:
-    deadline = time.monotonic() + _DRAIN_S
-    while True:
-        last = await _sample(stack, time.monotonic() - began_s)
-        is_over = not last.in_flight and not last.streams
-        if is_over or time.monotonic() > deadline:
-            return last
-        await asyncio.sleep(0.2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,10 +209,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = options.add_argument
     add("--seconds", type=float, help="(default 1800)")
     add("--rate", type=float, default=2000.0, help="requests a second, cut ones too")
-    add("--cut", type=float, default=0.01, help="part that its client cuts")
     add("--interval", type=float, help="seconds between samples (default 10)")
     add("--transport", type=Variant, default=Variant.WIRE)
-    add("--seed", type=int, default=1)
     args = options.parse_args(arguments)
     args.seconds = args.seconds or (10.0 if args.quick else 1800.0)
     args.interval = args.interval or (1.0 if args.quick else 10.0)

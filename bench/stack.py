@@ -13,9 +13,8 @@ from typing import Any
 from bench import envoys
 from bench.figures import parse_counters
 from bench.processes import get, started
-from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess, free_port
-from extproc.stack.routers import Router
+from extproc.stack.stack import Envoy, Router
 
 _FAULTS = (
     "http.openai.downstream_rq_5xx",
@@ -33,7 +32,6 @@ class Variant(StrEnum):
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
     GRPCIO = "grpcio"  # the router on grpc.aio
     WIRE = "wire"  # the router on our own transport
-    WATCHED = "watched"  # the same while eight people look at the live page
     OTHER = "other"  # the router of another checkout: before and after in one run
 
 
@@ -45,7 +43,6 @@ class StackOptions:
         variant: Behind the filter.
         num_pods: Listeners that answer at once.
         num_adapters: Registered on every pod.
-        has_traceparent: A fresh header in every ext_proc stream.
         message_timeout_s: Envoy's, for one answer of the router.
         pod_delay_s: Before a pod answers a completion.
         router: More of the router's configuration, by section.
@@ -55,7 +52,6 @@ class StackOptions:
     variant: Variant
     num_pods: int = 16
     num_adapters: int = 64
-    has_traceparent: bool = False
     message_timeout_s: float = 10.0
     pod_delay_s: float = 0.0
     router: Mapping[str, Any] = field(default_factory=dict)
@@ -81,14 +77,10 @@ class Stack:
         """The gateway's base URL."""
         return self.gateway.url
 
-    @property
-    def server_admin_url(self) -> str:
-        """The router's admin port; "" where the server is none."""
-        return self.server.admin_url if isinstance(self.server, Router) else ""
-
     def metrics(self) -> dict[str, float]:
         """The router's; empty while it does not answer."""
-        return parse_counters(get(f"{self.server_admin_url}/metrics") or "")
+        assert isinstance(self.server, Router)
+        return parse_counters(get(f"{self.server.admin_url}/metrics") or "")
 
     def envoy_stats(self) -> dict[str, int]:
         """The gateway's counters of requests, ext_proc streams and the router's cluster."""
@@ -142,7 +134,6 @@ def running(options: StackOptions) -> Iterator[Stack]:
             pods=pods,
             router=server.address if server else None,
             is_ours=isinstance(server, Router),
-            has_traceparent=options.has_traceparent,
             message_timeout_s=options.message_timeout_s,
         )
         gateway = exits.enter_context(started(Envoy(config, log_level="error", name="gateway")))

@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from bench.field import HONEST, LONG, SHAKY
+from bench.figures import parse_counters
 from bench.fuzzattack import Plan, Tally
 from bench.processes import cpu_s, get, memory, waited_s
 from extproc.envoy.bootstrap import BootstrapOptions, render
@@ -27,6 +28,11 @@ from extproc.stack.stack import Stack
 
 TOKEN_S: Final = 0.2
 """Of the pod whose answers take seconds."""
+_NUM_PODS: Final = 3
+"""Honest pods; beside them one of long answers."""
+_NUM_LISTED: Final = 2000
+"""More adapters of the pod of long answers. It is another one than the honest clients': a list of
+its own takes it tens of milliseconds."""
 _PARTS: Final = ("envoy", "router", "pods")
 _LOOK_S: Final = 0.1
 _LOG_CHARS: Final = 3000
@@ -49,32 +55,19 @@ class Target(Stack):
         """The base URL of the router's HTTP port."""
         return self.routers[0].admin_url
 
-    async def start(
-        self,
-        bootstrap: BootstrapOptions,
-        config: Mapping[str, Any],
-        *,
-        num_pods: int,
-        num_listed: int,
-        workers: int,
-    ) -> None:
+    async def start(self, bootstrap: BootstrapOptions, config: Mapping[str, Any]) -> None:
         """Start everything, and return once a request would be served.
 
         Args:
             bootstrap: Envoy's; addresses are filled in.
             config: The router's.
-            num_pods: Honest pods; beside them one of long answers.
-            num_listed: Adapters that the latter lists. It is another pod than the honest clients':
-                a list of its own takes it tens of milliseconds.
-            workers: Envoy's threads.
 
         Raises:
             StackError: Something did not start; with its log.
         """
-        names, adapters = [f"pod-{n}" for n in range(num_pods)], (*HONEST, *SHAKY)
+        names, adapters = [f"pod-{n}" for n in range(_NUM_PODS)], (*HONEST, *SHAKY)
         pods = {name: PodConfig(name, adapters=adapters, max_loras=16) for name in names}
-        # Its base model and the adapter of long answers are two of them.
-        listed = [f"customer-{n:05d}/support-assistant-v1" for n in range(num_listed - 2)]
+        listed = [f"customer-{n:05d}/support-assistant-v1" for n in range(_NUM_LISTED)]
         slow = replace(INSTANT, step_s=TOKEN_S)
         pods["long"] = PodConfig("long", adapters=(LONG, *listed), profile=slow)
         await self.start_pods(pods)
@@ -82,8 +75,7 @@ class Target(Stack):
         discovery = {"file": str(self.endpoints), "file_interval_s": 0.2}
         router = await self.start_router({"discovery": discovery, **config})
         gateway = render(replace(bootstrap, routers=(router.address,)))
-        models = (*HONEST, LONG, *listed[-1:])
-        await self.start_envoy(gateway, models, log_level="error", concurrency=workers)
+        await self.start_envoy(gateway, (*HONEST, LONG, listed[-1]), log_level="error")
 
     def list_pods(self, hostile: Sequence[str] = ()) -> None:
         """Tell the router of the honest pods and of these."""
@@ -91,6 +83,10 @@ class Target(Stack):
         fresh = self.endpoints.with_suffix(".fresh")
         fresh.write_text(yaml.safe_dump([*honest, *hostile]))
         fresh.replace(self.endpoints)  # in one step, so that nobody reads half of it
+
+    def metrics(self) -> dict[str, float]:
+        """The router's; empty while it does not answer."""
+        return parse_counters(get(f"{self.admin_url}/metrics") or "")
 
     def aimed(self, plan: Plan) -> Plan:
         """Return the plan with our ports."""
@@ -167,8 +163,6 @@ class Watch:
         target: What is looked at.
         max_rss_bytes: The router's limit.
         faults: What went wrong; empty is good.
-        slowest_health_s: The longest that the router's /healthz took in the present phase: its
-            loop stood still so long, or nearly.
         rss_bytes: The most that each held in the present phase: `router` and `envoy`.
         has_faults: Set with the first of them.
     """
@@ -176,7 +170,6 @@ class Watch:
     target: Target
     max_rss_bytes: int
     faults: list[str] = field(default_factory=list)
-    slowest_health_s: float = 0.0
     rss_bytes: dict[str, int] = field(default_factory=dict)
     has_faults: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -187,17 +180,9 @@ class Watch:
             await asyncio.sleep(_LOOK_S)
         self.has_faults.set()
 
-    async def probe(self) -> None:
-        """Ask for the router's health again and again, on connections of our own."""
-        while True:
-            began_s = time.monotonic()
-            await asyncio.to_thread(get, f"{self.target.admin_url}/healthz")
-            self.slowest_health_s = max(self.slowest_health_s, time.monotonic() - began_s)
-            await asyncio.sleep(_LOOK_S)
-
     def begin_phase(self) -> None:
-        """Forget the extremes of the last phase."""
-        self.slowest_health_s, self.rss_bytes = 0.0, {}
+        """Forget the most of the last phase."""
+        self.rss_bytes = {}
 
     def _look(self) -> None:
         for name, child in self.target.children.items():

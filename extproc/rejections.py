@@ -117,23 +117,35 @@ def model_not_found(model: str) -> Rejection:
     return Rejection(404, Reason.MODEL_NOT_FOUND, message, param="model", model=model)
 
 
+def _for_later(
+    status: int,
+    reason: Reason,
+    message: str,
+    model: str,
+    after_s: int = RETRY_AFTER_S,
+    *,
+    param: str | None = None,
+    why: str = "",
+) -> Rejection:
+    return Rejection(status, reason, message, param, after_s, model=model, why=why)
+
+
 def no_endpoints(model: str = "", why: str = "") -> Rejection:
     """503: the model may exist, but no endpoint that could serve it is ready."""
-    message, code = "No endpoint is ready for this model. Retry later.", Reason.NO_ENDPOINTS
-    return Rejection(503, code, message, retry_after_s=RETRY_AFTER_S, model=model, why=why)
+    message = "No endpoint is ready for this model. Retry later."
+    return _for_later(503, Reason.NO_ENDPOINTS, message, model, why=why)
 
 
 def policy_failed(model: str) -> Rejection:
     """503: the policy raised an error, or chose what it may not; the router's log says which."""
     message = "The router's policy failed. The operator finds the error in the router's log."
-    reason = Reason.POLICY_FAILED
-    return Rejection(503, reason, message, retry_after_s=RETRY_AFTER_S, model=model)
+    return _for_later(503, Reason.POLICY_FAILED, message, model)
 
 
 def asleep(model: str) -> Rejection:
     """503: the endpoints that have the model sleep; somebody has to wake them."""
     message = "Every endpoint that serves this model is asleep. Retry once one is awake."
-    return Rejection(503, Reason.ASLEEP, message, retry_after_s=RETRY_AFTER_S, model=model)
+    return _for_later(503, Reason.ASLEEP, message, model)
 
 
 def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejection:
@@ -142,15 +154,14 @@ def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejectio
         message = f"The adapter `{model}` cannot be loaded now ({reason}). Retry later."
     else:
         message = f"The adapter `{model}` is not loaded yet. Retry later."
-    code = Reason.ADAPTER_UNAVAILABLE
-    return Rejection(503, code, message, "model", RETRY_AFTER_S, model=model, why=why)
+    return _for_later(503, Reason.ADAPTER_UNAVAILABLE, message, model, param="model", why=why)
 
 
 def adapters_unknown(model: str) -> Rejection:
     """503: what is declared of a name has not been read, so that nobody may use it as yet."""
     message = f"What is declared of the model `{model}` has not been read yet. Retry later."
-    reason = Reason.ADAPTERS_UNKNOWN
-    return Rejection(503, reason, message, "model", UNREAD_RETRY_AFTER_S, model=model)
+    after_s = UNREAD_RETRY_AFTER_S
+    return _for_later(503, Reason.ADAPTERS_UNKNOWN, message, model, after_s, param="model")
 
 
 def rank_too_high(model: str, rank: int, limit: int) -> Rejection:
@@ -159,22 +170,19 @@ def rank_too_high(model: str, rank: int, limit: int) -> Rejection:
         f"This adapter has rank {rank}, and the endpoints that are ready for it take ranks up to "
         f"{limit}. Retry later."
     )
-    reason = Reason.RANK_TOO_HIGH
-    return Rejection(503, reason, message, "model", retry_after_s=RETRY_AFTER_S, model=model)
+    return _for_later(503, Reason.RANK_TOO_HIGH, message, model, param="model")
 
 
 def saturated(model: str, retry_after_s: int, why: str = "") -> Rejection:
     """429: every endpoint that could serve the model is at its cap."""
     message = "Every endpoint that serves this model is saturated. Retry later."
-    reason = Reason.SATURATED
-    return Rejection(429, reason, message, retry_after_s=retry_after_s, model=model, why=why)
+    return _for_later(429, Reason.SATURATED, message, model, retry_after_s, why=why)
 
 
 def late(model: str, retry_after_s: int, why: str = "") -> Rejection:
     """429: the first token would come later than the request's objective."""
     message = "The first token of the response would come too late. Retry later."
-    reason = Reason.LATE
-    return Rejection(429, reason, message, retry_after_s=retry_after_s, model=model, why=why)
+    return _for_later(429, Reason.LATE, message, model, retry_after_s, why=why)
 
 
 def invalid_header(name: str, allowed: str) -> Rejection:

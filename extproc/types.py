@@ -153,7 +153,7 @@ class EndpointView(Struct, frozen=True, gc=False):
         is_gone: Nobody answers there: our last calls could not connect, or a request was broken off
             and no call of ours has been answered since. Gets no requests that others can take, or
             that can wait.
-        has_old_report: The last report shows requests that nobody has there (`belief`).
+        has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
         has_room: One more request would run soon, by what its engine says or as configured
             (`room`). Where that is not known, it has.
     """

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from extproc.fleet.accounting import Completion
 from extproc.fleet.listeners import PickObserver
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Waiting
 from extproc.request.messages import BodyMode, RequestHeaders
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
-from extproc.routing.policies.founding import Founding
+from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
 from extproc.types import (
     Endpoint,
     EndpointView,
     LoadReport,
     ModelCard,
+    Outcome,
     Pick,
     RequestInfo,
     Snapshot,
@@ -28,6 +30,16 @@ from extproc.types import (
 
 BASE = "base"
 """Name of the base model."""
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def address(number: int) -> str:
@@ -47,6 +59,12 @@ def endpoint_view(number: int = 1, **fields: Any) -> EndpointView:
     return EndpointView(address(number), **{**defaults, **fields})
 
 
+def picker_of(policy: str = "founding", *, seed: int = 0, **fields: Any) -> Picker:
+    """A picker with one of our policies; its picks are those of the router `r`."""
+    rng, next_id = random.Random(seed), pick_ids("r")
+    return Picker(BUILT_IN[policy](), policy, rng=rng, next_id=next_id, **fields)
+
+
 def routing(
     picker: Picker | None = None,
     settings: PoolSettings | None = None,
@@ -58,10 +76,21 @@ def routing(
     **fields: Any,
 ) -> Router:
     """A router with a pool of its own; of the founding rule, without another picker."""
-    picker = picker or Picker(Founding(), "founding", rng=random.Random(0), next_id=pick_ids("r"))
     queue, catalog = HoldQueue(at=at, on_change=on_change), catalog or Catalog()
     pool = Pool(settings, queue=queue, catalog=catalog, observer=observer)
-    return Router(pool, picker, queue, catalog, **fields)
+    return Router(pool, picker or picker_of(), queue, catalog, **fields)
+
+
+def fill(
+    pool: Pool, *numbers: int, adapters: Iterable[str] = ("a",), load: LoadReport | None = None
+) -> Pool:
+    """Have endpoints that list the base model and `adapters`, and report `load` if it is given."""
+    pool.set_endpoints(map(endpoint, numbers))
+    for each in map(address, numbers):
+        if load is not None:
+            pool.record_report(each, load, taken_at_s=0.0)
+        pool.record_models(each, cards(*adapters), now=0.0)
+    return pool
 
 
 def snapshot(*views: EndpointView, now: float = 0.0) -> Snapshot:
@@ -84,6 +113,16 @@ def pick(
     """A pick of endpoint `number`."""
     defaults: dict[str, Any] = {"endpoints": (address(number),), "policy": "p", "reason": "r"}
     return Pick(id=id, request=info or request(), **{**defaults, **fields})
+
+
+def completion(pick_id: str = "r-1", **changes: Any) -> Completion:
+    """A request that endpoint 1 has answered."""
+    answered: dict[str, Any] = {
+        "pick_id": pick_id, "request_id": "", "address": address(1), "status": 200,
+        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
+        "duration_s": 0.2, "attempts": 1, "lag_s": 0.0, "orca": "", "first_body_byte_s": 0.1,
+    }  # fmt: skip
+    return Completion(**(answered | changes))
 
 
 def base_card(**fields: Any) -> ModelCard:

@@ -12,8 +12,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from typer.testing import CliRunner, Result
+
+from extproc.commands.main import app
+
 MARK = "EXTPROC_TEST_COMMAND"
 GONE_WITHIN_S = 60.0
+
+
+def invoke(*arguments: str, given: str | None = None) -> Result:
+    """Run a command in this process; `given` is its standard input."""
+    return CliRunner().invoke(app, list(arguments), input=given)
+
+
+def error_line(result: Result) -> str:
+    """The one line that says what is wrong with a command."""
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("extproc: ")
+    return line.removeprefix("extproc: ")
 
 
 class Command:

@@ -81,19 +81,17 @@ ARROWS_IN_LAB = {
 
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "yamltext"),
-    "wire": ("grpcio", "httpserver", "server", "tls", "tlsbytes"),
+    "wire": ("grpcio", "httpserver", "server", "tls"),
     "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "scraper"),
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),
     "adapters": ("adapterfiles", "engineapi", "registration", "stores", "tokens"),
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
-    "peers": (
-        *("adapterpeers", "dialler", "encoding", "keys", "link", "links", "service", "telling"),
-    ),
+    "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
-        *("counters", "decisions", "livepage", "logs", "observers", "poolmetrics", "telemetry"),
+        *("counters", "decisions", "livepage", "logs", "observers", "telemetry"),
         *("tracing", "watchclient"),
     ),
 }
@@ -113,7 +111,7 @@ STATE = {
     "lab.engine.ahead": {"StepsAhead": "steps of the engine that are planned"},
     "lab.engine.records": {"EngineCounters": "what an engine has done"},
     "lab.engine.scheduler": {"Scheduler": "whose groups have changed"},
-    "lab.engine.blocks": {"Prefix": "blocks that are shared"},
+    "lab.engine.caches": {"Prefix": "blocks that are shared"},
     "lab.engine.sequences": {"Sequence": "a request in the engine"},
     "lab.workload.flights": {"Flight": "a request of the laboratory"},
     "peers.relay": {"Link": "a connection to a router"},
@@ -129,7 +127,6 @@ their attributes is a callable that is set from outside."""
 
 FOREIGN = {
     "envoy.eds": "protobuf messages",
-    "lab.loadtest.locust.rows": "locust's environment",
     "lab.loadtest.locust.users": "locust's environment and options",
     "observe.logs": "records of logging",
     "peers.dialler": "a TLS context",

@@ -8,39 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import (
-    abuse,
-    adapterchaos,
-    adapters,
-    decisions,
-    fuzz_service,
-    generator,
-    hold,
-    lists,
-    rewrite,
-    run,
-    soak,
-    vllm_serve,
-)
+from bench import adapterchaos, decisions, fuzz_service, hold, run, soak
+from bench.chaospods import Ledger
 from bench.processes import memory
 from bench.scenario import unbalanced
-from extproc.request.messages import BodyMode
 
-BENCHMARKS = (
-    abuse,
-    adapterchaos,
-    adapters,
-    decisions,
-    fuzz_service,
-    generator,
-    hold,
-    lists,
-    rewrite,
-    run,
-    soak,
-    vllm_serve,
-)
-ROOT = Path(__file__).parents[1]
+BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, run, soak)
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -53,17 +26,6 @@ def test_a_benchmark_tells_its_options(
 
     assert caught.value.code == 0
     assert "usage: " in capsys.readouterr().out
-
-
-def test_the_bench_of_rewriting_handles_requests() -> None:
-    """Its dispatcher is one of its own, so that only a request shows what it lacks."""
-    rewrite.request_us((), rewrite.BODY_BYTES[0], BodyMode.BUFFERED)()
-
-
-def test_the_page_shows_the_newest_result_of_vllms_client() -> None:
-    newest = max((ROOT / "bench" / "results").glob("vllm-serve-*.json"))
-
-    assert vllm_serve.render_page(newest) in (ROOT / "docs" / "loadtest.md").read_text()
 
 
 def test_a_process_that_has_ended_and_is_still_there_holds_no_memory() -> None:
@@ -109,8 +71,25 @@ def test_a_soak_finds_requests_that_failed_or_that_nobody_told_of() -> None:
         'extproc_completions_total{outcome="expired"}': 1.0,
     }
 
-    assert soak.find_faults({}, good, 0) == []
+    assert soak.find_faults({"extproc_picks_total": 0.0}, good, 0) == []
+    assert soak.find_faults({}, good, 0) == ["the router's metrics cannot be read"]
     assert soak.find_faults(last, good, 1) == [
         "1 picks expired",
         "1 requests of clients that stayed failed",
     ]
+
+
+def test_loads_are_counted_for_each_process_of_a_router() -> None:
+    ledger = Ledger()
+    with (
+        ledger.loading("pod-0", "process-1", is_serving=True),
+        ledger.loading("pod-1", "process-1", is_serving=False),
+        ledger.loading("pod-0", "process-2", is_serving=True),
+    ):
+        assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 1}
+    with ledger.loading("pod-0", "process-1", is_serving=True):
+        assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 2}
+        assert not ledger.most - adapterchaos.MOST
+        with ledger.loading("pod-0", "process-1", is_serving=False):
+            assert ledger.most - adapterchaos.MOST == {"on_a_pod": 1}
+    assert ledger.num == 5

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import random
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -28,18 +26,13 @@ from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService, describe, encode
 from extproc.observe.observers import NAMES, Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.request.listbudget import Lists
-from extproc.routing.admission import AdmissionSettings
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
-from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
-from extproc.routing.rewrites import Rewrites
 from extproc.service.admin import describe_snapshot
-from extproc.service.dispatch import Dispatcher
 from extproc.service.livefeed import LiveFeed
 from extproc.service.recorder import Recorder
 from extproc.types import Hints, Outcome, Pick, Rejection
-from tests.builders import BASE, address, endpoint, request, routing
+from tests.builders import BASE, address, endpoint, picker_of, request, routing
 from tests.wire.fake_call import begin
 
 PAGE = (Path(__file__).parent / "golden" / "vllm-0.32-metrics.txt").read_text(encoding="utf-8")
@@ -103,36 +96,21 @@ class Service:
 
     def __init__(self, policy: str) -> None:
         self.now = 10.0
-        ids = itertools.count()
-        picker = Picker(
-            BUILT_IN[policy](),
-            policy,
-            rng=random.Random(0),
-            next_id=lambda: f"r-{next(ids)}",
-            admission=AdmissionSettings(max_pending=None),
-        )
         routes = ModelRoutes([ModelRoute("all", ("*",))], {"low": -1})
         # every request is decided
-        router = routing(picker, routes=routes, max_hold_s=0)
+        router = routing(picker_of(policy), routes=routes, max_hold_s=0)
         self.pool = router.pool
         self.pool.set_endpoints([endpoint(1), endpoint(2)])
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.observers = Observers()
-        accounting = Accounting(self.pool, "r")
+        self.accounting = accounting = Accounting(self.pool, "r")
         accounting.record_access_logs(1)
-        recorder = Recorder(
+        self.recorder = Recorder(
             self.telemetry, self.decisions, self.attainment, accounting.knows_times,
             self.observers, routes.claim_of, lambda: self.now, lambda: 1_700_000_000.0,
         )  # fmt: skip
-        self.dispatcher = Dispatcher(
-            router,
-            accounting,
-            recorder,
-            lambda: self.now,
-            Rewrites(rng=random.Random(0)),
-            Lists(),
-        )
+        self.router = router
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.registry,
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
@@ -164,7 +142,7 @@ class Service:
             assert 0 <= view["num_pending"] <= 3 * MAX_COUNT
             assert 0 <= view["kv_usage_ratio"] <= 1
         assert is_sound(json.loads(self.feed.compose()))
-        assert self.dispatcher.models_body(None, "", now=self.now)
+        assert self.router.models.body(None, "", now=self.now)
         for family in text_string_to_metric_families(
             generate_latest(self.telemetry.registry).decode()
         ):
@@ -201,13 +179,13 @@ def test_any_page_gives_bounded_numbers_and_every_request_a_decision(
         service.check()
         for model in ("a", BASE, "nobody"):
             asked = request(None, model=model, hints=Hints(objective))
-            result = service.dispatcher.route(
-                asked, now=service.now, wake=lambda: None, num_bytes=0
-            )
+            result = service.router.route(asked, now=service.now)
+            service.recorder.decided(result, 0.001, now=service.now)
             if isinstance(result, Pick) and model == "a":
-                service.dispatcher.finish(result, Outcome.COMPLETED, now=service.now)
+                service.accounting.finish(result, Outcome.COMPLETED, now=service.now)
+                service.recorder.ended(Outcome.COMPLETED)
             elif isinstance(result, Rejection):
-                service.dispatcher.rejected(result, {":path": "/v1/completions"})
+                service.recorder.rejected(result, {":path": "/v1/completions"})
         service.check()
 
     assert service.observers.num_errors == dict.fromkeys(NAMES, 0)

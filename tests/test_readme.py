@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,11 +20,12 @@ from extproc.commands.main import app
 from extproc.config.file import parse_config
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
 from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.loadtest.results import load
+from extproc.lab.workload.intervals import paired_ratio
 from extproc.routing.policies import Founding
 from extproc.types import EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
-from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import Client, RouterProcess
+from tests.e2e.conftest import behind_envoy
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,10 +70,8 @@ async def test_the_own_rule_decides_behind_a_real_envoy(
     discovery = {"static": [pod.address for pod in pods]}
     try:
         async with (
-            RouterProcess({"discovery": discovery, **own_rule}) as router,
-            running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+            behind_envoy({"discovery": discovery, **own_rule}, http) as (router, client),
         ):
-            client = Client(envoy.url, http)
             answers = [await client.chat("sql") for _ in range(5)]
             decisions = (await router.admin("/debug/decisions"))["decisions"]
     finally:
@@ -210,3 +210,18 @@ def test_the_modes_named_with_response_phases_are_those_that_run() -> None:
     (sentence,) = re.findall(r"^(.*) are also run with `--response-phases`", ENVOY_PAGE, flags=re.M)
 
     assert set(re.findall(r"`([\w-]+)`", sentence)) == run
+
+
+def test_the_table_of_what_it_gains_is_what_was_measured() -> None:
+    """Its first two rows, of which the result is kept, from runs of the same blocks."""
+    runs = load(ROOT / "loadtest" / "results" / "standard-2026-11-23.json").of_kind("real")
+    ttfts_s: defaultdict[str, list[float]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.rate_rps, run.seed)):
+        ttfts_s[run.target].append(run.metrics.ttft_mean_s)
+    others = ("policy:round_robin", "envoy:least_request")
+    found = [paired_ratio(ttfts_s[other], ttfts_s["policy:founding"]) for other in others]
+
+    page = (ROOT / "docs" / "loadtest-results.md").read_text(encoding="utf-8")
+    table = page.split("## The README's plot")[1].split("\n\n")[2]
+    cells = [row.split("|")[2].strip() for row in table.splitlines()[2:4]]
+    assert cells == [f"{each.mean:.1f} ({each.low:.1f} to {each.high:.1f})" for each in found]

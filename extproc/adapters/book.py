@@ -37,10 +37,12 @@ class Book:
         dirty: Names of adapters to be judged anew, at once; `later` in turn.
         is_regrouped: Other adapters are to be placed, or other pods.
         leaving_elsewhere: Where other routers have adapters unloaded: address and served name.
+        next_s: When there is something to do although nothing is new; inf for never.
     """
 
-    def __init__(self, settings: AdapterSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: AdapterSettings | None = None) -> None:
+        self.settings = settings or AdapterSettings()
+        self.next_s = inf
         self.fleet = Fleet()
         self.wanted = Wanted()
         self.kept: dict[str, Kept] = {}
@@ -62,10 +64,26 @@ class Book:
 
     # --- what is told -----------------------------------------------------------------------
 
+    def configure(self, settings: AdapterSettings) -> None:
+        """Apply other limits."""
+        self.settings = settings
+
     def declare(
-        self, declarations: Iterable[Declaration], deleted: Iterable[Declaration], *, now: float
+        self,
+        declarations: Iterable[Declaration],
+        *,
+        now: float,
+        deleted: Iterable[Declaration] = (),
     ) -> None:
-        """Take all that is declared, and what else pods may have of ours."""
+        """Replace what is declared, at once; of two with one name the first counts.
+
+        What is declared no longer is unloaded after its last request.
+
+        Args:
+            declarations: Checked ones.
+            now: Monotonic seconds.
+            deleted: Declared earlier, as far as this process does not know it by itself.
+        """
         before, self.kept, self.by_served = self.kept, {}, {}
         for each in declarations:
             if each.name not in self.kept:
@@ -79,7 +97,7 @@ class Book:
                 self.deleted.setdefault(each.name, Deleted(Kept(each), until_s))
         self.open &= self.kept.keys()
         self.surplus &= self.kept.keys()
-        self.is_regrouped = True
+        self.is_regrouped, self.next_s = True, now
 
     def _take(self, declaration: Declaration, before: Mapping[str, Kept]) -> Kept:
         """Return what is known of an adapter, by its declaration of now."""
@@ -120,8 +138,13 @@ class Book:
         self.later.update(dict.fromkeys(rates.keys() ^ self.rates.keys()))
         self.rates = rates
 
-    def files_changed(self, name: str) -> None:
-        """Try an adapter again at once."""
+    def set_leaving(self, places: Collection[tuple[str, str]]) -> None:
+        """Replace where others have adapters unloaded now: address and served name."""
+        self.leaving_elsewhere = places
+
+    def files_changed(self, name: str, *, now: float) -> None:
+        """Try an adapter again at once: its files are different."""
+        self.next_s = now
         kept = self.kept.get(name)
         if kept is not None:
             self.fleet.attempts.forget_name(kept.served)
@@ -161,7 +184,7 @@ class Book:
         """Return the served names of an adapter that any pod lists, or has requests for."""
         return self.families.get(kept.declaration.name, ())
 
-    def holders(self, kept: Kept) -> frozenset[str]:
+    def holders_of(self, kept: Kept) -> frozenset[str]:
         """Return the addresses of the pods that may get requests for the version that serves."""
         if kept.serving == kept.served:
             found = kept.holders | kept.earlier_holders
@@ -180,7 +203,12 @@ class Book:
             for served, _ in self._left_of(name):
                 self.old.setdefault(served, now)
         gone = [each for each in self.old if each not in self.fleet.pods_of]
-        unused = [served for served in gone if not self._is_in_use(served)]
+        states = [pod.state for pod in self.fleet.pods.values()] if gone else []
+        unused = [
+            served
+            for served in gone
+            if not any(served in state.pending_by_adapter for state in states)
+        ]
         for served in unused:
             del self.old[served]
             owner = self.owner(served)
@@ -210,13 +238,13 @@ class Book:
         return bool(kept.path) and (kept.has(root) or kept.had(root))
 
     def leaving(self) -> frozenset[str]:
-        """Return the served names of deleted adapters that pods have and are to unload."""
+        """Return the served names of which `is_leaving` is true."""
         if not self.deleted:
             return frozenset()
         return frozenset(served for served in self.fleet.pods_of if self.is_leaving(served))
 
     def is_leaving(self, served: str) -> bool:
-        """Return whether pods have a served name of a deleted adapter, and are to unload it.
+        """Return whether what pods list under a name is to go, since it is declared no longer.
 
         Before a look at a pod that lists it, too: it is not known yet to be that pod's own.
         """
@@ -225,9 +253,6 @@ class Book:
         pods = self.fleet.pods_of.get(served)
         return not pods or any(self.is_ours(address, served) for address in pods)
 
-    def _is_in_use(self, served: str) -> bool:
-        return any(served in pod.state.pending_by_adapter for pod in self.fleet.pods.values())
-
     def ended(self, served: str, *, now: float) -> None:
         """Remember a deleted adapter on: a load that was given up may arrive later."""
         name = owner_of(served, self.deleted)
@@ -235,7 +260,7 @@ class Book:
             self.deleted[name].until_s = now + self.settings.load_s + self.settings.verify_s
 
     def forgotten(self, *, now: float) -> list[str]:
-        """Forget deleted adapters that no pod has any more; return their names."""
+        """Forget deleted adapters that no pod has any more; return their names, once."""
         done = [
             name
             for name, deleted in self.deleted.items()

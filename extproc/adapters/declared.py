@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from extproc.openai import MAX_MODEL_BYTES, is_model_name
 from extproc.phrases import shortened
@@ -87,6 +87,47 @@ class Declaration(Struct, frozen=True):
         _check_number("replicas.max", self.max_replicas, 1, MAX_REPLICAS)
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise _error("replicas.max", self.max_replicas, "must be at least min")
+
+
+class Replicas(Struct):
+    """On how many pods an adapter is, as people write it."""
+
+    min: int = 1
+    max: int | None = None
+
+
+class Written(Struct, omit_defaults=True):
+    """A declaration as people write it, in a store or in a cluster."""
+
+    name: str
+    source: str = ""
+    version: str = ""
+    base: str = ""
+    rank: int | None = None
+    replicas: Replicas | UnsetType | None = UNSET
+    load: LoadMode = LoadMode.AUTO
+
+    def declaration(self, *, origin: str, pools: frozenset[str] = frozenset()) -> Declaration:
+        """Return what is declared.
+
+        Raises:
+            DeclarationError: It cannot stand.
+        """
+        replicas = self.replicas or Replicas()
+        declaration = Declaration(
+            name=self.name,
+            source=self.source,
+            version=self.version,
+            base=self.base,
+            rank=self.rank,
+            min_replicas=replicas.min,
+            max_replicas=replicas.max,
+            load=self.load,
+            pools=pools,
+            origin=origin,
+        )
+        declaration.check()
+        return declaration
 
 
 def check_model(field: str, name: str) -> None:
@@ -192,3 +233,68 @@ def _family_of(name: str) -> str:
     """Return the name that this one would be a version of; "" for none."""
     family, _, version = name.rpartition("@")
     return family if version else ""
+
+
+# --- Where adapters are declared, and what is known of that.
+
+
+class SourceStatus(Struct, frozen=True):
+    """How one source of declarations is: a store, or a kind of objects in a cluster.
+
+    Attributes:
+        name: What people know it by.
+        has_terms: It may say who may use an adapter, or that one is gone. Others only name models.
+        is_read: It has been read as a whole once, or there is none.
+        is_complete: Besides, all that was in it then could be used.
+        age_s: Seconds since it last answered: how old what is known of it may be.
+        problem: Why it cannot be read now; "" if it can.
+    """
+
+    name: str
+    has_terms: bool
+    is_read: bool
+    is_complete: bool
+    age_s: float
+    problem: str = ""
+
+    @property
+    def said(self) -> str:
+        """What is wrong, for people; "" for nothing."""
+        if self.is_read and not self.problem:
+            return ""
+        if not self.is_read:
+            return f"{self.name}: not read yet" + (f": {self.problem}" if self.problem else "")
+        return f"{self.name}: as of {self.age_s:.0f} s ago: {self.problem}"
+
+
+class Sources:
+    """All sources of declarations but the configuration."""
+
+    def __init__(self) -> None:
+        self._say: list[Callable[[], Iterable[SourceStatus]]] = []
+        self._are_known = self._terms_are_known = False
+
+    def add(self, say: Callable[[], Iterable[SourceStatus]]) -> None:
+        """Add sources that say how they are; before anybody asks."""
+        self._say.append(say)
+
+    def statuses(self) -> list[SourceStatus]:
+        """Return how each source is."""
+        return [status for say in self._say for status in say()]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether all that is declared has been read, wherever that is.
+
+        What has been read as a whole once stays known, whatever happens to where it was read.
+        """
+        self._are_known = self._are_known or all(each.is_complete for each in self.statuses())
+        return self._are_known
+
+    @property
+    def terms_are_known(self) -> bool:
+        """Whether all has been read that may say who may use an adapter; stays known as well."""
+        self._terms_are_known = self._terms_are_known or all(
+            each.is_complete for each in self.statuses() if each.has_terms
+        )
+        return self._terms_are_known

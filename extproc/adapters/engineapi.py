@@ -13,7 +13,7 @@ versions. Nor does success mean much: it is `/v1/models` that shows which adapte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -92,17 +92,16 @@ async def load(
         No failure also where the name is taken already, with the engine's message: the list of
         models shows by which path, and whether the adapter is there at all.
     """
+
+    def judge(status: int, reply: _Reply) -> Result | None:
+        is_taken = reply.kind == "InvalidUserInput" or reply.lists(name) is True
+        if status == HTTPStatus.BAD_REQUEST and is_taken:
+            return Result(None, reply.reason)
+        has_no_files = status == HTTPStatus.NOT_FOUND and reply.kind == "NotFoundError"
+        return Result(Failure.FILES, reply.reason) if has_no_files else None
+
     document = {"lora_name": name, "lora_path": path}
-    answer = await _call(session, url + profile.load_path, document, timeout_s)
-    if isinstance(answer, Result):
-        return answer
-    status, reply = answer
-    is_taken = reply.kind == "InvalidUserInput" or reply.lists(name) is True
-    if status == HTTPStatus.BAD_REQUEST and is_taken:
-        return Result(None, reply.reason)
-    if status == HTTPStatus.NOT_FOUND and reply.kind == "NotFoundError":
-        return Result(Failure.FILES, reply.reason)
-    return _refusal(status, reply)
+    return await _call(session, url + profile.load_path, document, timeout_s, judge)
 
 
 async def unload(
@@ -114,17 +113,16 @@ async def unload(
     timeout_s: float = UNLOAD_TIMEOUT_S,
 ) -> Result:
     """Unload an adapter on the pod at `url` (no trailing slash); no failure if it has none."""
+
+    def judge(status: int, reply: _Reply) -> Result | None:
+        is_unknown = status == HTTPStatus.NOT_FOUND and (
+            reply.kind == "NotFoundError" or reply.code == "model_not_found"  # of the Rust frontend
+        )
+        has_none = is_unknown or reply.lists(name) is False
+        return Result(None, reply.reason) if has_none else None
+
     document = {"lora_name": name}
-    answer = await _call(session, url + profile.unload_path, document, timeout_s)
-    if isinstance(answer, Result):
-        return answer
-    status, reply = answer
-    is_unknown = status == HTTPStatus.NOT_FOUND and (
-        reply.kind == "NotFoundError" or reply.code == "model_not_found"  # of the Rust frontend
-    )
-    if is_unknown or reply.lists(name) is False:
-        return Result(None, reply.reason)
-    return _refusal(status, reply)
+    return await _call(session, url + profile.unload_path, document, timeout_s, judge)
 
 
 async def has_effect(
@@ -159,9 +157,18 @@ async def has_effect(
 
 
 async def _call(
-    session: aiohttp.ClientSession, url: str, document: Mapping[str, str], timeout_s: float
-) -> tuple[int, _Reply] | Result:
-    """Return status and body of a response that is no success; else what came of the call."""
+    session: aiohttp.ClientSession,
+    url: str,
+    document: Mapping[str, str],
+    timeout_s: float,
+    judge: Callable[[int, _Reply], Result | None],
+) -> Result:
+    """Return what came of a call.
+
+    Args:
+        judge: Returns what a response that is no success means for this call, by its status and
+            body; None for what it means for any.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             status, body = await post(session, URL(url), document, max_bytes=MAX_BODY_BYTES)
@@ -172,8 +179,9 @@ async def _call(
     except FAILURES as error:
         return Result(Failure.UNREACHABLE, _line(describe(error)))
     reply = _decode(body)
-    is_done = status == HTTPStatus.OK and reply.success is not False
-    return Result() if is_done else (status, reply)
+    if status == HTTPStatus.OK and reply.success is not False:
+        return Result()
+    return judge(status, reply) or _refusal(status, reply)
 
 
 def _decode(body: bytes) -> _Reply:

@@ -7,12 +7,11 @@ it. So several of these may work on the same pods, and one that starts anew know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from math import inf
 
 from extproc.adapters.book import Book
 from extproc.adapters.calls import calls, next_s
-from extproc.adapters.declared import Declaration
 from extproc.adapters.judging import judge
 from extproc.adapters.states import (
     Action,
@@ -30,40 +29,12 @@ from extproc.adapters.versions import Kept
 from extproc.fleet.podstate import PodState
 
 
-class Planner:
-    """All adapters that are declared, and what is to be done about them.
-
-    Attributes:
-        next_s: When `tick` has something to do although nothing is new; inf for never.
-    """
+class Planner(Book):
+    """All adapters that are declared, and what is to be done about them."""
 
     def __init__(self, settings: AdapterSettings | None = None) -> None:
-        self._book = Book(settings or AdapterSettings())
+        super().__init__(settings)
         self._now = -inf
-        self.next_s = inf
-
-    def configure(self, settings: AdapterSettings) -> None:
-        """Apply other limits."""
-        self._book.settings = settings
-
-    def declare(
-        self,
-        declarations: Iterable[Declaration],
-        *,
-        now: float,
-        deleted: Iterable[Declaration] = (),
-    ) -> None:
-        """Replace what is declared, at once; of two with one name the first counts.
-
-        What is declared no longer is unloaded after its last request.
-
-        Args:
-            declarations: Checked ones.
-            now: Monotonic seconds.
-            deleted: Declared earlier, as far as this process does not know it by itself.
-        """
-        self._book.declare(declarations, deleted, now=now)
-        self.next_s = now
 
     def tick(
         self,
@@ -88,37 +59,28 @@ class Planner:
             is_leading: Calls are to be made by this router; else only those that `held` needs.
             is_led: Another router makes those, too, and all that it knows of.
         """
-        book, self._now = self._book, now
-        book.fleet.see(pods, settings=book.settings, now=now)
-        book.hear(demand, held)
-        judge(book, now=now)
-        found = calls(book, now=now, is_leading=is_leading and not is_led, is_led=is_led)
+        self._now = now
+        self.fleet.see(pods, settings=self.settings, now=now)
+        self.hear(demand, held)
+        judge(self, now=now)
+        found = calls(self, now=now, is_leading=is_leading and not is_led, is_led=is_led)
         for action in found:
-            book.fleet.begin(action, now=now)
-        self.next_s = next_s(book, now=now)
+            self.fleet.begin(action, now=now)
+        self.next_s = next_s(self, now=now)
         return found
 
     def finished(self, action: Action, result: Result, *, now: float) -> None:
         """Take what came of a call; `tick` says what follows."""
-        self._book.fleet.finished(action, result, settings=self._book.settings, now=now)
+        self.fleet.finished(action, result, settings=self.settings, now=now)
         if action.kind is Kind.LOAD:
-            self._book.ended(action.name, now=now)
+            self.ended(action.name, now=now)
         self.next_s = now
-
-    def files_changed(self, name: str, *, now: float) -> None:
-        """Try an adapter again at once: its files are different."""
-        self._book.files_changed(name)
-        self.next_s = now
-
-    def set_leaving(self, places: Collection[tuple[str, str]]) -> None:
-        """Replace where others have adapters unloaded now: address and served name."""
-        self._book.leaving_elsewhere = places
 
     # --- answers ----------------------------------------------------------------------------
 
     def serving(self, name: str) -> str | None:
         """Return the served name that requests for an adapter are to have, None for none yet."""
-        kept = self._book.kept.get(name)
+        kept = self.kept.get(name)
         return kept.serving if kept is not None and kept.is_ready else None
 
     def holders(self, name: str) -> frozenset[str]:
@@ -127,64 +89,52 @@ class Planner:
         Pods that have something else under it are not among them, nor those that are unloading it;
         resolvers are that should have it, whether they list it or not.
         """
-        kept = self._book.kept.get(name)
-        return frozenset() if kept is None else self._book.holders(kept)
+        kept = self.kept.get(name)
+        return frozenset() if kept is None else self.holders_of(kept)
 
     def is_awaited(self, name: str) -> bool:
         """Return whether requests waited for an adapter, as of the last `tick`."""
-        return name in self._book.held
+        return name in self.held
 
     def state(self, name: str) -> State:
         """Return how an adapter is, as of the last `tick`."""
-        book, kept = self._book, self._book.kept.get(name)
+        kept = self.kept.get(name)
         if kept is None:
             return State.UNKNOWN
-        return state_of(book, kept, book.fleet.coming(), now=self._now)
+        return state_of(self, kept, self.fleet.coming(), now=self._now)
 
     def status(self, name: str) -> AdapterStatus | None:
         """Return all about an adapter; None where it is not declared."""
-        book, kept = self._book, self._book.kept.get(name)
-        return None if kept is None else status_of(book, kept, book.fleet.coming(), now=self._now)
+        kept = self.kept.get(name)
+        return None if kept is None else status_of(self, kept, self.fleet.coming(), now=self._now)
 
     def statuses(self) -> list[AdapterStatus]:
         """Return all about all adapters, in the order of their declarations."""
-        book, coming = self._book, self._book.fleet.coming()
-        return [status_of(book, each, coming, now=self._now) for each in book.kept.values()]
+        coming = self.fleet.coming()
+        return [status_of(self, each, coming, now=self._now) for each in self.kept.values()]
 
     def deleting(self) -> list[str]:
         """Return the names that are declared no longer, and that pods may have."""
-        return list(self._book.deleted)
+        return list(self.deleted)
 
     def unloading(self) -> list[tuple[str, str]]:
         """Return what is being unloaded now: address and served name."""
-        pods = self._book.fleet.pods.items()
+        pods = self.fleet.pods.items()
         return [(address, pod.leaving) for address, pod in pods if pod.leaving]
 
     @property
     def has_deleted(self) -> bool:
         """Whether pods may have what is declared no longer."""
-        return bool(self._book.deleted)
-
-    def leaving(self) -> frozenset[str]:
-        """Return the served names of which `is_leaving` is true."""
-        return self._book.leaving()
-
-    def is_leaving(self, served: str) -> bool:
-        """Return whether what pods list under a name is to go, since it is declared no longer."""
-        return self._book.is_leaving(served)
-
-    def forgotten(self, *, now: float) -> list[str]:
-        """Return the names of those that no pod has any more, once: they need not be remembered."""
-        return self._book.forgotten(now=now)
+        return bool(self.deleted)
 
     def counts(self) -> Counts:
         """Return how many there are."""
-        book, coming = self._book, self._book.fleet.coming()
-        states = [state_of(book, each, coming, now=self._now) for each in book.kept.values()]
-        failures = book.fleet.attempts.counts()
-        for kept in book.kept.values():
-            failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(book, kept))
-            without = without_effect(book, kept)
+        coming = self.fleet.coming()
+        states = [state_of(self, each, coming, now=self._now) for each in self.kept.values()]
+        failures = self.fleet.attempts.counts()
+        for kept in self.kept.values():
+            failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(self, kept))
+            without = without_effect(self, kept)
             failures.update((address, Failure.NO_EFFECT) for address in without)
         return Counts(Counter(states), failures)
 

@@ -47,6 +47,8 @@ further ones get 429. The port has 128 places and Envoy's cluster 64: what is le
 MAX_AT_ONCE = 16
 """Other requests in progress, likewise."""
 
+PATH = "/v1/adapters"
+
 _Asked = TypeVar("_Asked", bound=Struct)
 
 Status = Callable[[str], Mapping[str, Any]]
@@ -89,10 +91,10 @@ class Registration:
         all_others = Places(MAX_AT_ONCE, self._tokens)
         waiting = Places(MAX_WAITING, self._tokens)
         for method, path, handler, places in (
-            ("POST", "/v1/adapters", self._post, all_others),
-            ("GET", "/v1/adapters", self._list, all_others),
-            ("GET", "/v1/adapters/{name:.+}", self._get, all_others),
-            ("DELETE", "/v1/adapters/{name:.+}", self._delete, all_others),
+            ("POST", PATH, self._post, all_others),
+            ("GET", PATH, self._list, all_others),
+            ("GET", f"{PATH}/{{name:.+}}", self._get, all_others),
+            ("DELETE", f"{PATH}/{{name:.+}}", self._delete, all_others),
             ("POST", "/v1/load_lora_adapter", self._load, waiting),
             ("POST", "/v1/unload_lora_adapter", self._unload, all_others),
         ):
@@ -117,6 +119,8 @@ class Registration:
                 return _error(error.status, error.code, str(error))
             except TooManyError as error:
                 return _error(429, "too_many_requests", f"{error}.", {"Retry-After": "1"})
+            except ConflictError as error:
+                return _conflict(error, _tag_in(request))
             except DeclarationError as error:
                 return _error(400, "invalid_adapter", f"{error}.")
             except StoreFullError as error:
@@ -131,11 +135,7 @@ class Registration:
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         declaration = decode_asked(await _body(request))
-        if_match = _tag_in(request)
-        try:
-            put = await self._put(declaration, if_match)
-        except ConflictError as error:
-            return _conflict(error, if_match)
+        put = await self._put(declaration, _tag_in(request))
         body = {**as_json(declaration), "object": "adapter", "change": put.change.value}
         status = 201 if put.change.value == "created" else 200
         return _json(body, status=status, headers={"ETag": f'"{put.tag}"'})
@@ -154,11 +154,8 @@ class Registration:
         return _json(self._described(stored), headers={"ETag": f'"{stored.tag}"'})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
-        name, if_match = request.match_info["name"], _tag_in(request)
-        try:
-            was_there = await self._declarations.delete(name, if_match=if_match)
-        except ConflictError as error:
-            return _conflict(error, if_match)
+        name = request.match_info["name"]
+        was_there = await self._declarations.delete(name, if_match=_tag_in(request))
         return web.Response(status=204) if was_there else _unknown(name)
 
     async def _load(self, request: web.Request) -> web.StreamResponse:
@@ -178,10 +175,7 @@ class Registration:
         is_hub = not path.startswith("/") and path.count("/") == 1 and ":" not in path
         declaration = Declaration(name, source=f"hf:{path}" if is_hub else path, origin="store")
         declaration.check()
-        try:
-            await self._put(declaration)
-        except ConflictError as error:
-            return _conflict(error, None)
+        await self._put(declaration)
         if not await self._wait_until_ready(name, self._ready_s):
             return self._why_not_ready(name)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
@@ -202,11 +196,7 @@ class Registration:
         name = _decode(await _body(request), _Unload).lora_name
         if not name:
             return _error(400, "InvalidUserInput", "'lora_name' needs to be provided to unload.")
-        try:
-            was_there = await self._declarations.delete(name)
-        except ConflictError as error:
-            return _conflict(error, None)
-        if not was_there:
+        if not await self._declarations.delete(name):
             return _error(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
@@ -245,17 +235,14 @@ class _BodyError(Exception):
 
 
 async def _body(request: web.Request) -> bytes:
-    body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > MAX_CONTENT_BYTES:
-                    message = f"The body must have at most {MAX_CONTENT_BYTES} bytes."
-                    raise _BodyError(413, "body_too_large", message)
+            return await request.clone(client_max_size=MAX_CONTENT_BYTES).read()
+    except web.HTTPRequestEntityTooLarge:
+        message = f"The body must have at most {MAX_CONTENT_BYTES} bytes."
+        raise _BodyError(413, "body_too_large", message) from None
     except TimeoutError:
         raise _BodyError(408, "body_timeout", "The body did not arrive in time.") from None
-    return bytes(body)
 
 
 def _decode(body: bytes, kind: type[_Asked]) -> _Asked:
@@ -266,8 +253,11 @@ def _decode(body: bytes, kind: type[_Asked]) -> _Asked:
 
 
 def _tag_in(request: web.Request) -> str | None:
-    """Return the tag in If-Match; one in a weak form matches nothing, as HTTP has it."""
-    value = request.headers.get("If-Match")
+    """Return the tag in If-Match; one in a weak form matches nothing, as HTTP has it.
+
+    vLLM's paths know no tags.
+    """
+    value = request.headers.get("If-Match") if request.path.startswith(PATH) else None
     return None if value is None else value.strip().strip('"')
 
 

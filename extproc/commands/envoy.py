@@ -184,11 +184,16 @@ def envoy(
         _check_addresses("--registration", registration or (), check_host_port)
         _check_pods(mode, pod or ())
         _check_paths(path)
-        _check_pair("--tls-ca", tls_ca, "--tls-cert", tls_cert)
-        _check_pair("--tls-ca", tls_ca, "--tls-name", tls_name)
-        _check_pair("--tls-key", tls_key, "--tls-cert", tls_cert)
-        _check_pair("--tls-cert", tls_cert, "--tls-key", tls_key)
-        _check_pair("--pod-tls-ca", pod_tls_ca, "--pod-tls-name", pod_tls_name)
+        # Options that do nothing without another are refused, lest TLS be off unnoticed.
+        for needed, value, option, given in (
+            ("--tls-ca", tls_ca, "--tls-cert", tls_cert),
+            ("--tls-ca", tls_ca, "--tls-name", tls_name),
+            ("--tls-key", tls_key, "--tls-cert", tls_cert),
+            ("--tls-cert", tls_cert, "--tls-key", tls_key),
+            ("--pod-tls-ca", pod_tls_ca, "--pod-tls-name", pod_tls_name),
+        ):
+            if given and not value:
+                raise ValueError(f"{option} needs {needed}")
         options = BootstrapOptions(
             mode=_one_of(Mode, "--mode", mode),
             request_body=_one_of(RequestBody, "--body", body) if body else None,
@@ -265,9 +270,3 @@ def _check_paths(paths: Sequence[str] | None) -> None:
         RouteTable(paths or ())
     except ValueError as error:
         raise ValueError(f"--path: {error}") from None
-
-
-def _check_pair(needed: str, value: str, option: str, given: str) -> None:
-    """Refuse an option that does nothing without another, lest TLS be off unnoticed."""
-    if given and not value:
-        raise ValueError(f"{option} needs {needed}")

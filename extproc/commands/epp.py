@@ -16,7 +16,7 @@ HELP = ("-h", "--help")
 
 def epp(context: typer.Context) -> None:
     """Serve a gateway as its endpoint picker, with the flags of its charts (docs/epp.md)."""
-    from extproc.commands.goflags import FlagError
+    from extproc.commands.eppflags import FlagError
     from extproc.config.file import ConfigError
 
     try:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from extproc.address import MAX_PORT, Address
-from extproc.commands.eppflags import IGNORED, KINDS
-from extproc.commands.goflags import (
+from extproc.commands.eppflags import (
+    FLAGS,
+    IGNORED,
+    KINDS,
     FlagError,
     Kind,
     parse_flags,
     to_bool,
     to_bytes,
     to_int,
-    to_seconds,
 )
 from extproc.config import Config
 from extproc.config.file import ConfigError, check_sections, read_config, read_sections
@@ -31,6 +32,12 @@ DEBUG_VERBOSITY = 4
 
 _SOURCES = ("pool-name", "pool-namespace", "endpoint-selector")
 """Flags of which two values would be two sources of pods; the file may name several pools."""
+
+_NEGATED = ("disable-endpoint-subset-filter",)
+"""Switches that turn off what their fields turn on."""
+
+_DEFAULTED = ("model-server-metrics-port", "model-server-metrics-path")
+"""Flags whose 0 or empty text is the field's default."""
 
 _Sections = dict[str, Any]
 
@@ -54,27 +61,6 @@ DEFAULTS: _Sections = {
         "restore_model": True,
     },
 }
-
-
-def _port_or_none(name: str, value: str) -> int | None:
-    return to_int(name, value) or None
-
-
-_FIELDS: dict[str, tuple[str, str, Callable[[str, str], Any]]] = {
-    "drain-timeout": ("server", "drain_timeout_s", to_seconds),
-    "refresh-metrics-interval": ("scrape", "interval_s", to_seconds),
-    "metrics-staleness-threshold": ("scrape", "expiry_s", to_seconds),
-    "disable-endpoint-subset-filter": (
-        "request",
-        "use_subset_hint",
-        lambda name, value: not to_bool(name, value),
-    ),
-    "model-server-metrics-port": ("pods", "metrics_port", _port_or_none),
-    "model-server-metrics-path": ("pods", "metrics_path", lambda _name, value: value or None),
-    "emit-endpoint-scores": ("destination", "emit_scores", to_bool),
-    "tracing": ("tracing", "enabled", to_bool),
-}
-"""The section and the field that a flag sets, and how its value is parsed."""
 
 
 def plan(
@@ -153,7 +139,7 @@ class Plan:
     def warnings(self) -> list[str]:
         """Return a line for each flag or file without effect."""
         lines = [
-            f"--{name}={value}: accepted without effect: {IGNORED[name].why}"
+            f"--{name}={value}: accepted without effect: {IGNORED[name].help}"
             for name, value in self.given.items()
             if name in IGNORED and value not in IGNORED[name].fits
         ]
@@ -226,9 +212,15 @@ class Plan:
 def _from_flags(given: Mapping[str, str]) -> _Sections:
     """Return the sections of the flags that set one field each."""
     found: _Sections = {"log": _log(given)}
-    for name, (section, field_name, read) in _FIELDS.items():
-        if name in given:
-            found.setdefault(section, {})[field_name] = read(name, given[name])
+    for name, flag in FLAGS.items():
+        if flag.sets and name in given:
+            section, _, key = flag.sets.partition(".")
+            value = flag.read(name, given[name])
+            if name in _NEGATED:
+                value = not value
+            elif name in _DEFAULTED:
+                value = value or None
+            found.setdefault(section, {})[key] = value
     return found
 
 

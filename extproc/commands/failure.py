@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Any
 from urllib.parse import urlsplit
 
 import typer
@@ -54,13 +53,3 @@ def http_url(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise typer.BadParameter(f"{text!r} is not an http:// or https:// URL")
     return text
-
-
-def gone(instead: str) -> Any:
-    """Return an option that there is no longer: it is refused, with what to do instead."""
-
-    def refuse(param: typer.CallbackParam, value: object) -> None:
-        if value is not None:
-            raise failure(f"{param.opts[0]} is gone: {instead}")
-
-    return typer.Option(hidden=True, callback=refuse)

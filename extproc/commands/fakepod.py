@@ -77,22 +77,38 @@ def fake_pod(
 
     The options that vLLM has, too, mean the same. Stop it with Ctrl-C.
     """
+    from extproc.bounds import fits_header
     from extproc.lab.fakepod.apierrors import ApiError
     from extproc.lab.fakepod.config import PodConfig
     from extproc.lab.fakepod.pod import run_pods
+    from extproc.openai import is_model_name
 
-    if port and port + count - 1 > 65_535:
-        raise failure(f"--count {count}: there are not so many ports from {port} on")
+    for fits, why in (
+        (
+            not port or port + count <= 65_536,
+            f"--count {count}: there are not so many ports from {port} on",
+        ),
+        (not name or fits_header(name), f"--name {name!r}: must be printable ASCII"),
+        (is_model_name(base_model), f"--base-model {base_model!r}: no request can name it"),
+        (
+            api_key is None or fits_header(api_key),
+            "--api-key: must be printable ASCII, and not empty",
+        ),
+        (
+            max_cpu_loras is None or max_cpu_loras >= max_loras,
+            f"--max-cpu-loras {max_cpu_loras}: must be at least --max-loras",
+        ),
+        (
+            max_loras or not adapter,
+            "--max-loras 0: is a server without LoRA, which has no --adapter",
+        ),
+        (math.isfinite(drain_s), f"--drain-s {drain_s}: must be a number of seconds"),
+    ):
+        if not fits:
+            raise failure(why)
     if config is not None:
         configs = [_read(config)]
     else:
-        _check_texts(name=name, base_model=base_model, api_key=api_key)
-        if max_cpu_loras is not None and max_cpu_loras < max_loras:
-            raise failure(f"--max-cpu-loras {max_cpu_loras}: must be at least --max-loras")
-        if adapter and not max_loras:
-            raise failure("--max-loras 0: is a server without LoRA, which has no --adapter")
-        if not math.isfinite(drain_s):
-            raise failure(f"--drain-s {drain_s}: must be a number of seconds")
         costs = _profile(profile)
         names = _names(name, port, count)
         adapters = _adapters(adapter or (), base_model)
@@ -146,23 +162,6 @@ def _profile(given: str) -> EngineProfile:
         return read_profile(path.read_text(encoding="utf-8"), name=path.stem)
     except (OSError, ValueError) as error:
         raise failure(f"--profile {given}: {error}") from error
-
-
-def _check_texts(*, name: str, base_model: str, api_key: str | None) -> None:
-    """Do nothing if requests can have these texts, in headers or as a model's name.
-
-    Raises:
-        typer.Exit: One of them cannot be.
-    """
-    from extproc.bounds import fits_header
-    from extproc.openai import is_model_name
-
-    if name and not fits_header(name):
-        raise failure(f"--name {name!r}: must be printable ASCII")
-    if not is_model_name(base_model):
-        raise failure(f"--base-model {base_model!r}: no request can name it")
-    if api_key is not None and not fits_header(api_key):
-        raise failure("--api-key: must be printable ASCII, and not empty")
 
 
 def _names(name: str, port: int, count: int) -> list[str]:

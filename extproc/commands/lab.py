@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
+import aiohttp
 import typer
 
-from extproc.commands.calibrate import calibrate_command
-from extproc.commands.failure import FAILED, PASSED_ON, failure
+from extproc.commands.failure import FAILED, failure, http_url
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
-from extproc.commands.twins import load_test_tables
+from extproc.errors import ExtprocError
+from extproc.lab.calibration.calibrate import calibrate
+from extproc.lab.engine.profiles import PROFILES, as_yaml
 from extproc.lab.loadtest.results import FORMAT as LOADTEST_FORMAT
-from extproc.lab.loadtest.results import load
+from extproc.lab.loadtest.results import LoadResult, load
+from extproc.lab.trials.plan import read_values
 from extproc.lab.trials.report import render
 from extproc.lab.trials.suites import PlanError
-from extproc.lab.trials.summary import speed
-from extproc.lab.trials.table import ratios, tables
+from extproc.lab.trials.summary import FIXED, speed
+from extproc.lab.trials.table import places, ratios, tables
 from extproc.plugins import PolicyError
 
 lab_app = typer.Typer(
@@ -91,8 +94,8 @@ def run_command(
             only=only or (),
             num_seeds=seeds,
             num_requests=requests,
-            fleet=_values(fleet or ()),
-            profile=_values(profile or ()),
+            fleet=read_values(fleet or ()),
+            profile=read_values(profile or ()),
             jobs=jobs,
             fresh=fresh,
             out=out,
@@ -129,22 +132,52 @@ def report_command(
         raise failure(error, FAILED) from error
 
 
-lab_app.command("calibrate")(calibrate_command)
-
-
-def _gone(name: str, instead: str) -> None:
-    """Have a command of earlier versions say what to do instead."""
-
-    @lab_app.command(name, hidden=True, context_settings=PASSED_ON)
-    def refuse() -> None:
-        gone = f"`lab {name}` is gone; use `{own_command()} lab {instead}`"
-        raise failure(ValueError(gone), FAILED)
-
-
-_gone("misses", "run SUITE SCENARIO@RATE --only FIRST --only OTHER --seeds 6 --requests 1200")
-_gone("overload", "run overload --fixed")
-_gone("table", "report [--over POLICY]")
-_gone("tune", "run tuning --only POLICY?PARAMETER=VALUE --only POLICY?PARAMETER=OTHER")
+@lab_app.command("calibrate")
+def calibrate_command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            callback=http_url, help="Base URL of a vLLM server that nobody else is using."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write the profile to.")] = Path("profile.yaml"),
+    adapters: Annotated[
+        str,
+        typer.Option(help="Adapters to measure with, separated by commas; by default all listed."),
+    ] = "",
+    max_cpu_loras: Annotated[
+        int | None, typer.Option(help="The server's --max-cpu-loras, which it does not report.")
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=2, help="Largest number of requests sent at once.")
+    ] = 32,
+    profile: Annotated[
+        str, typer.Option(help="Profile that supplies what cannot be measured.")
+    ] = "h100-8b",
+    api_key: Annotated[
+        str, typer.Option(envvar="VLLM_API_KEY", help="API key, if the server requires one.")
+    ] = "",
+) -> None:
+    """Measure a running vLLM server, and write the profile of an engine that takes as long."""
+    if profile not in PROFILES:
+        raise failure(f"--profile {profile}: allowed: {', '.join(PROFILES)}")
+    try:
+        measured = asyncio.run(
+            calibrate(
+                url,
+                PROFILES[profile],
+                adapters=[name for name in adapters.split(",") if name],
+                max_requests=max_requests,
+                max_cpu_loras=max_cpu_loras,
+                api_key=api_key,
+                report=typer.echo,
+            )
+        )
+        text = f"# extproc lab calibrate {url}\n{as_yaml(measured)}"
+        typer.echo(text)
+        out.write_text(text, encoding="utf-8")
+    except (ExtprocError, ValueError, OSError, aiohttp.ClientError) as error:
+        raise failure(str(error) or type(error).__name__, FAILED) from error
 
 
 class _Progress:
@@ -159,22 +192,6 @@ class _Progress:
         if now - self._said_s >= _LINE_INTERVAL_S:
             self._said_s = now
             typer.echo(f"{num_done} of {num} trials, {now - self._started_s:.0f} s", err=True)
-
-
-def _values(pairs: Iterable[str]) -> dict[str, Any]:
-    """Read `key=value` pairs, whose values are JSON.
-
-    Raises:
-        ValueError: One is not such a pair.
-    """
-    values = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        try:
-            values[key] = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{pair}: not key=value, as num_routers=1") from error
-    return values
 
 
 def report(path: Path) -> Path:
@@ -195,3 +212,28 @@ def _tables(path: Path, over: str) -> str:
         return load_test_tables(load(path))
     result = read_result(path)
     return ratios(result, over) if over else tables(result)
+
+
+def load_test_tables(result: LoadResult) -> str:
+    """Return the runs of a load test by place, with their virtual twins' figures in brackets.
+
+    Raises:
+        ValueError: It has no suite.
+    """
+    if result.suite is None:
+        raise ValueError(f"{result.name}: a load test without a suite")
+    names = "scenario", "policy", "seed", "rate_rps"
+    real, virtual = (
+        {
+            "suite": {"baseline": result.suite.baseline},
+            "summary": {},
+            "trials": [
+                {"sweep": FIXED, "value": run.rate_rps, "runs": [measures], **measures}
+                for run in result.runs
+                if run.kind == kind
+                for measures in [asdict(run.metrics) | {name: getattr(run, name) for name in names}]
+            ],
+        }
+        for kind in ("real", "virtual")
+    )
+    return places(real, virtual)

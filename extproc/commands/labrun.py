@@ -17,7 +17,7 @@ from hashlib import sha256
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from time import perf_counter, process_time
+from time import process_time
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,6 @@ from extproc.lab.trials.suites import read_suite
 from extproc.lab.trials.summary import FORMAT, is_bound, summarize
 from extproc.lab.trials.trials import Trial, TrialResult, run_trial
 from extproc.plugins import load_policy
-from extproc.routing.policies import Policy
 
 _LISTS = ("policies", "variants", "bounds", "scenarios", "sweeps")
 
@@ -50,8 +49,6 @@ class TrialCache:
         self._code = _code_digest()
         text = path.read_bytes() if path.exists() else b""
         self._known = dict(entry for line in text.splitlines() for entry in _read(line))
-        # An interrupted run may have left an incomplete line; the next one must not join it.
-        self._separator = b"" if text.endswith(b"\n") or not text else b"\n"
 
     def get(self, trial: Trial) -> list[TrialResult] | None:
         """Return the results of a trial, or None if they are not known."""
@@ -67,9 +64,8 @@ class TrialCache:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            entry = msgspec.json.encode((self._key(trial), results))
-            file.write(self._separator + entry + b"\n")
-        self._separator = b""
+            # A line of its own, also after an incomplete one that an interrupted run left.
+            file.write(b"\n" + msgspec.json.encode((self._key(trial), results)))
 
     def _key(self, trial: Trial) -> str:
         # The lists of a suite and its baseline do not affect the result of a single trial.
@@ -77,15 +73,14 @@ class TrialCache:
         suite = msgspec.structs.replace(trial.suite, **knobs)
         content = msgspec.json.encode((self._code, suite, msgspec.structs.asdict(trial.scenario)))
         own = (trial.policy, trial.label, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
-        kept = msgspec.json.encode((*own, trial.keeps_placement))
-        return sha256(content + kept).hexdigest()
+        return sha256(content + msgspec.json.encode(own)).hexdigest()
 
 
 def _read(line: bytes) -> list[tuple[str, list[TrialResult]]]:
     try:
         return [msgspec.json.decode(line, type=tuple[str, list[TrialResult]])]
     except msgspec.DecodeError:
-        return []  # the line at which a run was interrupted
+        return []  # the first line, and one at which a run was interrupted
 
 
 def _code_digest() -> str:
@@ -224,16 +219,11 @@ def newest(out: Path) -> Path:
     return found[-1]
 
 
-def make_policy(name: str) -> Callable[[], Policy]:
-    """Return the factory of the policy `name`, called once for each router."""
-    return opponent(name) or (lambda: load_policy(name, {}))
-
-
 def _run_one(trial: Trial) -> list[TrialResult]:
     thresholds, started_s = gc.get_threshold(), process_time()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        results = run_trial(trial, make_policy, perf_counter)
+        results = run_trial(trial)
     finally:
         gc.set_threshold(*thresholds)
     cpu_s = (process_time() - started_s) / len(results)

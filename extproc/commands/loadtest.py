@@ -6,7 +6,8 @@ to measure, and 128 + N after signal N.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,40 +15,34 @@ from types import MappingProxyType
 from typing import Annotated
 
 import typer
+import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from extproc.commands.failure import FAILED, failure
-from extproc.commands.ramp import ramp_command
-from extproc.commands.session import (
-    FleetOption,
-    KeyOption,
-    ProfileOption,
-    TpotOption,
-    TtftOption,
-    key_headers,
-    measured,
-    refusing,
-    status_of,
-)
-from extproc.commands.twins import twins_of
-from extproc.lab.loadtest.blocks import Block, sliced
-from extproc.lab.loadtest.compare import counted
+from extproc.commands.failure import FAILED, UNUSABLE, failure
+from extproc.lab.loadtest.compare import Round, counted, fitted, run_rounds
+from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.loads import (
-    Overrides,
+    Block,
     is_suite,
+    overridden,
     plan_suite,
-    read_suite,
-    workload_load,
+    sliced,
+    workload_block,
 )
 from extproc.lab.loadtest.results import LoadResult, describe_machine, save
-from extproc.lab.loadtest.screen import print_comparison, remarks
+from extproc.lab.loadtest.runs import twins_of
+from extproc.lab.loadtest.screen import print_comparison, remarks, watching
 from extproc.lab.loadtest.targets import TargetSpec, parse_targets, suite_targets
-from extproc.lab.trials.plan import with_alone
+from extproc.lab.loadtest.workloads import NAMED
+from extproc.lab.trials.plan import read_values, with_alone
 from extproc.lab.trials.specs import SloSpec
-from extproc.lab.trials.suites import scenarios_of
+from extproc.lab.trials.suites import PlanError, read_suite, scenarios_of
+from extproc.stack.processes import SignalledError, until_signalled
 
 DEFAULT_OUT = Path("loadtest/out/real")
+NOT_MEASURED = 3
+"""Exit status: the machine was too busy."""
 
 loadtest_app = typer.Typer(
     name="loadtest",
@@ -86,7 +81,7 @@ def run_command(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = DEFAULT_OUT,
 ) -> None:
     """Run a whole suite with real requests and in virtual time; print and write the results."""
-    with refusing():
+    with _refusing():
         found = with_alone(read_suite(suite))
         specs = suite_targets(found, policies or ())
         chosen = scenarios_of(found, scenarios or ())
@@ -143,46 +138,102 @@ def compare_command(
         int | None, typer.Option(min=1, help="Requests to send, of a workload.")
     ] = None,
     slices: Annotated[int, typer.Option(min=1, help="Blocks into which a workload is cut.")] = 4,
-    fleet: FleetOption = None,
-    profile: ProfileOption = "",
-    ttft_s: TtftOption = None,
-    tpot_s: TpotOption = None,
-    api_key: KeyOption = "",
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option(help="Property of the fleet, as KEY=VALUE; may be repeated."),
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Engine profile of the fake pods.")] = "",
+    ttft_s: Annotated[
+        float | None, typer.Option(help="Objective: seconds to the first token.")
+    ] = None,
+    tpot_s: Annotated[
+        float | None, typer.Option(help="Objective: seconds per further token.")
+    ] = None,
+    api_key: Annotated[
+        str,
+        typer.Option(
+            envvar="LOADTEST_API_KEY", help="API key sent to `url:` targets.", show_default=False
+        ),
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
 ) -> None:
     """Send the same requests to several targets, block by block in turn, and compare them."""
-    overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
-    with refusing():
+    with _refusing():
         specs = parse_targets(targets)
+        suite = read_suite(load if is_suite(load) else NAMED)
+        slo = {"ttft_s": ttft_s, "tpot_s": tpot_s}
+        suite = overridden(suite, read_values(fleet or ()), profile, slo)
         if is_suite(load):
-            suite = read_suite(load, overrides)
             chosen = scenarios_of(suite, scenarios or ())
             blocks = plan_suite(suite, chosen, rates_rps=rates or (), seeds=seeds or ())
         else:
-            blocks = _slices(load, overrides, rates, seeds or (1,), requests, slices)
+            wholes = [
+                workload_block(suite, load, rate_rps=rate_rps, num_requests=requests, seed=seed)
+                for seed in seeds or (1,)
+                for rate_rps in rates or (None,)
+            ]
+            blocks = [part for whole in wholes for part in sliced(whole, slices)]
     result = LoadResult(name=load, date=_now(), slo=SloSpec(**asdict(blocks[0].slo)))
-    _measure(specs, blocks, result, out, key_headers(api_key))
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    _measure(specs, blocks, result, out, headers)
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _slices(
-    name: str,
-    overrides: Overrides,
-    rates: Sequence[float] | None,
-    seeds: Sequence[int],
-    num_requests: int | None,
-    num_slices: int,
-) -> list[Block]:
-    load = workload_load(name, overrides)
-    wholes = (
-        load.block(rate_rps=rate_rps, num_requests=num_requests, seed=seed)
-        for seed in seeds
-        for rate_rps in rates or (None,)
-    )
-    return [part for whole in wholes for part in sliced(whole, num_slices)]
+def measured(
+    specs: Sequence[TargetSpec],
+    blocks: Sequence[Block],
+    console: Console,
+    *,
+    headers: Mapping[str, str],
+) -> list[Round]:
+    """Run and return all rounds; if a signal ends the run, print those so far.
+
+    Raises:
+        typer.Exit: A signal ended the run, or a target cannot be used.
+    """
+    rounds: list[Round] = []
+
+    async def measure() -> None:
+        with watching(console, len(specs) * len(blocks)) as watch:
+            await run_rounds(
+                specs,
+                await fitted(blocks, specs, headers),
+                rounds,
+                headers=headers,
+                watch=watch,
+            )
+
+    try:
+        with _refusing(FAILED):
+            uvloop.run(until_signalled(measure()))
+    except SignalledError as error:
+        if counted(rounds):
+            print_comparison(console, [spec.label for spec in specs], rounds)
+        console.print(f"{error}: {len(rounds)} of {len(blocks)} blocks were measured")
+        raise typer.Exit(128 + error.number) from error
+    return rounds
 
 
-loadtest_app.command("ramp")(ramp_command)
+def status_of(rounds: Sequence[Round]) -> int:
+    """Return the exit status after these rounds."""
+    if any(run.is_gone for round_ in rounds for run in round_):
+        return FAILED
+    return 0 if counted(rounds) else NOT_MEASURED
+
+
+@contextmanager
+def _refusing(target_status: int = UNUSABLE) -> Iterator[None]:
+    """Turn errors in the arguments, and in targets, into an exit with a one-line message.
+
+    Raises:
+        typer.Exit: There was such an error.
+    """
+    try:
+        yield
+    except TargetError as error:
+        raise failure(error, target_status) from error
+    except PlanError as error:
+        raise failure(error) from error

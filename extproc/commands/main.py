@@ -61,7 +61,7 @@ def lab(context: typer.Context) -> None:
 
 
 def loadtest(context: typer.Context) -> None:
-    """Load tests with real requests (docs/loadtest.md): `loadtest compare`, `loadtest ramp`."""
+    """Load tests with real requests (docs/loadtest.md): `loadtest run`, `loadtest compare`."""
     from extproc.commands.loadtest import loadtest_app
 
     loadtest_app(context.args or ["--help"], prog_name="extproc loadtest")

@@ -9,7 +9,15 @@ from ssl import SSLContext
 
 import msgspec
 
-from extproc.commands.podprobes import OPTIONAL, REQUIRED, Evidence, Pod, Probe, Response
+from extproc.commands.podprobes import (
+    OPTIONAL,
+    REQUIRED,
+    Evidence,
+    Pod,
+    Probe,
+    Response,
+    UntriedError,
+)
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.podhttp import FAILURES, describe, open_session
 
@@ -91,5 +99,7 @@ async def _try(pod: Pod, probe: Probe, timeout_s: float) -> Evidence:
     try:
         async with asyncio.timeout(timeout_s):
             return await probe(pod)
+    except UntriedError as error:
+        return None, str(error)
     except (*FAILURES, msgspec.DecodeError) as error:
         return False, describe(error)

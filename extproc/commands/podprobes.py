@@ -18,11 +18,11 @@ import msgspec
 
 from extproc.adapters import effect
 from extproc.fleet.engines import EngineProfile
-from extproc.fleet.engineversions import mixes_weights
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.models import decode_models
 from extproc.fleet.podhttp import ResponseError
-from extproc.fleet.spelling import Spelling
+from extproc.fleet.podstate import mixes_weights
+from extproc.openai import Spelling
 from extproc.types import LoadReport, ModelCard
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
@@ -73,6 +73,10 @@ class Response:
         return f"HTTP {self.status}, {self.content_type or 'no content type'}: {text}"
 
 
+class UntriedError(Exception):
+    """A requirement cannot be tried on this server; the text says why."""
+
+
 Evidence = tuple[bool | None, str]
 """Whether a requirement is met, None if it could not be tried; and the observation."""
 Ask = Callable[[str, str, object], Awaitable[Response]]
@@ -89,18 +93,27 @@ class Pod:
     _models: Sequence[ModelCard] | None = None
 
     async def models(self) -> Sequence[ModelCard]:
-        """Return the models that it lists, requested once."""
+        """Return the models that it lists, requested once.
+
+        Raises:
+            ResponseError: It lists none.
+        """
         if self._models is None:
-            answer = await self.ask("GET", "/v1/models", None)
-            if answer.status != HTTPStatus.OK:
-                raise ResponseError(str(answer))
+            answer = _checked(await self.ask("GET", "/v1/models", None))
             self._models = decode_models(answer.body)
         return self._models
 
-    async def adapter(self) -> str | None:
-        """Return the adapter to try: the given one, else the first one listed."""
+    async def adapter(self) -> str:
+        """Return the adapter to try: the given one, else the first one listed.
+
+        Raises:
+            UntriedError: It has none.
+        """
         listed = (model.id for model in await self.models() if model.parent)
-        return self.wanted_adapter or next(listed, None)
+        found = self.wanted_adapter or next(listed, None)
+        if found is None:
+            raise UntriedError("no adapter is registered there")
+        return found
 
     async def chat(self, model: str) -> Response:
         """Return the response to a short streamed chat request."""
@@ -124,14 +137,23 @@ class Pod:
         """
         answer = await self.ask("GET", "/metrics", None)
         if answer.status != HTTPStatus.OK:  # some servers have it at this path only
-            answer = await self.ask("GET", "/metrics/", None)
-        if answer.status != HTTPStatus.OK:
-            raise ResponseError(str(answer))
+            answer = _checked(await self.ask("GET", "/metrics/", None))
         return answer.body
 
     async def report(self) -> LoadReport:
         """Return the load report of its metrics page."""
         return parse_report(await self.page(), self.profile)
+
+
+def _checked(answer: Response) -> Response:
+    """Return a response with status 200.
+
+    Raises:
+        ResponseError: It has another.
+    """
+    if answer.status != HTTPStatus.OK:
+        raise ResponseError(str(answer))
+    return answer
 
 
 async def _answers_health(pod: Pod) -> Evidence:
@@ -149,8 +171,6 @@ async def _lists_adapters(pod: Pod) -> Evidence:
     bases = {model.id for model in models if not model.parent}
     adapters = {model.id: model.parent for model in models if model.parent}
     wanted = await pod.adapter()
-    if wanted is None:
-        return None, "no adapter is registered there"
     if wanted not in adapters:
         return False, f"{wanted} is not listed with a parent"
     strays = [name for name, parent in adapters.items() if parent not in bases]
@@ -167,8 +187,9 @@ async def _refuses_unknown(pod: Pod) -> Evidence:
 
 async def _streams(pod: Pod) -> Evidence:
     """Request an adapter, or the base model of a server without any."""
-    names = [await pod.adapter(), *(model.id for model in await pod.models())]
-    model = next(filter(None, names), None)
+    models = await pod.models()
+    adapters = [model.id for model in models if model.parent]
+    model = pod.wanted_adapter or next(iter(adapters or [model.id for model in models]), None)
     if model is None:
         return None, "no model is registered there"
     answer = await pod.chat(model)
@@ -184,11 +205,7 @@ async def _streams(pod: Pod) -> Evidence:
 
 async def _answers_as_adapter(pod: Pod) -> Evidence:
     adapter = await pod.adapter()
-    if adapter is None:
-        return None, "no adapter is registered there"
-    answer = await pod.chat(adapter)
-    if answer.status != HTTPStatus.OK:
-        return False, str(answer)
+    answer = _checked(await pod.chat(adapter))
     events = _EVENT.findall(answer.body)
     model = msgspec.json.decode(events[0], type=_Chunk).model if events else "nobody"
     return model in (
@@ -249,8 +266,6 @@ async def _says_active_adapters(pod: Pod) -> Evidence:
     if pod.profile.lora_info is None:
         return None, f"the profile {pod.profile.name} has no such metric"
     adapter = await pod.adapter()
-    if adapter is None:
-        return None, "no adapter is registered there"
     report = await pod.report()
     for _ in range(_LORA_INFO_TRIES):
         if any(name == adapter for name, _ in report.adapter_log) and report.max_loras:

@@ -1,9 +1,9 @@
 """The configuration: one YAML file, checked before anything starts.
 
-Each section has a file of its own. Every field has a unit in its name or description, a default, a
-range and a sentence that describes it; `docs/configuration.md` is generated from them. Fields whose
-description ends with "Live." take effect as soon as the file has changed and is valid; changes of
-the others need a restart.
+A large section has a file of its own, the others are in `sections`. Every field has a unit in its
+name or description, a default, a range and a sentence that describes it; `docs/configuration.md` is
+generated from them. Fields whose description ends with "Live." take effect as soon as the file has
+changed and is valid; changes of the others need a restart.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from extproc.config.adapters import AdaptersConfig
-from extproc.config.admin import AdminConfig
-from extproc.config.admission import AdmissionConfig
 from extproc.config.base import Section
-from extproc.config.completions import CompletionsConfig
-from extproc.config.destination import DestinationConfig
 from extproc.config.discovery import DiscoveryConfig
-from extproc.config.log import LogConfig
-from extproc.config.outliers import OutliersConfig
 from extproc.config.peers import PeersConfig
 from extproc.config.pods import PodsConfig
-from extproc.config.policy import PolicyConfig
-from extproc.config.queue import QueueConfig
 from extproc.config.request import RequestConfig
 from extproc.config.routes import MAX_ROUTES, RouteConfig, check_routes
-from extproc.config.scrape import ScrapeConfig
+from extproc.config.sections import (
+    AdminConfig,
+    AdmissionConfig,
+    CompletionsConfig,
+    DestinationConfig,
+    LogConfig,
+    OutliersConfig,
+    PolicyConfig,
+    QueueConfig,
+    ScrapeConfig,
+    TracingConfig,
+)
 from extproc.config.server import ServerConfig
-from extproc.config.tracing import TracingConfig
 from extproc.request.controlheaders import MODEL_REWRITE, names_of
 
 __all__ = ["Config"]

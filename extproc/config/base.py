@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from extproc.address import MAX_PORT, Address
 
@@ -45,16 +45,27 @@ IpPort = Annotated[str, AfterValidator(check_ip_port)]
 """The same where nothing looks a name up."""
 
 
-def check_one_of(**given: object) -> None:
-    """Raise ValueError unless exactly one of these is given: all others are None."""
-    if sum(each is not None for each in given.values()) != 1:
-        raise ValueError(f"give exactly one of: {', '.join(given)}")
-
-
 class Section(BaseModel):
     """A mapping in the file: unknown keys are errors, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Choice(Section):
+    """A section in which exactly one of the fields `ONE_OF` is given: all others are None."""
+
+    ONE_OF: ClassVar[tuple[str, ...]]
+
+    def given(self) -> dict[str, Any]:
+        """Return those that are given."""
+        values = {name: getattr(self, name) for name in self.ONE_OF}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _one_is_given(self) -> Self:
+        if len(self.given()) != 1:
+            raise ValueError(f"give exactly one of: {', '.join(self.ONE_OF)}")
+        return self
 
 
 def section_in(annotation: Any) -> type[Section] | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from extproc.address import MAX_PORT, check_endpoint_address
-from extproc.config.base import IpPort, Section, check_one_of
+from extproc.config.base import Choice, IpPort, Section
 
 _KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _KubernetesName = Annotated[str, Field(pattern=_KUBERNETES_NAME)]
@@ -31,8 +31,10 @@ class StaticEndpoint(Section):
         return check_endpoint_address(value)
 
 
-class KubernetesConfig(Section):
+class KubernetesConfig(Choice):
     """Pods by the Kubernetes API: exactly one of `pod_selector`, `service`, `inference_pool`."""
+
+    ONE_OF = ("pod_selector", "service", "inference_pool")
 
     namespace: str | None = Field(
         None,
@@ -106,12 +108,7 @@ class KubernetesConfig(Section):
             ) from None
 
     @model_validator(mode="after")
-    def _one_kind(self) -> KubernetesConfig:
-        check_one_of(
-            pod_selector=self.pod_selector,
-            service=self.service,
-            inference_pool=self.inference_pool,
-        )
+    def _port_fits(self) -> KubernetesConfig:
         is_number = isinstance(self.port, int) or (isinstance(self.port, tuple) and self.port)
         if self.pod_selector is not None and not is_number:
             raise ValueError("pod_selector needs port: a number, or a list of numbers")
@@ -182,8 +179,10 @@ class DnsConfig(Section):
         return self
 
 
-class DiscoveryConfig(Section):
+class DiscoveryConfig(Choice):
     """Where the list of pods comes from: exactly one of the sources."""
+
+    ONE_OF = ("static", "file", "kubernetes", "dns")
 
     static: tuple[StaticEndpoint, ...] | None = Field(
         None, description="The pods, listed here: `ip:port`, or `{address, name, group}`."
@@ -219,16 +218,7 @@ class DiscoveryConfig(Section):
             seen.add(each.address)
         return value
 
-    @model_validator(mode="after")
-    def _one_source(self) -> DiscoveryConfig:
-        check_one_of(**self._sources())
-        return self
-
     @property
     def source(self) -> tuple[str, Any]:
         """The name of the given source, and its value."""
-        return next(each for each in self._sources().items() if each[1] is not None)
-
-    def _sources(self) -> dict[str, Any]:
-        names = [name for name in type(self).model_fields if name != "file_interval_s"]
-        return {name: getattr(self, name) for name in names}
+        return next(iter(self.given().items()))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from extproc.address import MAX_PORT
-from extproc.config.base import HostPort, IpPort, Section, check_one_of
+from extproc.config.base import Choice, HostPort, IpPort
 
 
-class PeersConfig(Section):
+class PeersConfig(Choice):
     """The other replicas of this router, from exactly one source, which may list this one, too."""
+
+    ONE_OF = ("service", "dns", "static")
 
     service: str | None = Field(
         None,
@@ -76,8 +78,3 @@ class PeersConfig(Section):
         le=600,
         description="Seconds for which entries are kept for a replica that is not connected yet.",
     )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> PeersConfig:
-        check_one_of(service=self.service, dns=self.dns, static=self.static)
-        return self

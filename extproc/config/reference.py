@@ -30,6 +30,17 @@ policy: {name: founding, args: {threshold: 16}}
 """
 
 
+_BOUNDS: dict[type, str] = {
+    Ge: "at least {0.ge}",
+    Gt: "more than {0.gt}",
+    Le: "at most {0.le}",
+    Lt: "less than {0.lt}",
+    MinLen: "at least {0.min_length} entry",
+    MaxLen: "at most {0.max_length} entries",
+}
+"""Constraints of a field in words."""
+
+
 def render() -> str:
     """Return the whole page as Markdown."""
     parts = [_HEAD, "## (top level)\n", *_table(Config)]
@@ -82,21 +93,8 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def _bound(constraint: Any) -> str:
-    match constraint:
-        case Ge(ge=bound):
-            return f"at least {bound}"
-        case Gt(gt=bound):
-            return f"more than {bound}"
-        case Le(le=bound):
-            return f"at most {bound}"
-        case Lt(lt=bound):
-            return f"less than {bound}"
-        case MinLen(min_length=length):
-            return f"at least {length} entry"
-        case MaxLen(max_length=length):
-            return f"at most {length} entries"
-        case _:
-            return ""
+    """Return a constraint in words; "" for one that the description tells."""
+    return _BOUNDS.get(type(constraint), "").format(constraint)
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from extproc.adapters.declared import Names
+from extproc.config.adapters import AdapterConfig, DeclaredConfig
 from extproc.config.base import Section
-from extproc.config.declared import AdapterConfig, DeclaredConfig
 
 MAX_ROUTES = 1000
 MAX_PATTERNS = 100

@@ -122,7 +122,10 @@ class DnsDiscovery:
         resolver = dns.asyncresolver.Resolver(configure=not self.nameservers)
         if self.nameservers:
             resolver.domain = dns.name.root
-            resolver.nameservers = [_nameserver(each) for each in self.nameservers]
+            addresses = map(Address.parse, self.nameservers)
+            resolver.nameservers = [
+                dns.nameserver.Do53Nameserver(each.host, each.port) for each in addresses
+            ]
         resolver.timeout = self.timeout_s / _TRIES
         return resolver
 
@@ -270,8 +273,3 @@ async def _finish(question: Coroutine[Any, Any, _T]) -> _T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-def _nameserver(address: str) -> dns.nameserver.Nameserver:
-    parsed = Address.parse(address)
-    return dns.nameserver.Do53Nameserver(parsed.host, parsed.port)

@@ -22,7 +22,7 @@ from extproc.costs import BYTES_PER_TOKEN
 from extproc.fleet.cachesize import MIN_STREAM_S
 from extproc.fleet.evidence import Evidence
 from extproc.fleet.orca import parse_orca
-from extproc.fleet.pickids import router_of
+from extproc.fleet.peerpicks import router_of
 from extproc.fleet.pool import InFlight, Pool
 from extproc.fleet.tpot import Tpots
 from extproc.paths import FIRST_TOKEN_PATHS
@@ -244,6 +244,10 @@ class Accounting:
         """End a pick whose stream saw the end. Return False if it had ended before."""
         has_run = outcome is not Outcome.FAILED
         return self._pool.flights.finish(pick.id, now=now, has_run=has_run) is not None
+
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        """Move a pick to the endpoint that served it according to the data plane."""
+        self._pool.flights.move(pick.id, address, now=now)
 
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:
         """End the picks that the endpoint's last report does not account for; return them."""

@@ -8,10 +8,8 @@ What is beyond counts for nobody.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from math import exp
+from math import exp, lgamma, log
 from typing import NamedTuple
-
-from extproc.fleet.probabilities import Count, Strata, row_log_chance
 
 WINDOW_S = 30.0
 """Counts cover the last half to whole window; as long as the base ejection."""
@@ -29,6 +27,67 @@ NUM_BEFORE = 26
 """So many requests at most count that others had before a row of failures began: enough for six."""
 ANY = None
 """The kind of all requests, for failures that no request explains."""
+
+
+# How probable it is that an endpoint fails as it does, if it is like the others.
+
+
+class Count(NamedTuple):
+    """Requests that ended, and those of them that failed."""
+
+    num: int
+    num_failed: int
+
+
+def row_log_chance(num: int, num_others: float, num_failed: float) -> float:
+    """Return the logarithm of the chance that `num` requests in a row fail.
+
+    Each with a probability of which nothing is known but how requests to others ended (Laplace's
+    rule of succession).
+    """
+    failed, total = num_failed + 1, num_others + 2
+    return lgamma(failed + num) - lgamma(failed) - lgamma(total + num) + lgamma(total)
+
+
+class Strata:
+    """Sums over the kinds that one endpoint and others had, for its failure rate."""
+
+    __slots__ = ("_num_all_failed", "_num_expected", "_num_share", "num", "num_failed")
+
+    def __init__(self) -> None:
+        self.num = self.num_failed = self._num_all_failed = 0
+        self._num_expected = self._num_share = 0.0
+
+    def add(self, own: Count, others: Count) -> None:
+        """Add one kind; where others had none, no failure of its own can be compared."""
+        self.num += own.num
+        if not others.num:
+            return
+        failed = own.num_failed + others.num_failed
+        self.num_failed += own.num_failed
+        self._num_all_failed += failed
+        self._num_expected += own.num * others.num_failed / others.num
+        self._num_share += failed * own.num / (own.num + others.num)
+
+    def excess_ratio(self) -> float:
+        """Return how far its failure rate is above the others' with the same kinds."""
+        return (self.num_failed - self._num_expected) / self.num if self.num else 0.0
+
+    def chance(self) -> float:
+        """Return a bound on the chance that so many of all failures, of which there are some, are
+        its own: each is with a probability of its share of the requests (Chernoff's bound).
+        """
+        ratio, share = (
+            self.num_failed / self._num_all_failed,
+            self._num_share / self._num_all_failed,
+        )
+        if ratio <= share:
+            return 1.0
+        rest = (1 - ratio) * log((1 - ratio) / (1 - share)) if ratio < 1 else 0.0
+        return exp(-self._num_all_failed * (ratio * log(ratio / share) + rest))
+
+
+# The endpoints and their counts.
 
 
 class Like(NamedTuple):

@@ -82,7 +82,7 @@ class EngineProfile(Struct, frozen=True):
     load_path: str = "/v1/load_lora_adapter"  # loads an adapter into a running server
     unload_path: str = "/v1/unload_lora_adapter"
     safe_loads_since: tuple[int, int, int] | None = None
-    joins_names: bool = False  # `fleet.spelling`
+    joins_names: bool = False  # `openai.Spelling`
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -192,11 +192,8 @@ class Flights:
             return []
         report, at_s = tracked.report, tracked.reported_at_s
         total = report.num_running + report.num_waiting
-        old = []
-        for flight in tracked.flights.values():
-            if at_s - flight.started_at_s < grace_s:
-                break
-            old.append(flight)
+        flights = tracked.flights.values()
+        old = list(takewhile(lambda each: at_s - each.started_at_s >= grace_s, flights))
         if tracked.others.flights:
             self._told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
         lost = old[: max(0, len(old) - total)]

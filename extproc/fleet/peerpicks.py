@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -29,7 +29,6 @@ from msgspec import Struct
 from extproc.bounds import between
 from extproc.fleet.foreign import PeerFlight
 from extproc.fleet.listeners import NOBODY, WaitingLine, WorkObserver
-from extproc.fleet.pickids import router_of
 from extproc.fleet.prompts import MAX_AGE_S, MAX_QUEUE_S
 from extproc.fleet.tracked import Tracked
 from extproc.tenancy import Share
@@ -196,11 +195,8 @@ class PeerPicks:
 
     def reconcile(self, tracked: Tracked, num_others: int, *, told_by_s: float, now: float) -> None:
         """End the endpoint's oldest picks told by `told_by_s` that are more than `num_others`."""
-        old = []
-        for flight in tracked.others.flights.values():
-            if flight.told_at_s > told_by_s:
-                break
-            old.append(flight)
+        flights = tracked.others.flights.values()
+        old = list(takewhile(lambda each: each.told_at_s <= told_by_s, flights))
         if len(old) > num_others:
             self._end_all(old[: len(old) - max(0, num_others)], now=now)
 
@@ -278,3 +274,27 @@ class _Teller:
         self.ended[pick_id] = None
         if len(self.ended) > most:
             del self.ended[next(iter(self.ended))]
+
+
+# The ids of picks: unique over routers and restarts, and each names its router.
+
+
+def pick_ids(router_id: str) -> Callable[[], str]:
+    """Return a function that returns a new id of this router's picks at each call."""
+    numbers = count()
+    return lambda: f"{router_id}-{next(numbers)}"
+
+
+def router_of(pick_id: str) -> str:
+    """Return the router that made the pick; "" for an id that names none."""
+    return pick_id.rpartition("-")[0]
+
+
+def number_of(pick_id: str) -> int:
+    """Return the number of a pick of ours among those of its router."""
+    return int(pick_id.rpartition("-")[2])
+
+
+def pick_id_of(router_id: str, number: int) -> str:
+    """Return the id of a router's pick."""
+    return f"{router_id}-{number}"

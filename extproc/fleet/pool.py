@@ -4,9 +4,9 @@ Rules:
 1. `start` and `finish` come exactly once per pick, whatever ends the request; a second `finish` of
    the same pick returns None and changes nothing.
 2. A report is true at the moment it was taken, unless it contradicts both routers and counters
-   (`belief`). Our dispatches since are added to it, and one older than `report_expiry_s` is not
-   trusted: the endpoint is then known by what routers have sent there, as long as it answers. One
-   that has not answered at all, or not the last call of ours, is not idle: it is silent.
+   (`foreign.Belief`). Our dispatches since are added to it, and one older than `report_expiry_s` is
+   not trusted: the endpoint is then known by what routers have sent there, as long as it answers.
+   One that has not answered at all, or not the last call of ours, is not idle: it is silent.
 3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
    came back under the same address starts from zero.
 4. An endpoint is believed about itself only. Where a name must mean one thing for all of them, the
@@ -28,9 +28,9 @@ from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.podstate import PodState
 from extproc.fleet.prefixes import PrefixIndex
 from extproc.fleet.serverflags import PoolSettings, ServerFlags
-from extproc.fleet.slotuses import SlotUse
 from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
+from extproc.tenancy import SlotUse
 from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]

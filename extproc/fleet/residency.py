@@ -29,13 +29,13 @@ responses of one token, loads before the first listing, and loads of a name unlo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
 from operator import itemgetter
 
 from msgspec.structs import replace
 
-from extproc.fleet.clockoffset import ClockOffset
 from extproc.types import LoadReport
 
 _Touch = tuple[float, float]
@@ -324,3 +324,26 @@ def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | Non
     """Return the engine's statement in our order; adapters unknown to us come last, by name."""
     known = [adapter for adapter in order if adapter in stated]
     return [*known, *sorted(stated.difference(filter(None, known)))]
+
+
+# The offset between an engine's wall clock and ours, learned from when its log can be from.
+
+
+@dataclass(slots=True)
+class ClockOffset:
+    """Bounds of our clock minus the engine's wall clock, in seconds."""
+
+    low_s: float = -inf
+    high_s: float = inf
+
+    def narrow(self, low_s: float, high_s: float) -> None:
+        """Apply new bounds. If they contradict the old ones, one of the clocks was set."""
+        low, high = max(low_s, self.low_s), min(high_s, self.high_s)
+        if low > high:
+            low, high = low_s, max(low_s, high_s)
+        self.low_s, self.high_s = low, high
+
+    @property
+    def middle_s(self) -> float:
+        """The likeliest offset; -inf without a lower bound."""
+        return self.low_s if self.low_s == -inf else (self.low_s + self.high_s) / 2

@@ -11,21 +11,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Probe
-from extproc.fleet.belief import Belief
 from extproc.fleet.cachesize import MAX_BODY_BYTES
-from extproc.fleet.concurrency import Room
+from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
-from extproc.fleet.engineversions import mixes_weights
-from extproc.fleet.foreign import ForeignRequests, PeerFlight
-from extproc.fleet.fullness import Fullness
+from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
 from extproc.fleet.outliers import Outliers
-from extproc.fleet.podstate import PodState
+from extproc.fleet.podstate import PodState, mixes_weights
 from extproc.fleet.prefixes import KvCache
 from extproc.fleet.prompts import MAX_AGE_S, Prompts
 from extproc.fleet.residency import Residency
 from extproc.fleet.serverflags import PoolSettings
-from extproc.fleet.slotuses import SlotUses
-from extproc.tenancy import NO_CLAIM, Share
+from extproc.tenancy import NO_CLAIM, Share, SlotUses
 from extproc.types import (
     Endpoint,
     EndpointView,

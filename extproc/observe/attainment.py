@@ -13,13 +13,35 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from extproc.bounds import plain
 from extproc.types import Outcome, Rejection
 
 WINDOW_S = 60.0
 OTHER = "other"
-"""The label of all paths beyond `max_paths`."""
+"""The label of all values beyond the most that have their own."""
+MAX_LABEL_CHARS = 256
+"""Longest label value chosen by a client: a model's name (`openai.MAX_MODEL_BYTES`)."""
 _BUCKET_S = 1.0
 _TOO_MANY_REQUESTS = 429
+
+
+class CappedLabel:
+    """The first `max_values` values of a label; all others become OTHER."""
+
+    def __init__(self, max_values: int) -> None:
+        self._max_values = max_values
+        self._values: set[str] = set()
+
+    def cap(self, value: str) -> str:
+        """Return the value, or OTHER; a new one is recorded while there is room."""
+        if value in self._values:
+            return value
+        value = plain(value, MAX_LABEL_CHARS)
+        if value not in self._values:
+            if len(self._values) >= self._max_values:
+                return OTHER
+            self._values.add(value)
+        return value
 
 
 @dataclass(slots=True)
@@ -39,8 +61,7 @@ class Attainment:
     def __init__(self, ttft_s: float, *, window_s: float = WINDOW_S, max_paths: int = 50) -> None:
         self.ttft_s = ttft_s
         self.window_s = window_s
-        self._max_paths = max_paths
-        self._paths: set[str] = set()
+        self._paths = CappedLabel(max_paths)
         self._buckets: deque[tuple[float, dict[str, Share]]] = deque()  # by their beginning
 
     def configure(self, ttft_s: float) -> None:
@@ -81,11 +102,7 @@ class Attainment:
         return dict(sorted(total.items()))
 
     def _count(self, path: str, is_attained: bool, now: float) -> tuple[str, bool]:
-        if path not in self._paths:
-            if len(self._paths) >= self._max_paths:
-                path = OTHER
-            else:
-                self._paths.add(path)
+        path = self._paths.cap(path)
         if not self._buckets or now >= self._buckets[-1][0] + _BUCKET_S:
             self._forget(now)
             self._buckets.append((now, {}))

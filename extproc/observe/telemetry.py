@@ -24,9 +24,10 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 
 from extproc.costs import BYTES_PER_TOKEN
-from extproc.observe.counters import CappedLabel, Counter, Histogram, labelled
+from extproc.observe.attainment import CappedLabel
+from extproc.observe.counters import Counter, Histogram, labelled
+from extproc.observe.explanation import chosen_terms
 from extproc.queue import Ticket
-from extproc.routing.prices import chosen_terms
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
 
 _MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count as OTHER

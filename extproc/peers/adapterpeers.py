@@ -1,29 +1,88 @@
-"""What routers tell each other of adapters, so that one loads for all."""
+"""Several routers, of which one has pods load adapters: what they tell each other of that.
+
+1. A router may load if it has the lease of the store, or if nothing leases. Of those that may,
+   and hear each other, the one with the smallest id does.
+2. Who hears one that loads, and that has the same declared, makes no calls. It tells what its
+   requests want, and hears what cannot be loaded, and which pods have changed.
+3. Who hears none loads what it may: everything, or else what its own requests wait for.
+4. What a router says is believed until it says something else, for `BELIEVED_S` at most.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from math import inf
+from typing import NamedTuple
+
+import msgspec
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import SAY_S, AdapterUpdate, Peers, Trouble, digest
 from extproc.adapters.states import Action, Kind, State
 from extproc.routing.catalog import Catalog
 
+BELIEVED_S = 5.0
+SAY_S = 1.0
+"""From one update to the next where nothing is new."""
+LEAVING_S = 2.0
+"""Time for which no request goes to an adapter that is being unloaded, after the last update of
+that: by then the pod's list of models says whether it still has it."""
+
+MAX_LEAVING = 4096
+"""Of these, and as many again as an update has."""
+
+
+class Trouble(NamedTuple):
+    """Why an adapter cannot be loaded: its name, a slug, and a sentence for operators."""
+
+    name: str
+    reason: str
+    message: str
+
+
+class AdapterUpdate(NamedTuple):
+    """What a router says of adapters.
+
+    Attributes:
+        loads: It makes all calls.
+        declared: `digest` of what it has declared.
+        wanted: Names that its requests wait for, the next first.
+        failed: Of those that others want, what it cannot load.
+        changed: Addresses of pods, on which its calls have ended since its last update.
+        leaving: Addresses of pods that it has unload an adapter now, each with the served name.
+    """
+
+    loads: bool
+    declared: int
+    wanted: tuple[str, ...] = ()
+    failed: tuple[Trouble, ...] = ()
+    changed: tuple[str, ...] = ()
+    leaving: tuple[tuple[str, str], ...] = ()
+
+
+def digest(declarations: Iterable[Declaration]) -> int:
+    """Return 64 bits that are the same in each router that has the same declared."""
+    each = sorted(declarations, key=lambda declaration: declaration.name)
+    data = msgspec.json.encode(each, order="deterministic")
+    return int.from_bytes(blake2b(data, digest_size=8).digest())
+
+
 HEARD_S = 0.1
-"""By then others have heard a word, and their last requests before it have reached their pods."""
+"""By then others have heard an update, and their last requests before it have reached the pods."""
 
 
 class AdapterPeers:
-    """This router's part of the conversation; none where there are no others.
+    """What the other routers say, and this router's part of the conversation; none where there are
+    no others.
 
     Args:
+        router_id: Of this one.
         catalog: Learns what cannot be loaded; its planner knows how adapters are.
         poke: Has a pod's models listed soon.
         look: Called when there is something to be done.
         clock: Monotonic seconds.
-        say: Says a word to all other routers; None where there are none. What they say comes by
+        say: Says an update to all other routers; None where there are none. What they say comes by
             `hear`, and `forget` says that one is gone.
     """
 
@@ -37,7 +96,9 @@ class AdapterPeers:
         clock: Callable[[], float],
         say: Callable[[AdapterUpdate], None] | None,
     ) -> None:
-        self._peers = Peers(router_id)
+        self._router_id = router_id
+        self._updates: dict[str, tuple[float, AdapterUpdate]] = {}
+        self._leaving: dict[tuple[str, str], float] = {}
         self._catalog = catalog
         self._poke, self._look, self._clock = poke, look, clock
         self._declared = 0
@@ -51,16 +112,20 @@ class AdapterPeers:
         if self._say is not None:
             self._declared = digest(declarations)
 
-    def hear(self, router_id: str, word: AdapterUpdate) -> None:
-        """Take another router's word."""
-        for address in word.changed:
+    def hear(self, router_id: str, update: AdapterUpdate) -> None:
+        """Take another router's update."""
+        for address in update.changed:
             self._poke(address)
-        if self._peers.hear(router_id, word, now=self._clock()):
+        now, before = self._clock(), self._updates.get(router_id)
+        self._updates[router_id] = now, update
+        if len(self._leaving) < MAX_LEAVING:
+            self._leaving.update(dict.fromkeys(update.leaving, now + LEAVING_S))
+        if before is None or before[1] != update:
             self._look()
 
     def forget(self, router_id: str) -> None:
         """Forget a router that is gone."""
-        self._peers.forget(router_id)
+        self._updates.pop(router_id, None)
         self._look()
 
     async def wait(self, action: Action) -> None:
@@ -76,15 +141,16 @@ class AdapterPeers:
         """Return whether another router makes this one's calls; note what others unload, and what
         that one cannot load.
         """
-        leader = self._peers.leader(self._declared, may_load=may_load, now=now)
+        leader = self._leader(may_load=may_load, now=now)
         failed = () if leader is None else leader.failed
-        self._catalog.planner.set_leaving(self._peers.leaving(now))
+        self._leaving = {each: until_s for each, until_s in self._leaving.items() if now < until_s}
+        self._catalog.planner.set_leaving(frozenset(self._leaving))
         self._catalog.set_failed({each.name: (each.reason, each.message) for each in failed})
         return leader is not None
 
     def wanted(self, now: float) -> list[str]:
-        """Return what the other routers' requests wait for."""
-        return self._peers.wanted(now)
+        """Return the names that the other routers' requests wait for, each once."""
+        return list(dict.fromkeys(name for _, update in self._heard(now) for name in update.wanted))
 
     def tell(
         self, held: Sequence[str], rates: Mapping[str, float], *, loads: bool, now: float
@@ -102,15 +168,28 @@ class AdapterPeers:
         failed = self._failed(now) if loads else ()
         changed, self._changed = tuple(self._changed), {}
         leaving = tuple(planner.unloading())
-        word = AdapterUpdate(loads, self._declared, tuple(wanted), failed, changed, leaving)
-        if word != self._said or now - self._said_at_s >= SAY_S:
-            self._said, self._said_at_s = word, now
-            self._say(word)
+        update = AdapterUpdate(loads, self._declared, tuple(wanted), failed, changed, leaving)
+        if update != self._said or now - self._said_at_s >= SAY_S:
+            self._said, self._said_at_s = update, now
+            self._say(update)
+
+    def _leader(self, *, may_load: bool, now: float) -> AdapterUpdate | None:
+        """Return the update of the router that makes this one's calls; None where none does."""
+        for router_id, update in self._heard(now):
+            is_first = not may_load or router_id < self._router_id
+            if update.loads and update.declared == self._declared and is_first:
+                return update
+        return None
+
+    def _heard(self, now: float) -> Iterator[tuple[str, AdapterUpdate]]:
+        for router_id, (said_s, update) in self._updates.items():
+            if now - said_s <= BELIEVED_S:
+                yield router_id, update
 
     def _failed(self, now: float) -> tuple[Trouble, ...]:
         """Return what the others want and cannot have."""
         planner, found = self._catalog.planner, []
-        for name in self._peers.wanted(now):
+        for name in self.wanted(now):
             status = planner.status(name) if planner.state(name) is State.FAILED else None
             if status is not None:
                 found.append(Trouble(name, status.reason or "", status.message))

@@ -29,6 +29,7 @@ from extproc.files.reading import check_readable, load_key_pair
 from extproc.fleet.loops import choose_backoff_s
 from extproc.fleet.podhttp import describe
 from extproc.wire.rpc import Call, Code, Session
+from extproc.wire.tls import client_context
 
 log = logging.getLogger(__name__)
 
@@ -253,12 +254,10 @@ def tls_context(
     Raises:
         OSError: A file cannot be read or parsed (`ssl.SSLError`).
     """
-    check_readable(ca_file, cert_file, key_file)
-    context = ssl.create_default_context(cafile=str(ca_file))
+    check_readable(cert_file, key_file)
+    context = client_context(ca_file, verify=verify)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # self-signed certificates are allowed
     context.check_hostname = verify and checks_name
-    if not verify:
-        context.verify_mode = ssl.CERT_NONE
     load_key_pair(context, cert_file, key_file)
     context.set_alpn_protocols(["h2"])
     return context

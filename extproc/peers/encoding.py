@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.adapters.peers import AdapterUpdate, Trouble
 from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
-from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
-from extproc.fleet.pickids import number_of, pick_id_of
+from extproc.fleet.peerpicks import PeerPick, PeerPickEnd, number_of, pick_id_of
 from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.queue import Waiting
 from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation
@@ -55,13 +54,13 @@ def split(picks: Iterable[PeerPick], ends: Iterable[PeerPickEnd]) -> Iterator[Pi
         yield PickUpdate(started, ended)
 
 
-def encode(tidings: PickUpdate) -> bytes:
+def encode(update: PickUpdate) -> bytes:
     """Return the message."""
     message = peers_pb2.PeerMessage()
     told = message.picks
-    told.is_first = tidings.is_first
+    told.is_first = update.is_first
     add_pick, add_end = told.started.add, told.ended.add
-    for pick in tidings.picks:
+    for pick in update.picks:
         adapter = pick.adapter or ""
         flow, priority, tokens = _within_bounds(pick.share)
         add_pick(
@@ -74,10 +73,10 @@ def encode(tidings: PickUpdate) -> bytes:
             priority=priority,
             tokens=tokens,
         )
-    for end in tidings.ends:
+    for end in update.ends:
         add_end(number=number_of(end.id), has_run=end.has_run)
-    if tidings.waiting is not None:
-        _encode_waiting(tidings.waiting, told.waiting)
+    if update.waiting is not None:
+        _encode_waiting(update.waiting, told.waiting)
     return message.SerializeToString()
 
 
@@ -105,7 +104,7 @@ def decode(router_id: str, told: peers_pb2.Picks) -> PickUpdate:
 def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
     addresses = waiting.addresses[:MAX_ENDPOINTS]
     num_bytes = (len(addresses) + 7) // 8
-    told.SetInParent()  # nobody waits is a word, too
+    told.SetInParent()  # nobody waits is an update, too
     told.addresses.extend(addresses)
     told.urgent = _bits(waiting.urgent, num_bytes)
     for (level, priority, flow), first in waiting.firsts:
@@ -176,22 +175,22 @@ def _share(pick: peers_pb2.StartedPick) -> Share | None:
     return Share(pick.flow, pick.priority, between(pick.tokens, MAX_TOKENS))
 
 
-def encode_word(word: AdapterUpdate) -> bytes:
+def encode_adapters(update: AdapterUpdate) -> bytes:
     """Return the message; what is beyond a bound is left out."""
     message = peers_pb2.PeerMessage()
     told = message.adapters
-    told.loads, told.declared = word.loads, word.declared
-    told.wanted.extend(_names(word.wanted))
-    told.changed.extend(_names(word.changed))
-    for each in islice(word.failed, MAX_TOLD):
+    told.loads, told.declared = update.loads, update.declared
+    told.wanted.extend(_names(update.wanted))
+    told.changed.extend(_names(update.changed))
+    for each in islice(update.failed, MAX_TOLD):
         reason, text = (plain(text, MAX_REASON_CHARS) for text in (each.reason, each.message))
         told.failed.add(name=each.name, reason=reason, message=text)
-    for address, name in islice(word.leaving, MAX_TOLD):
+    for address, name in islice(update.leaving, MAX_TOLD):
         told.leaving.add(address=address, name=name)
     return message.SerializeToString()
 
 
-def decode_word(told: peers_pb2.Adapters) -> AdapterUpdate:
+def decode_adapters(told: peers_pb2.Adapters) -> AdapterUpdate:
     """Return what a message tells of adapters, as far as it is within the bounds."""
     failed = (
         Trouble(each.name, each.reason[:MAX_REASON_CHARS], each.message[:MAX_REASON_CHARS])

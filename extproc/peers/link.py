@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from extproc.adapters.peers import AdapterUpdate
 from extproc.gen import peers_pb2
-from extproc.peers.encoding import PickUpdate, decode, decode_word
+from extproc.peers.adapterpeers import AdapterUpdate
+from extproc.peers.encoding import PickUpdate, decode, decode_adapters
 from extproc.peers.keys import NONCE_BYTES, End, is_proven, new_nonce, prove
 from extproc.peers.relay import Link, Relay
 from extproc.wire.rpc import Call, Code
@@ -35,32 +36,38 @@ class PeerListener(Protocol):
     def begin(self) -> None:
         """Links are to begin."""
 
-    def hear(self, router_id: str, tidings: PickUpdate, /) -> None:
+    def hear(self, router_id: str, update: PickUpdate, /) -> None:
         """Take what a router tells."""
 
-    def hear_word(self, router_id: str, word: AdapterUpdate, /) -> None:
+    def hear_adapters(self, router_id: str, update: AdapterUpdate, /) -> None:
         """Take what a router says of adapters."""
 
     def forget(self, router_id: str, /) -> None:
         """The last link to a router has closed."""
 
 
-class Service(Protocol):
-    """What has the links of this process, as one of them sees it."""
+@dataclass(eq=False)
+class Service:
+    """What has the links of this process, as one of them sees it.
+
+    Attributes:
+        relay: Holds the entries to send.
+        listener: Takes what routers say.
+        clock: Monotonic seconds.
+        on_garbage: Called once per malformed message.
+        keys: Returns the keys that prove who is a peer, ours first; called for each link. None
+            where there are none.
+        believes_callers: Whether whoever calls is believed without a key: TLS knows who that is.
+    """
 
     relay: Relay
     router_id: str
-    believes_callers: bool
+    _: KW_ONLY
     listener: PeerListener
-
-    def keys(self) -> Sequence[bytes] | None:
-        """Return the keys, ours first; None where nobody needs one."""
-
-    def clock(self) -> float:
-        """Return monotonic seconds."""
-
-    def on_garbage(self) -> None:
-        """Count a malformed message."""
+    clock: Callable[[], float]
+    on_garbage: Callable[[], None] = lambda: None
+    keys: Callable[[], Sequence[bytes] | None] = lambda: None
+    believes_callers: bool = False
 
     def record(self, entries: Sequence[bytes]) -> None:
         """Take entries that a peer relayed."""
@@ -71,7 +78,7 @@ class Service(Protocol):
     def lost(self, router_id: str, session: PeerLink) -> None:
         """Take note that the link has closed."""
 
-    def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
+    def closed(self, session: PeerLink) -> None:
         """Forget the link."""
 
 
@@ -144,7 +151,7 @@ class PeerLink:
 
     def closed(self) -> None:
         """Forget the link, which has ended."""
-        self._service.closed(self, is_inbound=self.is_inbound)
+        self._service.closed(self)
         self._drop_link()
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:
@@ -238,7 +245,7 @@ class PeerLink:
         elif content.HasField("picks"):
             self._service.listener.hear(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):
-            self._service.listener.hear_word(link.router_id, decode_word(content.adapters))
+            self._service.listener.hear_adapters(link.router_id, decode_adapters(content.adapters))
 
     def _handle_acknowledgement(self, link: Link) -> None:
         if not link.is_waiting:

@@ -1,4 +1,4 @@
-"""The links that are open, and what is told over them.
+"""The links between the replicas of this router, and what is told over them.
 
 Picks go to each router over one link, the oldest that it listens to, which begins with those in
 flight. Nobody acknowledges them: a link that is slow to acknowledge entries gets no more than
@@ -9,13 +9,15 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 
-from extproc.adapters.peers import AdapterUpdate
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
-from extproc.peers.encoding import MAX_TOLD, PickUpdate, encode, encode_word, split
-from extproc.peers.link import MAX_UNREAD_BYTES, PeerLink
+from extproc.peers.adapterpeers import AdapterUpdate
+from extproc.peers.encoding import MAX_TOLD, PickUpdate, encode, encode_adapters, split
+from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink, Service
 from extproc.queue import Waiting
+from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
 MAX_FIRST_BYTES = MAX_UNREAD_BYTES // 2
 """Of the picks that a link begins with, some 5,000; the oldest beyond that are not told."""
@@ -54,11 +56,11 @@ class Links:
         """Whether a link is to begin."""
         return not all(session.has_begun for session in self._telling.values())
 
-    def say(self, word: AdapterUpdate) -> None:
+    def say(self, update: AdapterUpdate) -> None:
         """Say to every router what is with adapters, over each link: one of them may be another's
         who only says that it is that router.
         """
-        message = encode_word(word)
+        message = encode_adapters(update)
         for session in self:
             if session.is_heard:
                 session.post(message)
@@ -129,12 +131,12 @@ class Links:
         """Return the messages that so many links begin with, the oldest pick first."""
         told, num_bytes = [], 0
         while picks:
-            tidings = PickUpdate(picks[-MAX_TOLD:])
-            message = encode(tidings)
+            update = PickUpdate(picks[-MAX_TOLD:])
+            message = encode(update)
             num_bytes += len(message)
             if num_bytes > MAX_FIRST_BYTES:
                 break
-            told.append((tidings, message))
+            told.append((update, message))
             del picks[-MAX_TOLD:]
         self.num_untold += len(picks) * num_links
         first = PickUpdate(is_first=True, waiting=waiting)
@@ -145,17 +147,116 @@ class Links:
     ) -> list[Exception]:
         """Tell links, each until it fails; return the failures."""
         failed: dict[PeerLink, Exception] = {}
-        for tidings, message in messages:
+        for update, message in messages:
             for session in sessions:
                 try:
                     if session not in failed and session.link is not None:
-                        self._count(tidings, is_told=session.post(message))
+                        self._count(update, is_told=session.post(message))
                 except Exception as error:
                     failed[session] = error
         return list(failed.values())
 
-    def _count(self, tidings: PickUpdate, *, is_told: bool) -> None:
+    def _count(self, update: PickUpdate, *, is_told: bool) -> None:
         if is_told:
-            self.num_told += len(tidings.picks)
+            self.num_told += len(update.picks)
         else:
-            self.num_untold += len(tidings.picks) + len(tidings.ends)
+            self.num_untold += len(update.picks) + len(update.ends)
+
+
+# --- `extproc.v1.Peers`: the link between two replicas of this router, from either end.
+#
+# Links carry access log entries (`peers.relay` decides which and when) and the picks that routers
+# tell each other (`Links`). The end that listens and the end that dials (`dialler`) run the same
+# session, a `link`.
+#
+# A link is for both directions where each side knows who the other is: by a key that they share,
+# or by TLS. Else the side that dials listens alone: it found the other at an address of its own
+# discovery, and of itself it can prove nothing.
+
+METHOD = "/extproc.v1.Peers/Link"
+
+MAX_LINKS = 256
+"""Links that others may open to us; far more than the replicas of one router."""
+OPEN_S = 5.0
+"""From the beginning of a link to the other side's hello, and its proof where there is a key."""
+
+OnEntries = Callable[[Sequence[bytes]], None]
+
+
+@dataclass(eq=False)
+class PeersService(Service):
+    """Opens and ends links, whoever dials.
+
+    Attributes:
+        links: Those that are there.
+        on_entries: Called with the entries relayed by a peer.
+        num_received: Entries relayed by peers.
+    """
+
+    _: KW_ONLY
+    links: Links
+    on_entries: OnEntries
+    num_received: int = 0
+
+    def methods(self) -> tuple[Method, ...]:
+        """Return Link."""
+        return (Method(METHOD, self._accept, is_long_lived=True),)
+
+    def dialled(self, call: Call, on_hello: OnHello) -> Session:
+        """Begin a link that we opened; `on_hello` is called with the other router's id."""
+        return self._begin(call, on_hello, is_inbound=False)
+
+    def tick(self) -> None:
+        """End dead links, probe silent ones, and drop entries that waited too long."""
+        now = self.clock()
+        for session in self.links:
+            if session.link is not None and self.relay.is_dead(session.link, now=now):
+                session.end(Code.DEADLINE_EXCEEDED, "no acknowledgement")
+            elif session.link is None and now - session.begun_at_s > OPEN_S:
+                session.end(Code.DEADLINE_EXCEEDED, "no hello, or no proof")
+        self.relay.tick(now=now)
+
+    def record(self, entries: Sequence[bytes]) -> None:
+        """Record entries relayed by a peer."""
+        self.num_received += len(entries)
+        self.on_entries(entries)
+
+    def opened(self, router_id: str, session: PeerLink) -> None:
+        """Have a router told over a link, if it listens to that one first."""
+        self.links.opened(router_id, session)
+        self._begin_those_that_owe()
+
+    def lost(self, router_id: str, session: PeerLink) -> None:
+        """Have a router told over another link, or forget it."""
+        is_gone = self.links.lost(router_id, session)
+        self._begin_those_that_owe()
+        if is_gone:
+            self.listener.forget(router_id)
+
+    def closed(self, session: PeerLink) -> None:
+        """Forget a closed session."""
+        self.links.remove(session)
+
+    def _begin_those_that_owe(self) -> None:
+        if self.links.is_owing:
+            self.listener.begin()
+
+    def _accept(self, call: Call, metadata: Metadata) -> Session:
+        num_inbound = sum(each.is_inbound for each in self.links)
+        if num_inbound >= MAX_LINKS and not self._make_room():
+            call.end(Code.RESOURCE_EXHAUSTED, "too many links")
+            return NO_SESSION
+        return self._begin(call, lambda _: None, is_inbound=True)
+
+    def _make_room(self) -> bool:
+        """End the oldest link to us that is not open; return whether there is one."""
+        unopened = (each for each in self.links if each.is_inbound and not each.is_open)
+        oldest = next(unopened, None)
+        if oldest is not None:
+            oldest.end(Code.RESOURCE_EXHAUSTED, "too many links, and this one is not open")
+        return oldest is not None
+
+    def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> PeerLink:
+        session = PeerLink(self, call, on_hello, is_inbound=is_inbound)
+        self.links.add(session)
+        return session

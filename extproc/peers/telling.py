@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from extproc.adapters.peers import AdapterUpdate
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.fleet.pool import InFlight
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.adapterpeers import AdapterPeers
+from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links
 from extproc.queue import Waiting
@@ -115,16 +114,19 @@ class Telling:
         waiting = self._waiting.lasting(now)
         if links.is_owing:
             self._told = None
-        word = None if waiting == self._told else waiting.shifted(-now)
+        news = None if waiting == self._told else waiting.shifted(-now)
         self._told = waiting
         tell = partial(links.tell, in_flight=self._in_flight)
-        self._observers.call("telling", tell, picks, ended, word)
+        self._observers.call("telling", tell, picks, ended, news)
         if links.is_owing:
             self._schedule()
 
     def _in_flight(self) -> list[PeerPick]:
         now = self._clock()
-        return [_flying(flight, now) for flight in self._flights]
+        return [
+            _told(each.pick, each.tracked.endpoint.address, now - each.started_at_s)
+            for each in self._flights
+        ]
 
 
 class Hearing:
@@ -158,13 +160,13 @@ class Hearing:
         """Tell those who listen from now on."""
         self._telling.begin(self._router.pool.flights)
 
-    def hear(self, router_id: str, tidings: PickUpdate) -> None:
+    def hear(self, router_id: str, update: PickUpdate) -> None:
         """Count what a router tells."""
-        self._call("telling", self._count, router_id, tidings)
+        self._call("telling", self._count, router_id, update)
 
-    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
+    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
         """Take what a router says of adapters."""
-        self._call("telling", self._adapters.hear, router_id, word)
+        self._call("telling", self._adapters.hear, router_id, update)
 
     def forget(self, router_id: str) -> None:
         """Forget a router that is gone."""
@@ -194,16 +196,16 @@ class Hearing:
             },
         )
 
-    def _count(self, router_id: str, tidings: PickUpdate) -> None:
+    def _count(self, router_id: str, update: PickUpdate) -> None:
         told, now = self._router.pool.told, self._clock()
-        if tidings.is_first:
+        if update.is_first:
             told.begin(router_id, now=now)
-        waiting = tidings.waiting or (NOBODY if tidings.is_first else None)
+        waiting = update.waiting or (NOBODY if update.is_first else None)
         if waiting is not None and told.hears(router_id):
             self._router.hear(router_id, waiting.shifted(now), now=now)
-        for pick in tidings.picks:
+        for pick in update.picks:
             told.start(pick, now=now)
-        for end in tidings.ends:
+        for end in update.ends:
             told.finish(end.id, now=now, has_run=end.has_run)
 
     def _part(self, router_id: str) -> None:
@@ -215,7 +217,3 @@ class Hearing:
 def _told(pick: Pick, address: str, age_s: float, share: Share | None = None) -> PeerPick:
     request = pick.request
     return PeerPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s, share)
-
-
-def _flying(flight: InFlight, now: float) -> PeerPick:
-    return _told(flight.pick, flight.tracked.endpoint.address, now - flight.started_at_s)

@@ -7,10 +7,8 @@ what is held import it.
 from __future__ import annotations
 
 from extproc.queue.elsewhere import Waiting
-from extproc.queue.endings import End
 from extproc.queue.precedence import Reach
 from extproc.queue.queue import HoldQueue
-from extproc.queue.settings import QueueSettings
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import End, QueueSettings, Ticket
 
 __all__ = ["End", "HoldQueue", "QueueSettings", "Reach", "Ticket", "Waiting"]

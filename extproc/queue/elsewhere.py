@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from extproc.queue.precedence import HOLD_UP_S, First, Flow
 from extproc.queue.reservations import Reservation
-from extproc.queue.settings import QueueSettings
+from extproc.queue.tickets import QueueSettings
 
 MAX_FIRSTS, MAX_KEPT = 64, 256
 """Of all other routers together, by priority: each newcomer is compared with all of them."""

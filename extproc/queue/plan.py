@@ -1,9 +1,9 @@
 """Who is asked for next, of all that are held.
 
-From the outside in: levels (`levels`), in a level the flow that was served least (`fairness`), in a
-flow first adapters that have waited long for a slot, then the configured order (`orders`). A flow
-is what is one tenant's, over all adapters and routes but for those that have a share of their own
-(`Claim.flow`).
+From the outside in: levels (`tickets.level`), in a level the flow that was served least
+(`fairness`), in a flow first adapters that have waited long for a slot, then the configured order
+(`orders`). A flow is what is one tenant's, over all adapters and routes but for those that have a
+share of their own (`Claim.flow`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from msgspec.structs import replace
 
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.queue.fairness import TokenCounters, cost
-from extproc.queue.levels import by_level
 from extproc.queue.orders import ORDERS, Scene, longest_without_slot, newest_in_time
-from extproc.queue.settings import QueueSettings
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import QueueSettings, Ticket, by_level
 from extproc.tenancy import Share
 from extproc.types import RequestInfo
 

@@ -1,17 +1,14 @@
-"""Who lets whom go first, while room is short.
+"""Who lets whom go first, while room is short, as far as both may go to one endpoint.
 
-Whoever is asked for in vain holds up others, as far as both may go to one endpoint:
+Who was asked for in vain holds up those of a lower priority that came later, for `slot_hold_s`,
+and, where it waits for other room than a slot, those that come after it in order, for `HOLD_UP_S`.
+Those below 0 wait as long as anybody of 0 or above does (`Sweep`). A flow that got nothing by that
+does not hold up others again before twice that time has passed since it began to.
 
-- those of a lower priority that came later, for `slot_hold_s` at most, as what it waits for may
-  never come. Who came before goes on: it overtakes nobody. Those below 0 wait as long as anybody of
-  0 or above does (`Sweep`).
-- those that come after it in order, for `HOLD_UP_S` at most, where it waits for other room than a
-  slot; what becomes free may be enough for them, and never for it. For slots there are reservations
-  (`reservations`).
-
-A flow that got nothing by that does not hold up others again before twice that time has passed
-since it began to. Otherwise each of its requests would, one after the other, and others would get
-nothing for as long as they keep coming.
+For some time at most, as what it waits for may never come, and what becomes free may be enough for
+others and never for it. Who came before a higher priority overtakes nobody, so it goes on. For
+slots there are reservations (`reservations`). And did a flow begin again at once, each of its
+requests would hold up others, one after the other, for as long as they keep coming.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
-from extproc.fleet.slotuses import SlotUse
+from extproc.tenancy import SlotUse
 from extproc.types import EndpointView, RequestInfo
 
 HOLD_UP_S = 0.25
@@ -113,13 +110,11 @@ class Precedence:
                 continue
             if other > level and of > priority and arrived_s > first.since_s:
                 until_s = max(until_s, first.later_until_s)
-            if first.next_until_s <= until_s:
-                continue
-            if other > level:
-                goes_first = (of, name) != (priority, flow)
-            else:
-                goes_first = self._served(priority, name) < self._served(priority, flow)
-            if goes_first:
+            if first.next_until_s > until_s and (
+                (of, name) != (priority, flow)
+                if other > level
+                else self._served(priority, name) < self._served(priority, flow)
+            ):
                 until_s = first.next_until_s
         return until_s
 
@@ -162,7 +157,7 @@ class Reach:
             self._idle = sum(
                 1 << place for place, view in views if not view.num_pending + view.num_foreign
             )
-        return bool(self._idle) and bool(self._idle & self.of(request))
+        return bool(self._idle & self.of(request))
 
     def of(self, request: RequestInfo) -> int:
         """Return the endpoints that may serve a request; all bits where none is known to.

@@ -23,23 +23,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from math import ceil
 
 from extproc.phrases import FOR_SLOT
 from extproc.queue.elsewhere import NOBODY, Waiting
-from extproc.queue.endings import FOR_WANT_OF_TIME, End, end_of, refusal
-from extproc.queue.occupancy import Occupancy
 from extproc.queue.orders import Scene, running_in_clusters
-from extproc.queue.pace import Pace
 from extproc.queue.plan import Plan
 from extproc.queue.precedence import NOWHERE, Reach
-from extproc.queue.schedule import Schedule
-from extproc.queue.settings import QueueSettings
+from extproc.queue.schedule import Pace, Schedule
 from extproc.queue.sweep import Look, Sweep
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import (
+    FOR_WANT_OF_TIME,
+    End,
+    Occupancy,
+    QueueSettings,
+    Ticket,
+    end_of,
+    refusal,
+)
 from extproc.tenancy import Share
-from extproc.types import EndpointView, Pick, Rejection, RequestInfo, Wait
+from extproc.types import Pick, Rejection, RequestInfo, Wait
 
 MAX_RETRY_AFTER_S = 60
 
@@ -60,6 +64,7 @@ class HoldQueue:
         settings: In force.
         schedule: When `offer` is to be called.
         occupancy: How much is held.
+        reservations: Of slots, for those that wait for one.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
 
@@ -77,6 +82,7 @@ class HoldQueue:
         self._tickets: dict[Ticket, None] = {}
         self.occupancy = Occupancy()
         self._sweep = Sweep(self.settings, self._plan.served)
+        self.reservations = self._sweep.reservations
         self._waiting = NOBODY
         self._pace = Pace()
         self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
@@ -191,7 +197,7 @@ class HoldQueue:
         """Record that another router's request has ended: that router gives the room away first."""
         until_s = self.schedule.freed_elsewhere(now)
         if adapter is not None:
-            self._sweep.reservations.freed_elsewhere(address, adapter, until_s=until_s)
+            self.reservations.freed_elsewhere(address, adapter, until_s=until_s)
         self.freed(until_s)
 
     def promised_s(self, now: float) -> float | None:
@@ -202,24 +208,7 @@ class HoldQueue:
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
-        return self._sweep.behind_until_s(request, now=now)
-
-    def still_taken(
-        self, request: RequestInfo, endpoints: tuple[EndpointView, ...], *, now: float
-    ) -> tuple[EndpointView, ...]:
-        """Return the endpoints with the slots still taken that other routers give away first."""
-        return self._sweep.reservations.still_taken(request, endpoints, now=now)
-
-    def kept_from(
-        self, request: RequestInfo, endpoints: Sequence[EndpointView], *, now: float
-    ) -> Mapping[str, float]:
-        """Return the endpoints whose slots are kept from a request, and until when.
-
-        Args:
-            request: As endpoints know it.
-            endpoints: As they are now.
-        """
-        return self._sweep.reservations.kept_from(request, endpoints, now=now)
+        return self._sweep.behind_until_s(request, request.claim.priority, now)
 
     def offer(self, look: Look, *, now: float, reach: Reach = NOWHERE) -> None:
         """Offer what room there is, in order; call it as `schedule` says, or whenever it is due.

@@ -29,10 +29,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from extproc.fleet.slotuses import SlotUse
-from extproc.queue.settings import QueueSettings
-from extproc.queue.tickets import Ticket
-from extproc.tenancy import Claim
+from extproc.queue.tickets import QueueSettings, Ticket
+from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
 
 MAX_RESERVED = 64

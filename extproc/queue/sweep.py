@@ -1,4 +1,11 @@
-"""The way through the order of those that wait, which one offer goes or several."""
+"""The way through the order of those that wait, which one offer goes or several.
+
+An offer asks for one request after the other, for alike ones once, until `MAX_SENT` got an endpoint
+or `MAX_LOOKS` none; the next goes on behind them, and asks for the first ones again if room was
+freed. A flow is asked for `FLOW_LOOKS` times in vain, and again once all others had theirs; those
+that are late are looked at once a second, or where what was freed can be for nobody else. Who was
+asked for in vain holds up others (`precedence`), and has a slot kept (`reservations`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +15,9 @@ from math import inf
 
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_SLOT, FOR_TURN
 from extproc.queue.elsewhere import Elsewhere, Waiting
-from extproc.queue.levels import level
 from extproc.queue.precedence import AGAIN_RATIO, HOLD_UP_S, First, Precedence, Reach
 from extproc.queue.reservations import Reservations
-from extproc.queue.settings import QueueSettings
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import QueueSettings, Ticket, level
 from extproc.types import Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
@@ -61,7 +66,8 @@ class Sweep:
         """Apply other settings; nobody lets others go first until the next offer."""
         self._settings = settings
         self.reservations.configure(settings)
-        self.let_all_go()
+        self._precedence.begin()
+        self.reservations.drop()
 
     def note(self, ticket: Ticket) -> None:
         """Have an offer made when a request is to be looked at."""
@@ -129,7 +135,7 @@ class Sweep:
                 self._urgent = -1  # wherever those wait that are behind
                 break
             where = level(ticket, now, self._settings.ageing_s)
-            behind_until_s = self._behind_until_s(ticket.request, where, now)
+            behind_until_s = self.behind_until_s(ticket.request, where, now)
             if behind_until_s > now:
                 self._put_off(ticket, behind_until_s, now)
                 continue
@@ -166,9 +172,17 @@ class Sweep:
             self._in_vain = {kind: flow for kind, flow in self._in_vain.items() if kind in kinds}
             self._looks &= Counter(dict.fromkeys(self._in_vain.values(), MAX_LOOKS))
 
-    def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
-        """Return until when a newcomer has to let others go first; `now` if it has not."""
-        return self._behind_until_s(request, request.claim.priority, now)
+    def behind_until_s(self, request: RequestInfo, where: int, now: float) -> float:
+        """Return until when a request has to let others go first; `now` where it need not."""
+        urgent = self._urgent | self.elsewhere.urgent
+        if not (self._precedence or urgent):
+            return now
+        claim, reach = request.claim, self._reach.of(request)
+        if claim.priority < 0 and urgent & reach:
+            return inf
+        return self._precedence.behind_until_s(
+            where, claim.priority, claim.flow, request.arrived_at_s, reach, now=now
+        )
 
     def waiting(self, now: float) -> Waiting:
         """Return who waits here, for other routers."""
@@ -191,11 +205,6 @@ class Sweep:
         """Return whether others may have to let a request go first."""
         longest_s = max(HOLD_UP_S, self._settings.slot_hold_s)
         return ticket.vain_s <= now < ticket.vain_s + longest_s
-
-    def let_all_go(self) -> None:
-        """Have nobody let others go first until the next offer."""
-        self._precedence.begin()
-        self.reservations.drop()
 
     def let_go(self, ticket: Ticket) -> None:
         """Have nobody let a request go first that has gone."""
@@ -229,17 +238,6 @@ class Sweep:
             elsewhere.know(reach.addresses)
         self._precedence.elsewhere = elsewhere.firsts
         self.reservations.elsewhere = elsewhere.kept
-
-    def _behind_until_s(self, request: RequestInfo, where: int, now: float) -> float:
-        urgent = self._urgent | self.elsewhere.urgent
-        if not (self._precedence or urgent):
-            return now
-        claim, reach = request.claim, self._reach.of(request)
-        if claim.priority < 0 and urgent & reach:
-            return inf
-        return self._precedence.behind_until_s(
-            where, claim.priority, claim.flow, request.arrived_at_s, reach, now=now
-        )
 
     def _keep(self, ticket: Ticket, wait: Wait, now: float) -> None:
         """Let a request wait that was asked for in vain."""

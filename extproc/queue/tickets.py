@@ -1,13 +1,44 @@
-"""A held request, as the queue sees it."""
+"""What is held: a request as the queue sees it, its level, and how much there is of all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from enum import StrEnum
 from math import inf
+from typing import Any
 
 from msgspec import Struct
 
-from extproc.types import Pick, Rejection, RequestInfo
+from extproc.phrases import FOR_ADAPTER, FOR_POD, held
+from extproc.rejections import adapter_unavailable, late, no_endpoints, saturated
+from extproc.types import Pick, Reason, Rejection, RequestInfo
+
+
+class QueueSettings(Struct, frozen=True):
+    """Settings of the queue.
+
+    Attributes:
+        order: Of one flow, a name of `orders.ORDERS`.
+        fair: Flows have turns, by the service that each got.
+        ageing_s: So much waiting counts as one step of priority.
+        cluster_size: Adapters at an endpoint from which on `clusters` prefers theirs.
+        slot_hold_s: For which a slot is kept for a request that waits, and those of lower
+            priorities that came later let it go first; 0 for not at all.
+        slot_turn_s: For which an adapter keeps its slot while another one's request has waited as
+            long for one; 0 for as long as it has requests.
+        max_requests: Held at a time.
+        max_bytes: Of their bodies, where those have to be kept.
+    """
+
+    order: str = "newest"
+    fair: bool = True
+    ageing_s: float = 10.0
+    cluster_size: int = 8
+    slot_hold_s: float = 10.0
+    slot_turn_s: float = 2.0
+    max_requests: int = 20_000
+    max_bytes: int = 256 * 1024 * 1024
 
 
 class Ticket(Struct, eq=False):
@@ -61,3 +92,173 @@ class Ticket(Struct, eq=False):
     def is_refusable(self) -> bool:
         """Whether it is refused once it is late: somebody has set it an objective."""
         return self.request.claim.ttft_s is not None
+
+
+# Strict priorities among held requests, with ageing.
+
+
+def level(ticket: Ticket, now: float, ageing_s: float = inf) -> int:
+    """Return its priority, one higher for each `ageing_s` (above 0) that it has waited.
+
+    One that is wanted by some time does not age: it has its order by that. One of a priority below
+    0 stays below 0, as it goes first when others would fail.
+
+    Without ageing (inf) the lowest may wait for ever. With priorities from p (0 or more) to q, a
+    ticket is at q or above after (q - p) * ageing_s, and whoever arrives (q - p + 1) * ageing_s or
+    more after it is at a lower level for as long as both are held. So, whatever the order within a
+    level, it waits for no more requests than those held when it arrived and those that arrive
+    within that time after it.
+    """
+    if ticket.deadline_s < inf:
+        return ticket.request.claim.priority
+    waited_s = max(0.0, now - ticket.request.arrived_at_s)
+    priority = ticket.request.claim.priority
+    aged = priority + int(waited_s // ageing_s)
+    return aged if priority >= 0 else min(aged, -1)
+
+
+def by_level(tickets: Iterable[Ticket], now: float, ageing_s: float = inf) -> list[list[Ticket]]:
+    """Return the tickets of each level, the highest first, in the order given."""
+    levels: defaultdict[int, list[Ticket]] = defaultdict(list)
+    for ticket in tickets:
+        levels[level(ticket, now, ageing_s)].append(ticket)
+    return [levels[each] for each in sorted(levels, reverse=True)]
+
+
+# How much is held, and whether one more request is.
+
+
+class Occupancy:
+    """Counts of what is held.
+
+    Attributes:
+        num_by_claim: Requests by route and priority.
+        num_bytes: Of their bodies, that are kept.
+    """
+
+    def __init__(self) -> None:
+        self.num_by_claim: Counter[tuple[str, int]] = Counter()
+        self.num_bytes = 0
+        self._bytes_by_claim: Counter[tuple[str, int]] = Counter()
+        self._by_priority: dict[int, dict[Ticket, None]] = {}
+
+    def add(self, ticket: Ticket) -> None:
+        """Count a request."""
+        claim = ticket.request.claim
+        self.num_by_claim[claim.route, claim.priority] += 1
+        self._bytes_by_claim[claim.route, claim.priority] += ticket.num_bytes
+        self._by_priority.setdefault(claim.priority, {})[ticket] = None
+        self.num_bytes += ticket.num_bytes
+
+    def remove(self, ticket: Ticket) -> None:
+        """Count a request no longer."""
+        claim = ticket.request.claim
+        _take(self.num_by_claim, (claim.route, claim.priority))
+        _take(self._bytes_by_claim, (claim.route, claim.priority), ticket.num_bytes)
+        del self._by_priority[claim.priority][ticket]
+        if not self._by_priority[claim.priority]:
+            del self._by_priority[claim.priority]
+        self.num_bytes -= ticket.num_bytes
+
+    def is_route_full(self, ticket: Ticket) -> bool:
+        """Return whether its route's own bounds leave no room for it."""
+        claim = ticket.request.claim
+        max_held, max_bytes = claim.max_held, claim.max_held_bytes
+        if max_held is not None and _of_route(self.num_by_claim, claim.route) >= max_held:
+            return True
+        if max_bytes is None:
+            return False
+        return _of_route(self._bytes_by_claim, claim.route) + ticket.num_bytes > max_bytes
+
+    def below(self, priority: int) -> tuple[int, int]:
+        """Return how many are held of lower priorities, and the bytes of their bodies."""
+        return _below(self.num_by_claim, priority), _below(self._bytes_by_claim, priority)
+
+    def below_zero(self) -> list[Ticket]:
+        """Return those of priorities below 0."""
+        priorities = (each for each in self._by_priority if each < 0)
+        return [ticket for each in priorities for ticket in self._by_priority[each]]
+
+    @property
+    def last(self) -> Ticket:
+        """The newest of the lowest priority, of one or more."""
+        return next(reversed(self._by_priority[min(self._by_priority)]))
+
+
+def _of_route(by_claim: Counter[tuple[str, int]], route: str) -> int:
+    return sum(num for (each, _), num in by_claim.items() if each == route)
+
+
+def _below(by_claim: Counter[tuple[str, int]], priority: int) -> int:
+    return sum(num for (_, each), num in by_claim.items() if each < priority)
+
+
+def _take(counter: Counter[Any], key: object, num: int = 1) -> None:
+    """Count less; forget what comes to nothing, as clients may choose the keys."""
+    counter[key] -= num
+    if not counter[key]:
+        del counter[key]
+
+
+# How holds end, and what is said of those that end with a refusal.
+
+
+class End(StrEnum):
+    """How the hold of a request ended, or why it did not begin: a closed set, a metric's label."""
+
+    PICKED = "picked"
+    LATE = "late"
+    EXPIRED = "expired"
+    FULL = "full"
+    ROUTE_FULL = "route_full"
+    DISPLACED = "displaced"
+    SHED = "shed"  # of a priority below 0, when one of 0 or above was refused
+    NO_WAIT = "no_wait"
+    SATURATED = "saturated"  # when it was asked for again, every endpoint was at its cap
+    NO_ENDPOINTS = "no_endpoints"  # likewise, none was ready
+    LEFT = "left"  # its client did
+
+
+FOR_WANT_OF_TIME = frozenset({End.LATE, End.EXPIRED})
+"""Of those that had waited: what others got meanwhile was not for them."""
+
+_WHY = {
+    End.LATE: "Its first token would come late",
+    End.EXPIRED: "It was held for as long as it may be",
+    End.FULL: "The queue is full",
+    End.ROUTE_FULL: "Its route has as many held as it may",
+    End.DISPLACED: "The queue is full, and one of a higher priority took its place",
+    End.SHED: "One of priority 0 or above was refused, and it goes before those",
+    End.NO_WAIT: "Its route does not wait",
+}
+
+
+def end_of(result: Pick | Rejection) -> End:
+    """Return how a request ended that was asked for again."""
+    if isinstance(result, Pick):
+        return End.PICKED
+    return End.SATURATED if result.reason is Reason.SATURATED else End.NO_ENDPOINTS
+
+
+def refusal(
+    end: End, ticket: Ticket, *, num_held: int, service_s: float, retry_after_s: int, now: float
+) -> Rejection:
+    """Return the answer to a request that is not held, or no longer.
+
+    Args:
+        service_s: Mean time from one dispatch to the next; 0 for unknown.
+    """
+    pace = f", about {_number(1 / service_s)} leave a second" if service_s else ""
+    own = (
+        f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
+    )
+    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request.client_model
+    if ticket.reason == FOR_POD:  # it is not too much that was asked for
+        return no_endpoints(model, why)
+    if end is End.EXPIRED and ticket.reason == FOR_ADAPTER:
+        return adapter_unavailable(model, why=why)
+    return (late if end is End.LATE else saturated)(model, retry_after_s, why)
+
+
+def _number(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"

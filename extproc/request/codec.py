@@ -8,8 +8,8 @@ header that comes several times, in whatever spelling, has all its values, joine
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
@@ -22,7 +22,6 @@ from extproc.protocol import (
 )
 from extproc.request import messages as m
 from extproc.request.controlheaders import CONTROL_HEADERS
-from extproc.request.cutbody import cut_body
 from extproc.request.encoding import Encoder
 from extproc.request.messages import BodyMode
 
@@ -62,6 +61,14 @@ class Codec(Encoder):
         self._honours_subset = honours_subset
         self._headers = NEEDED_HEADERS | {session_header}
         self._model_key = model_key
+        self._readers: dict[str | None, Callable[[pb.ProcessingRequest], m.Event]] = {
+            "request_headers": self._request_headers,
+            "request_body": self._request_body,
+            "request_trailers": lambda _: m.RequestTrailers(),
+            "response_headers": _response_headers,
+            "response_body": _response_body,
+            "response_trailers": lambda _: m.ResponseTrailers(),
+        }
         super().__init__(asks_for_load=asks_for_load, tells_scores=tells_scores)
 
     def decode(self, message: bytes) -> m.Event:
@@ -77,21 +84,14 @@ class Codec(Encoder):
             raise ProtocolError("not a ProcessingRequest") from error
         if cut is not None:
             return m.RequestBody(cut.body, cut.end_of_stream, self._subset(request))
-        kind = request.WhichOneof("request")
-        if kind == "request_body":
-            body = request.request_body
-            return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
-        if kind == "request_headers":
-            return self._request_headers(request)
-        if kind == "request_trailers":
-            return m.RequestTrailers()
-        if kind == "response_headers":
-            return _response_headers(request)
-        if kind == "response_body":
-            return m.ResponseBody(request.response_body.body, request.response_body.end_of_stream)
-        if kind == "response_trailers":
-            return m.ResponseTrailers()
-        raise ProtocolError("a ProcessingRequest without a phase")
+        read = self._readers.get(request.WhichOneof("request"))
+        if read is None:
+            raise ProtocolError("a ProcessingRequest without a phase")
+        return read(request)
+
+    def _request_body(self, request: pb.ProcessingRequest) -> m.RequestBody:
+        body = request.request_body
+        return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
         http = request.request_headers
@@ -173,8 +173,102 @@ def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
     )
 
 
+def _response_body(request: pb.ProcessingRequest) -> m.ResponseBody:
+    return m.ResponseBody(request.response_body.body, request.response_body.end_of_stream)
+
+
 def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
     """Decode the mode; None if the message has none. Only a stream's first message may have one."""
     if not request.HasField("protocol_config"):
         return None
     return _MODES.get(request.protocol_config.response_body_mode, BodyMode.NONE)
+
+
+# Finds a large body in an encoded message without decoding it: protobuf would copy it twice.
+#
+# Field numbers and wire types: envoy/service/ext_proc/v3/external_processor.proto and
+# protobuf.dev/programming-guides/encoding.
+
+_VARINT, _BYTES = 0, 2
+_PHASES: Final = range(2, 8)  # numbers of ProcessingRequest's fields of which one is set
+_REQUEST_BODY: Final = 4 << 3 | _BYTES
+_BODY: Final = 1 << 3 | _BYTES  # of HttpBody
+_END_OF_STREAM: Final = 2 << 3 | _VARINT
+_MAX_VARINT_BYTES: Final = 10
+
+
+class Cut(NamedTuple):
+    """A message and its body.
+
+    Attributes:
+        body: The body, within the message.
+        end_of_stream: Whether it is the last part.
+        rest: The message without its `request_body`, encoded.
+    """
+
+    body: memoryview
+    end_of_stream: bool
+    rest: bytes
+
+
+def cut_body(message: bytes) -> Cut | None:
+    """Cut the body out of a ProcessingRequest; None if it is not in the usual place."""
+    try:
+        return _cut(message)
+    except (IndexError, ValueError):  # truncated or malformed: the decoder reports it
+        return None
+
+
+def _cut(message: bytes) -> Cut | None:
+    phases = [field for field in _fields(message, 0, len(message)) if field.tag >> 3 in _PHASES]
+    if [field.tag for field in phases] != [_REQUEST_BODY]:
+        return None  # another phase, or several: the last one counts, or bodies are merged
+    found, body, ends = phases[0], memoryview(b""), False
+    for field in _fields(message, found.start, found.end):
+        if field.tag == _BODY:
+            body = memoryview(message)[field.start : field.end]
+        elif field.tag == _END_OF_STREAM:
+            ends = bool(_varint(message, field.start)[0])
+        else:
+            return None
+    return Cut(body, ends, message[: found.begin] + message[found.end :])
+
+
+class _Field(NamedTuple):
+    tag: int
+    begin: int  # of the tag
+    start: int  # of the content
+    end: int
+
+
+def _fields(message: bytes, at: int, end: int) -> Iterator[_Field]:
+    """Yield the fields from `at` to `end`, where the last one must end."""
+    while at < end:
+        begin = at
+        tag, at = _varint(message, at)
+        start, at = _content(message, at, tag & 7)
+        if at > end:
+            raise ValueError("cut off")
+        yield _Field(tag, begin, start, at)
+
+
+def _content(message: bytes, at: int, wire_type: int) -> tuple[int, int]:
+    """Return start and end of the content of a field whose tag ends at `at`."""
+    if wire_type == _BYTES:
+        size, at = _varint(message, at)
+        end = at + size
+    elif wire_type == _VARINT:
+        end = _varint(message, at)[1]
+    else:
+        raise ValueError("no field of this message")
+    return at, end
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(_MAX_VARINT_BYTES):
+        octet = message[at + place]
+        value |= (octet & 0x7F) << 7 * place
+        if octet < 0x80:
+            return value, at + place + 1
+    raise ValueError("no varint")

@@ -14,7 +14,6 @@ from extproc import rejections
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.errors import ProtocolError, RequestError
 from extproc.fleet.prefixes import prefix_hashes
-from extproc.fleet.spelling import Spelling
 from extproc.openai import check_model
 from extproc.paths import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
 from extproc.request import messages as m
@@ -22,6 +21,7 @@ from extproc.request.body import BodyReader
 from extproc.request.controlheaders import read_hints
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import IN_CHUNKS, BodyMode
+from extproc.routing.rewrites import Rewrites
 from extproc.types import Pick, Reason, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
@@ -202,32 +202,25 @@ class Incoming:
         """Whether the body may go on with another model, so that it has to be kept."""
         return self._fixed is None
 
-    def rewrite(
-        self,
-        model: str,
-        target_of: Callable[[str, str], str],
-        is_declared: Callable[[str], bool],
-        spelling: Spelling,
-    ) -> str:
+    def rewrite(self, model: str, rewrites: Rewrites) -> str:
         """Return the model to look for, by the name that pods list; the body goes on with what the
         pick's pod is to read.
 
         Args:
             model: Of `model` or `model_of_headers`.
-            target_of: Returns the model to look for, given the client's and the header's.
-            is_declared: Returns whether pods may have that model under another name.
-            spelling: How the client and pods write it.
+            rewrites: The rules, and how the client and pods write models.
 
         Raises:
             RequestError: 500 if the body is not ours to change; 400 without any model.
         """
         if self._concerns is None:
             return model
-        target = target_of(spelling.listed(model), self._hints.model_rewrite)
+        spelling = rewrites.spelling
+        target = rewrites.target(spelling.listed(model), self._hints.model_rewrite)
         is_same = spelling.full(target) == model
         has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
         is_ours = self._has_body and has_all and self._mode is not BodyMode.STREAMED
-        if is_same and not (is_ours and is_declared(target)):
+        if is_same and not (is_ours and rewrites.is_declared(target)):
             self._fixed = rejections.RENAMED if is_ours else rejections.NOT_REWRITABLE
             self.reader.leave()
             return target or check_model(None)

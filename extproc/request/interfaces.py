@@ -3,56 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct, field
 
-from extproc.fleet.spelling import Spelling
 from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.listbudget import Lists
 from extproc.request.messages import BodyMode
+from extproc.routing.rewrites import Rewrites
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
 
 DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 """A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
 
 
-class Dispatcher(Protocol):
-    """What a stream calls of the router."""
+class Chooser(Protocol):
+    """Chooses endpoints (`routing.router.Router`)."""
 
     @property
-    def lists(self) -> Lists:
-        """What bounds the lists that are sent."""
-
-    @property
-    def uses_prefix_hashes(self) -> bool:
+    def uses_cached_bytes(self) -> bool:
         """Whether `RequestInfo.prefix_hashes` is worth computing."""
-
-    @property
-    def may_rewrite(self) -> bool:
-        """Whether pods may read another model, for a request without a header for it."""
-
-    def concerns(self, model: str) -> bool:
-        """Return whether they may do so for this model, "" for none."""
-
-    @property
-    def spelling(self) -> Spelling:
-        """How requests name adapters to the engine."""
-
-    def is_declared(self, model: str) -> bool:
-        """Return whether pods may have a model under another name, known once one is picked."""
-
-    def target_of(self, model: str, hinted: str) -> str:
-        """Return the model that the pod shall read; once for each request.
-
-        Args:
-            model: What the client wrote, "" for none.
-            hinted: By the request's trusted header, "" for none.
-
-        Returns:
-            "" if nobody names one.
-        """
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
@@ -62,33 +34,73 @@ class Dispatcher(Protocol):
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return the result of a held request, if there is one."""
 
-    def gone(self, ticket: Ticket | None, *, now: float) -> None:
-        """The request, held with this ticket if any, will not be asked about again.
+    def leave(self, ticket: Ticket, *, now: float) -> None:
+        """Forget a held request."""
 
-        May come more than once.
-        """
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
-        """End the pick's accounting. Called at most once per pick by a stream."""
-
-    def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Record that another endpoint than the pick's first one serves the request."""
-
-    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
-        """Record the error that the client of the request with `headers` gets."""
+class Listing(Protocol):
+    """Knows what models there are (`routing.models.Models`)."""
 
     def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
         """Return what every request gets now; None where one could be served."""
 
-    def models_body(
-        self, subset: frozenset[str] | None, tenant: str, *, now: float
-    ) -> bytes | Rejection:
+    def body(self, subset: frozenset[str] | None, tenant: str, *, now: float) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints in `subset`."""
 
-    def model(
+    def find(
         self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         """Return the model registered under `name` on them."""
+
+
+class Ends(Protocol):
+    """Counts what becomes of picks (`fleet.accounting.Accounting`)."""
+
+    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
+        """End a pick, once; return False if something else had reported its end before."""
+
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        """Record that another endpoint than the pick's first one serves the request."""
+
+
+class StreamObserver(Protocol):
+    """Told what happens to requests; nothing of it may raise."""
+
+    def asked(self, now: float) -> None:
+        """A request is about to be routed."""
+
+    def decided(
+        self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
+    ) -> None:
+        """It has its result after so many seconds of work; None for a held one's, later."""
+
+    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+        """The client of the request with `headers` gets this error."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """The stream has reported the end of its pick, as the first."""
+
+    def left(self) -> None:
+        """The request will not be asked about again. May come more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParts:
+    """What a stream calls.
+
+    Attributes:
+        rewrites: What pods read in `model`.
+        lists: What bounds the lists that are sent.
+        clock: Monotonic seconds, at the highest resolution, to time decisions.
+    """
+
+    router: Chooser
+    models: Listing
+    rewrites: Rewrites
+    ends: Ends
+    lists: Lists
+    observer: StreamObserver
+    clock: Callable[[], float]
 
 
 class StreamSettings(Struct, frozen=True):

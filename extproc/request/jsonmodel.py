@@ -25,8 +25,7 @@ from msgspec.structs import astuple
 
 from extproc import rejections
 from extproc.errors import RequestError
-from extproc.fleet.spelling import joined
-from extproc.openai import MAX_MODEL_BYTES, check_model
+from extproc.openai import MAX_MODEL_BYTES, check_model, joined
 from extproc.request.jsonskip import ContainerSkipper, StringSkipper
 from extproc.request.jsonsmall import SMALL_BYTES, find_model, read_members
 from extproc.request.passes import IncrementalReader, Place, State, with_values
@@ -220,51 +219,44 @@ class JsonReader(IncrementalReader):
 
     @_after_space
     def _value(self, part: bytes, pos: int) -> int:
-        is_model = self._key == b"model"
-        if is_model and part[pos] == ord('"'):
-            return self._model_name(part, pos)
-        if is_model or self._key == b"previous_response_id":
+        key = self._key
+        is_model, is_adapter = key == b"model", self._takes_adapter and key == b"lora_path"
+        if (is_model or is_adapter) and part[pos] == ord('"'):
+            return self._name(part, pos, is_model=is_model)
+        if is_model or is_adapter or key == b"previous_response_id":
             is_null = _is_null(part, pos)
             if is_null is None:
                 return self._wait(part, pos)
             if is_model:
                 self._model = None if is_null else _NO_STRING
                 self._value_at = self._begin + pos
-            else:
+            elif not is_adapter:
                 self.refers_back = not is_null
-        elif self._takes_adapter and self._key == b"lora_path":
-            return self._adapter_name(part, pos)
-        elif self._key in self._enters and part[pos] == ord("{") and not self._is_inside:
+            elif is_null:
+                self._adapter = ""
+            else:
+                raise RequestError(rejections.MANY_ADAPTERS)
+        elif key in self._enters and part[pos] == ord("{") and not self._is_inside:
             self._is_inside, self._read = True, JsonReader._first_key
             return pos + 1
         return self._begin_skipping(part, pos)
 
-    def _model_name(self, part: bytes, pos: int) -> int:
+    def _name(self, part: bytes, pos: int, *, is_model: bool) -> int:
+        """Read the name of a model, or of the adapter beside it."""
         end = _end_of_string(part, pos, _MAX_MODEL_TOKEN_BYTES)
         if end is None:
             return self._wait(part, pos)
-        if not end:
+        if not end and is_model:
             self._model, self._value_at = _TOO_LONG, self._begin + pos
             return self._begin_skipping(part, pos)
-        self._model, self._read = self._decoded(part[pos:end], pos), JsonReader._comma
-        self.places.append((self._begin + pos, self._begin + end))
-        return end
-
-    def _adapter_name(self, part: bytes, pos: int) -> int:
-        if part[pos] != ord('"'):
-            is_null = _is_null(part, pos)
-            if is_null is None:
-                return self._wait(part, pos)
-            if not is_null:
-                raise RequestError(rejections.MANY_ADAPTERS)
-            self._adapter = ""
-            return self._begin_skipping(part, pos)
-        end = _end_of_string(part, pos, _MAX_MODEL_TOKEN_BYTES)
-        if end is None:
-            return self._wait(part, pos)
         if not end:
             raise RequestError(rejections.MANY_ADAPTERS)
-        self._adapter, self._read = self._decoded(part[pos:end], pos), JsonReader._comma
+        name, self._read = self._decoded(part[pos:end], pos), JsonReader._comma
+        if is_model:
+            self._model = name
+            self.places.append((self._begin + pos, self._begin + end))
+        else:
+            self._adapter = name
         return end
 
     @_after_space

@@ -9,7 +9,8 @@ from extproc.openai import MAX_MODEL_BYTES, error_body, model_body, version_body
 from extproc.phrases import shortened
 from extproc.request import messages as m
 from extproc.request.body import pieces
-from extproc.request.interfaces import Dispatcher, StreamSettings
+from extproc.request.interfaces import Listing, StreamSettings
+from extproc.request.listbudget import Lists
 from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.request.restoring import Restorer, restorer_of
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
@@ -98,37 +99,39 @@ def version(ours: str) -> m.Reply:
 
 
 def model(
-    name: str, subset: frozenset[str] | None, dispatcher: Dispatcher, *, tenant: str, now: float
+    name: str, subset: frozenset[str] | None, models: Listing, *, tenant: str, now: float
 ) -> m.Reply | Rejection:
     """Return the model of that name, if a tenant may use it."""
-    card = dispatcher.model(shortened(name, MAX_MODEL_BYTES), subset, tenant, now=now)
+    card = models.find(shortened(name, MAX_MODEL_BYTES), subset, tenant, now=now)
     return card if isinstance(card, Rejection) else m.Reply(200, model_body(card))
 
 
 class ListRequest:
     """A request for the list of models that a tenant may use, on its way through the line."""
 
-    __slots__ = ("_dispatcher", "_place", "_subset", "_tenant")
+    __slots__ = ("_lists", "_models", "_place", "_subset", "_tenant")
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        models: Listing,
+        lists: Lists,
         subset: frozenset[str] | None,
         tenant: str,
         wake: Callable[[], None],
         *,
         now: float,
     ) -> None:
-        self._dispatcher, self._subset, self._tenant = dispatcher, subset, tenant
-        self._place = dispatcher.lists.enter(wake, now=now)
+        self._models, self._lists = models, lists
+        self._subset, self._tenant = subset, tenant
+        self._place = lists.enter(wake, now=now)
 
     def answer(self, *, now: float) -> m.Reply | m.WakeAt | Rejection:
         """Return the list, or when to ask again."""
-        lists, place = self._dispatcher.lists, self._place
+        lists, place = self._lists, self._place
         if not lists.is_next(place, now=now):
             is_over = now >= place.give_up_s
             return rejections.TOO_MANY_LISTS if is_over else m.WakeAt(lists.look_s(place, now=now))
-        body = self._dispatcher.models_body(self._subset, self._tenant, now=now)
+        body = self._models.body(self._subset, self._tenant, now=now)
         if isinstance(body, Rejection):
             return body
         lists.send(place, len(body))
@@ -136,4 +139,4 @@ class ListRequest:
 
     def leave(self) -> None:
         """Take it out of the line, or its list out of those that are not sent yet."""
-        self._dispatcher.lists.leave(self._place)
+        self._lists.leave(self._place)

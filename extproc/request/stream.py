@@ -4,7 +4,7 @@ Rules:
 1. `transitions.TABLE` lists the events allowed in each state and the states that follow; any other
    event breaks the protocol. Handlers answer an event and name the turn that the request takes,
    never the next state.
-2. A stream makes at most one pick, and `Dispatcher.route` chooses at most once.
+2. A stream makes at most one pick, and `Chooser.route` chooses at most once.
 3. Every delivered event is answered once, in order; there are no other answers.
 4. `End` comes right after the last needed answer and never before one: to Envoy, an RPC that ends
    with OK and an event unanswered means "carry on without me".
@@ -25,7 +25,7 @@ from extproc.request import messages as m
 from extproc.request import responses
 from extproc.request.controlheaders import read_hints
 from extproc.request.incoming import Incoming, kept_headers, match_route
-from extproc.request.interfaces import Dispatcher, StreamSettings
+from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.messages import BodyMode
 from extproc.request.responses import ListRequest
 from extproc.request.restoring import Restorer
@@ -48,7 +48,7 @@ class Stream:
     """The state machine of one request. Not reusable."""
 
     __slots__ = (
-        *("_dispatcher", "_headers", "_incoming", "_is_held", "_list", "_request"),
+        *("_headers", "_incoming", "_is_held", "_list", "_parts", "_request"),
         "_response_body_mode",
         *(
             "_response_status",
@@ -68,10 +68,10 @@ class Stream:
     _request: RequestInfo
 
     def __init__(
-        self, dispatcher: Dispatcher, settings: StreamSettings, wake: Callable[[], None]
+        self, parts: StreamParts, settings: StreamSettings, wake: Callable[[], None]
     ) -> None:
         """Begin a stream; `wake` has `Wakeup` sent to it soon, but not from within the call."""
-        self._dispatcher = dispatcher
+        self._parts = parts
         self._wake = wake
         self._ticket: Ticket | None = None
         self._settings = settings
@@ -156,7 +156,11 @@ class Stream:
     def _give_up_pick(self, now: float) -> None:
         pick, self.pick = self.pick, None
         if pick is not None:
-            self._dispatcher.finish(pick, Outcome.FAILED, now=now)
+            self._finish(pick, Outcome.FAILED, now)
+
+    def _finish(self, pick: Pick, outcome: Outcome, now: float) -> None:
+        if self._parts.ends.finish(pick, outcome, now=now):
+            self._parts.observer.ended(outcome)
 
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
@@ -167,7 +171,9 @@ class Stream:
     def _leave(self, now: float) -> None:
         """Wait for no result any more."""
         ticket, self._ticket = self._ticket, None
-        self._dispatcher.gone(ticket, now=now)
+        if ticket is not None:
+            self._parts.router.leave(ticket, now=now)
+        self._parts.observer.left()
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
@@ -180,7 +186,8 @@ class Stream:
             return self._reply(self._about_us(route, event.subset, now), now)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
             return self._on_models(route, event, now)
-        concerns = self._dispatcher.concerns if self._dispatcher.may_rewrite else None
+        rewrites = self._parts.rewrites
+        concerns = rewrites.concerns if rewrites.is_active else None
         incoming = Incoming(event, route, self._settings, now, concerns=concerns)
         self._incoming = incoming
         model = incoming.model_of_headers(event.model)
@@ -191,18 +198,19 @@ class Stream:
     def _about_us(self, route: Route, subset: frozenset[str] | None, now: float) -> m.Reply:
         if route.kind is RouteKind.VERSION:
             return responses.version(self._settings.version)
-        return responses.health(self._dispatcher.outage(subset, now=now))
+        return responses.health(self._parts.models.outage(subset, now=now))
 
     def _on_models(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
         tenant = read_hints(event.headers, self._settings.trusted_headers).fairness_id
+        models, subset = self._parts.models, event.subset
         if route.kind is RouteKind.GET_MODEL:
             name = route.resource
-            answer = responses.model(name, event.subset, self._dispatcher, tenant=tenant, now=now)
+            answer = responses.model(name, subset, models, tenant=tenant, now=now)
             if isinstance(answer, Rejection):
                 return self._reject(answer, now)
             return self._reply(answer, now)
         self._headers = kept_headers(event.headers)
-        self._list = ListRequest(self._dispatcher, event.subset, tenant, self._wake, now=now)
+        self._list = ListRequest(models, self._parts.lists, subset, tenant, self._wake, now=now)
         turn, commands = self._on_turn(event, now)
         return EventResult.LINED_UP if turn is None else turn, commands
 
@@ -255,31 +263,36 @@ class Stream:
         return None, []
 
     def _decide(self, model: str, now: float) -> _Step:
-        incoming, dispatcher = self._incoming, self._dispatcher
-        model = incoming.rewrite(
-            model, dispatcher.target_of, dispatcher.is_declared, dispatcher.spelling
-        )
-        self._request = incoming.info(model, with_hashes=dispatcher.uses_prefix_hashes)
+        incoming, parts = self._incoming, self._parts
+        model = incoming.rewrite(model, parts.rewrites)
+        self._request = incoming.info(model, with_hashes=parts.router.uses_cached_bytes)
         return self._ask(now)
 
     def _ask(self, now: float) -> _Step:
         result = self._result(now)
         if isinstance(result, Pick):
             self.pick = result
-            spelled = self._dispatcher.spelling.full(result.request.model)
+            spelled = self._parts.rewrites.spelling.full(result.request.model)
             return self._routed_on(self._incoming.release(result, spelled))
         if isinstance(result, Rejection):
             raise RequestError(result)
         return EventResult.HELD, self._hold(result, now)
 
     def _result(self, now: float) -> Pick | Rejection | Ticket:
-        dispatcher, ticket = self._dispatcher, self._ticket
-        if ticket is None:
-            num_bytes = self._incoming.reader.held_bytes
-            result = dispatcher.route(self._request, now=now, wake=self._wake, num_bytes=num_bytes)
-        else:
-            result = dispatcher.resume(ticket, now=now)
-        self._ticket = result if isinstance(result, Ticket) else None
+        parts, ticket = self._parts, self._ticket
+        if ticket is not None:
+            result = parts.router.resume(ticket, now=now)
+            if isinstance(result, Ticket):
+                return result
+            self._ticket = None
+            parts.observer.decided(result, None, now=now)
+            return result
+        parts.observer.asked(now)
+        num_bytes, began_s = self._incoming.reader.held_bytes, parts.clock()
+        result = parts.router.route(self._request, now=now, wake=self._wake, num_bytes=num_bytes)
+        if isinstance(result, Ticket):
+            self._ticket = result
+        parts.observer.decided(result, parts.clock() - began_s, now=now)
         return result
 
     def _hold(self, ticket: Ticket, now: float) -> list[m.Command]:
@@ -339,7 +352,7 @@ class Stream:
         self._response_status = event.status
         pick, served_by = self.pick, event.served_by
         if served_by and pick is not None and served_by != pick.address:
-            self._dispatcher.served(pick, served_by, now=now)
+            self._parts.ends.served(pick, served_by, now=now)
         mode, settings = self._response_body_mode, self._settings
         self._restorer = responses.restorer(event, pick, mode, settings)
         return None, [m.ContinueResponseHeaders(drops_length=self._restorer is not None)]
@@ -360,14 +373,14 @@ class Stream:
         self._leave(now)
         if self.pick is not None and self._settings.uses_response_phases:
             outcome = responses.outcome_of(self._response_status)
-            self._dispatcher.finish(self.pick, outcome, now=now)
+            self._finish(self.pick, outcome, now)
         return None, []
 
     def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:
         raise RequestError(rejections.NO_MEMORY)
 
     def _reject(self, rejection: Rejection, now: float) -> _Step:
-        self._dispatcher.rejected(rejection, self._headers)
+        self._parts.observer.rejected(rejection, self._headers)
         return self._reply(responses.refusal(rejection), now)
 
     def _reply(self, reply: m.Reply, now: float) -> _Step:

@@ -16,7 +16,6 @@ from fnmatch import translate
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.routing.patterns import as_fnmatch
 from extproc.tenancy import NO_CLAIM, Claim
 from extproc.types import NO_HINTS, Hints, RequestInfo
 
@@ -154,3 +153,8 @@ def _claim(route: ModelRoute) -> Claim:
 
 def _matcher(pattern: str) -> Callable[[str], object]:
     return re.compile(translate(as_fnmatch(pattern))).match
+
+
+def as_fnmatch(pattern: str) -> str:
+    """Return a pattern of `fnmatch` to which nothing but `*` is special."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")

@@ -19,6 +19,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from extproc.adapters.declared import Declaration, Names
+from extproc.phrases import listed
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.rewrites import Rule
 
@@ -123,7 +124,8 @@ def merge(
     ranked = _Ranked(declared, aliased)
     for each in rewrites:
         if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
-            lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=_told(whys))
+            why = f"others say what counts for {listed(whys, MAX_TOLD)}"
+            lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=why)
     claims = (each.route for name, each in offers.items() if name not in routed)
     return Merged(offers, tuple(each for each in claims if each is not None), ranked.rules, lost)
 
@@ -166,9 +168,3 @@ class _Ranked:
             return tuple(self._exact)
         kept = (Rule(owner, (name,), ((name, None),)) for name, owner in self._declared.items())
         return (*self._exact, *kept, self._generic[0])
-
-
-def _told(whys: list[str]) -> str:
-    more = len(whys) - MAX_TOLD
-    told = ", ".join(whys[:MAX_TOLD]) + (f", and {more} more" if more > 0 else "")
-    return f"others say what counts for {told}"

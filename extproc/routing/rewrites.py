@@ -14,6 +14,8 @@ from random import Random
 
 from msgspec import Struct
 
+from extproc.openai import LISTED, Spelling
+
 
 class Rule(Struct, frozen=True):
     """What some models are rewritten to.
@@ -45,9 +47,15 @@ class Rewrites:
 
     Args:
         rng: Chooses among a rule's targets.
+
+    Attributes:
+        spelling: How clients and pods write the names that pods list.
     """
 
-    def __init__(self, rules: Sequence[Rule] = (), *, rng: Random) -> None:
+    def __init__(
+        self, rules: Sequence[Rule] = (), *, rng: Random, spelling: Spelling = LISTED
+    ) -> None:
+        self.spelling = spelling
         self._rng = rng
         self._declared: Collection[str] = ()
         self.configure(rules)
@@ -80,7 +88,8 @@ class Rewrites:
     @property
     def is_active(self) -> bool:
         """Whether a request without a header of its own may be rewritten."""
-        return bool(self._exact) or self._generic is not None or bool(self._declared)
+        has_rules = bool(self._exact) or self._generic is not None
+        return has_rules or bool(self._declared) or self.spelling.joins
 
     @property
     def aliases(self) -> Mapping[str, Sequence[str]]:
@@ -88,8 +97,12 @@ class Rewrites:
         return {model: draw.targets for model, draw in self._exact.items()}
 
     def concerns(self, model: str) -> bool:
-        """Return whether a pod may read another name, for a request without a header."""
-        return model in self._exact or self._generic is not None or model in self._declared
+        """Return whether a pod may read another name than this, "" for none, for a request without
+        a header."""
+        listed = self.spelling.listed(model)
+        if listed in self._exact or self._generic is not None or listed in self._declared:
+            return True
+        return self.spelling.full(listed) != model
 
     def target(self, model: str, hinted: str = "") -> str:
         """Return the name for the pod; to be asked once for each request, as it may be drawn.

@@ -20,6 +20,7 @@ from extproc.routing.models import Models
 from extproc.routing.picker import Picker
 from extproc.types import (
     EndpointView,
+    ModelCard,
     Pick,
     Reason,
     Rejection,
@@ -55,6 +56,15 @@ class Router:
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
+
+    @property
+    def uses_cached_bytes(self) -> bool:
+        """Whether the policy in force weighs what is cached of a prompt."""
+        return self.picker.uses_cached_bytes
+
+    def card(self, name: str) -> ModelCard | None:
+        """Return what pods list, or is declared, under a name."""
+        return self.pool.model(name) or self.catalog.card(name)
 
     def route(
         self,
@@ -231,10 +241,11 @@ class Router:
     def _pick(self, request: RequestInfo, snapshot: Snapshot) -> Pick | Rejection | Wait:
         """Choose among the endpoints; those whose slots are kept for others are full for it."""
         now, until_s = snapshot.now, self._waits_until_s(request)
-        views = self.queue.still_taken(request, snapshot.endpoints, now=now)
+        reservations = self.queue.reservations
+        views = reservations.still_taken(request, snapshot.endpoints, now=now)
         if views is not snapshot.endpoints:
             snapshot = Snapshot(views, now, snapshot.num_routers)
-        kept = self.queue.kept_from(request, views, now=now)
+        kept = reservations.kept_from(request, views, now=now)
         if not kept:
             return self.picker.pick(snapshot, request, waits_until_s=until_s)
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])

@@ -18,7 +18,7 @@ from extproc.fleet.engines import PROFILES
 from extproc.fleet.podhttp import base_url, open_session
 from extproc.fleet.podstate import PodState
 from extproc.fleet.pool import Pool
-from extproc.fleet.spelling import joined
+from extproc.openai import joined
 from extproc.service import configured
 from extproc.types import Endpoint
 

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from aiohttp import web
 from msgspec import to_builtins
 
-from extproc.adapters.declared import Declaration, DeclarationError, Names
-from extproc.adapters.peers import AdapterUpdate
-from extproc.adapters.sources import SourceStatus
+from extproc.adapters.declared import Declaration, DeclarationError, Names, SourceStatus
 from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
 from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.observe.telemetry import Telemetry
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.routing.precedence import Loss, Merged, Offer, RuleSet, merge
 from extproc.service.adapterstore import StoreRunner
 from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters
 from extproc.service.routing import Routing
-from extproc.types import Endpoint
 
 
 class Declaring:
@@ -101,20 +98,23 @@ class Declaring:
 READINESS_LIMIT_S = 5.0
 """The longest time for which names that cannot be read delay readiness, where they are no terms."""
 
-Report = Callable[[Mapping[str, Loss], Mapping[str, AdapterReport] | None], None]
+News = tuple[Mapping[str, Loss], Mapping[str, AdapterReport] | None]
+"""Who lost what, by origin, and how each adapter is; None where this router does not know."""
 
 
 class AdapterService:
     """All about declared adapters, while `run` runs.
 
     Attributes:
-        peers: What other routers say of adapters.
+        declaring: Takes what is declared where.
+        loading: Has pods load it.
+        add_registration: Adds the paths by which adapters are declared; None where nobody may.
 
     Args:
         config: Checked configuration.
         routing: Learns of routes, rules and adapters.
         poke: Has a pod's models listed soon.
-        report: Told who lost what, and how each adapter is; None where nobody asks.
+        on_news: Called when `take_news` has some; None where nobody asks.
         say: Says a word on adapters to the other routers; None where there are none.
         router_id: Holder of the lease.
 
@@ -128,27 +128,28 @@ class AdapterService:
         routing: Routing,
         *,
         poke: Callable[[str], None],
-        report: Report | None,
+        on_news: Callable[[], None] | None,
         say: Callable[[AdapterUpdate], None] | None,
         router_id: str,
         world: Clocks,
     ) -> None:
         self._routing = routing
-        self._report = report
+        self._on_news = on_news
         self._lost: Mapping[str, Loss] = {}
-        self._reported: tuple[Any, Any] | None = None
-        self._declaring = Declaring(config, self._on_merged)
+        self._news: News | None = None
+        self._is_taken = True
+        self.declaring = Declaring(config, self._on_merged)
         self._keeping = StoreRunner(
             config.adapters,
             holder=router_id,
             on_stored=self._on_stored,
             status=self._status,
             wait_until_ready=self._wait_until_ready,
-            why_not=self._declaring.why_not,
+            why_not=self.declaring.why_not,
             clock=world.clock,
         )
         routing.sources.add(self._keeping.sources)
-        self._adapters = Adapters(
+        self.loading = Adapters(
             config,
             routing,
             router_id=router_id,
@@ -158,35 +159,18 @@ class AdapterService:
             on_ticked=self._on_ticked,
             say=say,
         )
-        self.peers = self._adapters.peers
+        self.add_registration = self._keeping.add_registration
         self._clock, self._began_s = world.clock, world.clock()
         self._ready_wait_s = config.adapters.ready_wait_s
         self._sources, self._catalog = routing.sources.statuses, routing.router.catalog
 
     async def _wait_until_ready(self, name: str, timeout_s: float) -> bool:
-        return await self._adapters.wait_until_ready(name, timeout_s)
-
-    @property
-    def add_registration(self) -> Callable[[web.Application], None] | None:
-        """Adds the paths by which adapters are declared; None where nobody may."""
-        return self._keeping.add_registration
+        return await self.loading.wait_until_ready(name, timeout_s)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration."""
-        self._adapters.configure(config)
-        self._declaring.configure(config)
-
-    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Replace the pods."""
-        self._adapters.set_endpoints(endpoints)
-
-    def set_rules(self, readings: Sequence[Reading[RuleSet]]) -> None:
-        """Replace the InferenceModelRewrites of a cluster."""
-        self._declaring.set_rules(readings)
-
-    def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
-        """Replace the LLMRoutes of a cluster."""
-        self._declaring.set_offers(readings)
+        self.loading.configure(config)
+        self.declaring.configure(config)
 
     def why_not_ready(self) -> list[str]:
         """Return why this router cannot serve all that is declared, for people.
@@ -210,17 +194,14 @@ class AdapterService:
         """Return what is wrong with where declarations are, for people."""
         return [each.said for each in self._sources() if each.said]
 
-    def look(self) -> None:
-        """Have a look at what is to be done soon: something is new."""
-        self._adapters.look()
-
-    def statuses(self) -> list[dict[str, Any]]:
-        """Return how each declared adapter is, as plain values."""
-        return self._adapters.statuses()
+    def take_news(self) -> News | None:
+        """Return who lost what and how each adapter is, once for each change; else None."""
+        is_taken, self._is_taken = self._is_taken, True
+        return None if is_taken else self._news
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register how many adapters are how, and what was done."""
-        self._adapters.add_metrics(telemetry)
+        self.loading.add_metrics(telemetry)
         telemetry.add_gauges(
             "declarations_known",
             "Whether all that a source says of adapters has been read once",
@@ -236,43 +217,43 @@ class AdapterService:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        self._declaring.merge()
+        self.declaring.merge()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._adapters.run())
+            tasks.create_task(self.loading.run())
             tasks.create_task(self._keeping.run())
 
     def _on_merged(self, merged: Merged, withheld: frozenset[str]) -> None:
         self._lost = merged.lost
         self._catalog.withhold(withheld)
         self._routing.declare(merged.routes, merged.rules)
-        self._adapters.declare(merged.offers)
-        self._reported = None  # an object that is new may have lost nothing
+        self.loading.declare(merged.offers)
+        self._news = None  # an object that is new may have lost nothing
         self._tell()
 
     def _on_stored(
         self, declarations: Sequence[Declaration], deleted: Sequence[Declaration]
     ) -> None:
-        self._adapters.set_deleted(deleted)
-        self._declaring.store(declarations)
+        self.loading.set_deleted(deleted)
+        self.declaring.store(declarations)
 
     async def _on_ticked(self, forgotten: Sequence[str]) -> None:
         self._tell()
         await self._keeping.forget(forgotten)
 
     def _tell(self) -> None:
-        """Report what has changed of who lost what, and of how adapters are."""
-        if self._report is None:
+        """Have what has changed taken, of who lost what, and of how adapters are."""
+        if self._on_news is None:
             return
         states = None
-        if self._adapters.loads:
-            found = self._adapters.planner.statuses()
+        if self.loading.loads:
+            found = self.loading.planner.statuses()
             states = {status.name: _report_of(status) for status in found}
-        if (self._lost, states) != self._reported:
-            self._reported = self._lost, states
-            self._report(self._lost, states)
+        if (self._lost, states) != self._news:
+            self._news, self._is_taken = (self._lost, states), False
+            self._on_news()
 
     def _status(self, name: str) -> Mapping[str, Any]:
-        status = self._adapters.planner.status(name)
+        status = self.loading.planner.status(name)
         return {} if status is None else dict(to_builtins(status))
 
 

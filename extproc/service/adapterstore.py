@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aiohttp import web
 
-from extproc.adapters.declared import Declaration
+from extproc.adapters.declared import Declaration, SourceStatus
 from extproc.adapters.registration import Status, Wait, WhyNot
-from extproc.adapters.sources import SourceStatus
 from extproc.adapters.stores.content import Stored
 from extproc.config.adapters import AdaptersConfig
 from extproc.errors import ExtprocError

@@ -26,9 +26,14 @@ from random import Random
 from typing import TypeVar
 
 from extproc.discovery.kubernetes.api import KubernetesClient
-from extproc.discovery.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
+from extproc.discovery.kubernetes.endpoints import (
+    pod_endpoints,
+    priorities,
+    selection,
+    slice_endpoints,
+    without_pool,
+)
 from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
-from extproc.discovery.kubernetes.objectives import priorities, without_pool
 from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
     InferenceObjective,

@@ -33,11 +33,10 @@ from extproc.queue import QueueSettings
 from extproc.request.controlheaders import names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.routing.admission import AdmissionSettings
+from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.catalog import CatalogSettings, Undeclared
 from extproc.routing.modelroutes import ModelRoute, Objective
 from extproc.routing.picker import PickerSettings
-from extproc.routing.ranks import Ranks
 from extproc.routing.rewrites import Rule
 from extproc.service.memory import memory_limit_bytes
 from extproc.types import Endpoint

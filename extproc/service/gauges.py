@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from extproc.fleet.losses import Losses
 from extproc.fleet.tpot import Tpots
-from extproc.observe.counters import CappedLabel
+from extproc.observe.attainment import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue
-from extproc.service.cachewatch import CacheWatch
-from extproc.service.recorder import Recorder
-from extproc.service.routing import Routing
-from extproc.service.services import Services
-from extproc.wire.budget import Budget
+from extproc.service.liveconfig import LiveConfig
+from extproc.service.parts import Parts, Traffic
 from extproc.wire.httpserver import HttpLimit
 from extproc.wire.limits import Counters
 
@@ -23,28 +19,16 @@ _MAX_PRIORITIES = 50
 
 
 def add_gauges(
-    telemetry: Telemetry,
-    *,
-    services: Services,
-    routing: Routing,
-    recorder: Recorder,
-    tpots: Tpots,
-    cache_watch: CacheWatch,
-    wire: Counters,
-    http_dropped: Counter[HttpLimit],
-    budget: Budget,
-    clock: Callable[[], float],
-    num_config_failures: Callable[[], int],
-    num_left_out: Callable[[], int],
-    is_ready: Callable[[], bool],
-    losses: Losses,
+    parts: Parts, live_config: LiveConfig, why_not_ready: Callable[[], list[str]]
 ) -> None:
     """Register the parts' own counts, read at each scrape of the metrics."""
+    telemetry, services, routing = parts.telemetry, parts.services, parts.routing
     add = telemetry.add_gauge
     processor, completions, eds = services.processor, services.completions, services.eds
-    decisions, observers = recorder.decisions, recorder.observers
+    decisions, observers = parts.recorder.decisions, parts.recorder.observers
     pool, routes, router = routing.pool, routing.routes, routing.router
-    add("ready", "Accepts requests: synced, and not draining", is_ready)
+    clock, losses, endpoints = parts.clock, parts.pods.losses, parts.endpoints
+    add("ready", "Accepts requests: synced, and not draining", lambda: not why_not_ready())
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: len(pool.flights))
     telemetry.add_gauges(
@@ -85,21 +69,21 @@ def add_gauges(
         "cpu_cache_adapters",
         "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",
         ("group", "source"),
-        cache_watch.sizes,
+        parts.cache_watch.sizes,
     )
-    _add_tpot(telemetry, tpots)
+    _add_tpot(telemetry, parts.accounting.tpots)
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(
         "config_failures",
         "Changes of the configuration file that could not be applied",
-        num_config_failures,
+        lambda: live_config.num_failures,
     )
-    add("endpoints_left_out", "Endpoints beyond the most that are used", num_left_out)
-    add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
-    add("body_bytes", "Bytes of bodies and unsent responses in memory", lambda: budget.used_bytes)
-    add("body_bytes_limit", "Most bytes of them in memory", lambda: budget.max_bytes)
-    add("uploads_given_up", "Uploads given up for want of memory", lambda: budget.num_given_up)
+    add(
+        "endpoints_left_out",
+        "Endpoints beyond the most that are used",
+        lambda: endpoints.num_left_out,
+    )
     telemetry.add_counters(
         "observer_errors",
         "Errors of telemetry, tracing and other observers; requests are not affected",
@@ -117,21 +101,9 @@ def add_gauges(
         "Decisions that watchers were too slow for",
         lambda: decisions.num_dropped,
     )
-    telemetry.add_counters(
-        "wire_streams", "Streams of the wire by how they ended", "end", lambda: _ends(wire)
-    )
-    telemetry.add_counters(
-        "wire_abuse",
-        "Limits of the wire that peers ran into",
-        "limit",
-        lambda: {str(limit): count for limit, count in wire.abuse.items()},
-    )
-    telemetry.add_counters(
-        "http_dropped",
-        "Connections of the HTTP ports that were dropped, by the limit they ran into",
-        "limit",
-        lambda: {str(limit): http_dropped[limit] for limit in HttpLimit},
-    )
+    _add_traffic(telemetry, parts.traffic)
+    for part in (parts.peering, parts.discovery, parts.adapters):
+        part.add_metrics(telemetry)
 
 
 def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[], float]) -> None:
@@ -175,6 +147,29 @@ def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str],
     for (route, priority), count in queue.occupancy.num_by_claim.items():
         counts[route, priorities.cap(str(priority))] += count
     return counts
+
+
+def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
+    add, budget, wire = telemetry.add_gauge, traffic.budget, traffic.wire
+    add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
+    add("body_bytes", "Bytes of bodies and unsent responses in memory", lambda: budget.used_bytes)
+    add("body_bytes_limit", "Most bytes of them in memory", lambda: budget.max_bytes)
+    add("uploads_given_up", "Uploads given up for want of memory", lambda: budget.num_given_up)
+    telemetry.add_counters(
+        "wire_streams", "Streams of the wire by how they ended", "end", lambda: _ends(wire)
+    )
+    telemetry.add_counters(
+        "wire_abuse",
+        "Limits of the wire that peers ran into",
+        "limit",
+        lambda: {str(limit): count for limit, count in wire.abuse.items()},
+    )
+    telemetry.add_counters(
+        "http_dropped",
+        "Connections of the HTTP ports that were dropped, by the limit they ran into",
+        "limit",
+        lambda: {str(limit): traffic.http_dropped[limit] for limit in HttpLimit},
+    )
 
 
 def _add_tpot(telemetry: Telemetry, tpots: Tpots) -> None:

@@ -22,7 +22,7 @@ class LiveConfig:
 
     Args:
         config: The configuration at the start.
-        path: The file.
+        path: The file; None for none.
         text: Its content at the start.
         parse: Parses its later contents.
         configure: Applies a configuration; raises `ConfigError` if it cannot.
@@ -34,7 +34,7 @@ class LiveConfig:
     def __init__(
         self,
         config: Config,
-        path: Path,
+        path: Path | None,
         text: str,
         *,
         parse: ConfigParser,
@@ -47,6 +47,8 @@ class LiveConfig:
 
     async def run(self) -> None:
         """Follow the file until cancelled."""
+        if self._path is None:
+            return
         await FileWatch(
             self._path,
             interval_s=INTERVAL_S,

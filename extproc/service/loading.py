@@ -13,11 +13,10 @@ from typing import Any
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import AdapterUpdate
 from extproc.adapters.states import Action, State
 from extproc.config import Config
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.adapterpeers import AdapterPeers
+from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.routing.precedence import Offer
 from extproc.service import configured
 from extproc.service.adaptercalls import AdapterCalls

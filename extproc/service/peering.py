@@ -11,8 +11,8 @@ from extproc.config import Config
 from extproc.config.peers import PeersConfig
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
+from extproc.peers.links import METHOD, OnEntries, PeersService
 from extproc.peers.relay import Relay, count_routers
-from extproc.peers.service import METHOD, OnEntries, PeersService
 from extproc.peers.telling import Hearing
 from extproc.service.apiserver import Kubernetes
 from extproc.service.clocks import Clocks

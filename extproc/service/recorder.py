@@ -18,14 +18,14 @@ from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
-from extproc.types import Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Records the outcomes of requests.
+    """Records the outcomes of requests: what streams report (`StreamObserver`), and what others do.
 
     Attributes:
         knows_times: Whether completions carry response times; if not, attainment is not recorded.
@@ -43,7 +43,12 @@ class Recorder:
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
 
-    def routed(self, result: Pick | Rejection | Wait | Ticket, seconds: float | None) -> None:
+    def asked(self, now: float) -> None:
+        """Nothing is recorded before there is a result."""
+
+    def decided(
+        self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
+    ) -> None:
         """Record a routing result and the seconds it took; None for that of a held request."""
         self.observers.call("telemetry", self.telemetry.routed, result, seconds)
         if isinstance(result, Pick):
@@ -57,6 +62,9 @@ class Recorder:
         wall_s, shown = self.wall_clock(), path[:MAX_PATH_CHARS]
         self._publish(DecisionRecord(rejection, wall_s, 0.0, request_id, shown))
         self.observers.call("attainment", self._judge_rejection, path, rejection)
+
+    def left(self) -> None:
+        """Nothing is recorded: the queue counts who leaves it."""
 
     def refused(self) -> None:
         """Record that an endpoint refused a request as it is full."""

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.adapters.sources import Sources
+from extproc.adapters.declared import Sources
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool
 from extproc.observe.attainment import Attainment
+from extproc.openai import Spelling
 from extproc.peers.telling import Telling
 from extproc.plugins import PolicyError, describe_error, load_policy
 from extproc.queue import HoldQueue
@@ -92,7 +94,6 @@ class Routing:
             on_policy_error=self._on_policy_error,
         )
         self.routes = ModelRoutes(configured.model_routes(config), config.admission.priorities)
-        self.rewrites = Rewrites(configured.rewrite_rules(config), rng=world.rng)
         self.router = Router(
             self.pool,
             self._picker,
@@ -100,6 +101,12 @@ class Routing:
             catalog,
             config.request.max_hold_s,
             self.routes,
+        )
+        joins = PROFILES[config.pods.engine].joins_names
+        self.rewrites = Rewrites(
+            configured.rewrite_rules(config),
+            rng=world.rng,
+            spelling=Spelling(self.router.card, joins),
         )
         self.router.models.aliases.configure(self.rewrites.aliases)
 

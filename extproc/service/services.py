@@ -10,15 +10,16 @@ from extproc.config import Config
 from extproc.envoy.completions import CompletionService
 from extproc.envoy.eds import EdsService
 from extproc.envoy.health import HealthService
-from extproc.fleet.engines import PROFILES
 from extproc.observe.tracing import Tracing
 from extproc.request.codec import Codec
+from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
 from extproc.request.processor import ExternalProcessor
 from extproc.service import configured
 from extproc.service.clocks import Clocks
-from extproc.service.dispatch import Dispatcher, Endings, new_stream_of
+from extproc.service.endings import Endings
 from extproc.service.routing import Routing
+from extproc.service.traced import new_stream_of
 from extproc.wire.rpc import Method
 
 log = logging.getLogger(__name__)
@@ -49,17 +50,17 @@ class Services:
         self._endings, self._clock, self._tracing = endings, world.clock, tracing
         recorder, accounting = endings.recorder, endings.accounting
         telemetry = recorder.telemetry
-        dispatcher = Dispatcher(
+        parts = StreamParts(
             routing.router,
+            routing.router.models,
+            routing.rewrites,
             accounting,
+            Lists(config.request.max_list_bytes_per_s),
             recorder,
             world.clock,
-            routing.rewrites,
-            Lists(config.request.max_list_bytes_per_s),
-            joins_names=PROFILES[config.pods.engine].joins_names,
         )
         self.processor = ExternalProcessor(
-            new_stream_of(dispatcher, configured.stream_settings(config), tracing),
+            new_stream_of(parts, configured.stream_settings(config), recorder, tracing),
             _codec(config),
             world.clock,
             call_later=asyncio.get_running_loop().call_later,

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import uvloop
 
+from extproc import __version__
 from extproc.address import MAX_UNIX_PATH_BYTES, Address
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
@@ -31,14 +32,13 @@ from extproc.discovery.file import parse_endpoints
 from extproc.discovery.kubernetes.api import MissingLibraryError, load_library
 from extproc.files.reading import check_readable, describe_failure, read_text
 from extproc.observe import logs
-from extproc.observe.tracing import Tracing
+from extproc.observe.tracing import Tracing, TracingError
 from extproc.routing.policies import Policy
 from extproc.service import configured
 from extproc.service.app import App
 from extproc.service.peeraccess import check_peers, unproven_peers
 from extproc.service.routing import make_policy
 from extproc.service.stores import check_store
-from extproc.service.traced import make_tracing
 from extproc.wire.tls import Certificates
 
 log = logging.getLogger(__name__)
@@ -253,6 +253,23 @@ def _try_to_bind(name: str, address: str, taken: dict[tuple[int, str, int], str]
             probe.bind(where)
         if wanted.port:
             _claim(name, (int(family), str(where[0]), wanted.port), taken)
+
+
+def make_tracing(config: Config) -> Tracing | None:
+    """Make the tracing that is configured; None where it is off.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed, or its environment variables cannot be used.
+    """
+    if not config.tracing.enabled:
+        return None
+    ratio = config.tracing.sample_ratio
+    try:
+        return Tracing(sample_ratio=ratio, version=__version__)
+    except TracingError as error:
+        raise ConfigError(str(error)) from error
+    except Exception as error:  # OpenTelemetry reads its own environment variables
+        raise ConfigError(f"tracing: {error or type(error).__name__}") from error
 
 
 def _claim(name: str, place: tuple[int, str, int], taken: dict[tuple[int, str, int], str]) -> None:

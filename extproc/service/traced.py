@@ -1,54 +1,61 @@
-"""Decisions as spans; used only where tracing is on."""
+"""Streams, and decisions as spans where tracing is on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
-from extproc import __version__
-from extproc.config import Config
-from extproc.config.file import ConfigError
-from extproc.observe.tracing import DecisionSpan, Tracing, TracingError
+from extproc.observe.tracing import DecisionSpan, Tracing
 from extproc.queue import Ticket
-from extproc.types import Pick, Rejection, Wait
+from extproc.request.interfaces import StreamParts, StreamSettings
+from extproc.request.stream import Stream
+from extproc.service.recorder import Recorder
+from extproc.types import Outcome, Pick, Rejection
+from extproc.wire.rpc import Metadata
 
 
-def make_tracing(config: Config) -> Tracing | None:
-    """Make the tracing that is configured; None where it is off.
+class Traced:
+    """The observer of one stream, with a span for its decision; `begin` is called once."""
 
-    Raises:
-        ConfigError: OpenTelemetry is not installed, or its environment variables cannot be used.
-    """
-    if not config.tracing.enabled:
-        return None
-    ratio = config.tracing.sample_ratio
-    try:
-        return Tracing(sample_ratio=ratio, version=__version__)
-    except TracingError as error:
-        raise ConfigError(str(error)) from error
-    except Exception as error:  # OpenTelemetry reads its own environment variables
-        raise ConfigError(f"tracing: {error or type(error).__name__}") from error
-
-
-class DecisionTrace:
-    """The span of one stream's decision; `begin` begins it and is called once."""
-
-    def __init__(self, begin: Callable[[], DecisionSpan]) -> None:
-        self._begin = begin
+    def __init__(self, recorder: Recorder, begin: Callable[[], DecisionSpan]) -> None:
+        self._recorder, self._begin = recorder, begin
         self._span: DecisionSpan | None = None
         self._asked_at_s: float | None = None
         self._has_ended = False
 
     def asked(self, now: float) -> None:
         """Begin the span at the first request for a decision."""
-        if self._asked_at_s is None:
-            self._asked_at_s = now
-            self._span = self._begin()
+        self._asked_at_s = now
+        self._span = self._recorder.observers.call("tracing", self._begin)
 
-    def decided(self, result: Pick | Rejection | Wait | Ticket, model: str, now: float) -> None:
-        """Record a pick or a wait in the span."""
-        span = self._span
-        if span is None:
-            return  # beginning it failed
+    def decided(
+        self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
+    ) -> None:
+        """Record a pick or a wait in the span, too."""
+        self._recorder.decided(result, seconds, now=now)
+        if self._span is not None:  # beginning it has not failed
+            self._recorder.observers.call("tracing", self._decided, self._span, result, now)
+
+    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+        """End the span with the error that the client gets."""
+        self._recorder.rejected(rejection, headers)
+        if self._has_ended or (self._span is None and self._asked_at_s is not None):
+            return
+        self._has_ended = True
+        self._recorder.observers.call("tracing", self._rejected, rejection)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Record the outcome; the span is over."""
+        self._recorder.ended(outcome)
+
+    def left(self) -> None:
+        """End the span of a request that ended undecided: its client has left, say."""
+        if self._span is not None and not self._has_ended:
+            self._has_ended = True
+            self._recorder.observers.call("tracing", self._span.end, {"extproc.reason": "gone"})
+
+    def _decided(self, span: DecisionSpan, result: Pick | Rejection | Ticket, now: float) -> None:
         if isinstance(result, Pick):
             self._has_ended = True
             span.end(
@@ -58,24 +65,14 @@ class DecisionTrace:
                     "extproc.policy": result.policy,
                     "extproc.reason": result.reason,
                     "extproc.wait_s": now - (self._asked_at_s or now),
-                    "gen_ai.request.model": model,
+                    "gen_ai.request.model": result.request.client_model,
                     "extproc.adapter": result.request.adapter or "",
                 }
             )
         elif not isinstance(result, Rejection):
             span.event("held", {"extproc.reason": result.reason})
 
-    def left(self) -> None:
-        """End the span of a request that ended undecided: its client has left, say."""
-        if self._span is not None and not self._has_ended:
-            self._has_ended = True
-            self._span.end({"extproc.reason": "gone"})
-
-    def rejected(self, rejection: Rejection) -> None:
-        """End the span with the error that the client gets."""
-        if self._has_ended or (self._span is None and self._asked_at_s is not None):
-            return
-        self._has_ended = True
+    def _rejected(self, rejection: Rejection) -> None:
         (self._span or self._begin()).end(
             {
                 "http.response.status_code": rejection.status,
@@ -83,3 +80,17 @@ class DecisionTrace:
             },
             error=rejection.message,
         )
+
+
+def new_stream_of(
+    parts: StreamParts, settings: StreamSettings, recorder: Recorder, tracing: Tracing | None
+) -> Callable[[Metadata, Callable[[], None]], Stream]:
+    """Return the factory of streams; tracing costs nothing where it is off."""
+    if tracing is None:
+        return lambda _metadata, wake: Stream(parts, settings, wake)
+
+    def new_stream(metadata: Metadata, wake: Callable[[], None]) -> Stream:
+        traced = Traced(recorder, partial(tracing.begin, metadata))
+        return Stream(replace(parts, observer=traced), settings, wake)
+
+    return new_stream

@@ -15,9 +15,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
@@ -250,3 +250,46 @@ async def get_page(url: str) -> str | None:
             return await response.text() if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError):
         return None
+
+
+async def has_page(url: str) -> bool:
+    """Return whether there is a page at `url`, be it empty."""
+    return await get_page(url) is not None
+
+
+# --- Signals that end a command in order.
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SignalledError(Exception):
+    """Work was ended by the signal `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
+async def until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work` until it ends; a signal cancels it, further signals are ignored.
+
+    Raises:
+        SignalledError: There was a signal.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    caught: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if not caught:
+            caught.append(number)
+            task.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        raise SignalledError(caught[0]) from None

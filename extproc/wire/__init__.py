@@ -20,7 +20,5 @@ whose services it carries import its contract, `rpc`.
 
 from extproc.wire.connection import Connection
 from extproc.wire.limits import Abuse, Counters, Limits
-from extproc.wire.rpc import Call, Method, Session
-from extproc.wire.stream import WireStream
 
-__all__ = ["Abuse", "Call", "Connection", "Counters", "Limits", "Method", "Session", "WireStream"]
+__all__ = ["Abuse", "Connection", "Counters", "Limits"]

@@ -13,12 +13,11 @@ from typing import Final
 
 from extproc.wire import frames, grpc
 from extproc.wire.budget import Budget
-from extproc.wire.control import ControlFrames, FloodMeter
+from extproc.wire.control import FloodMeter
 from extproc.wire.dispatch import FrameHandler
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime, server_preface
 from extproc.wire.limits import DEFAULT_LIMITS, ConnectionFault, Counters, ErrorCode, Limits
-from extproc.wire.opening import Opener
 from extproc.wire.outbox import Outbox
 from extproc.wire.requests import judge_request
 from extproc.wire.rpc import Method
@@ -35,14 +34,6 @@ _HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block
 _LIST_BYTES_PER_UNIT: Final = 1024  # of a header list; a byte of the block may be a field of it
 
 
-def _nothing() -> None:
-    """Do nothing: the owner calls `data_to_send` after every step."""
-
-
-def _ignore(error: Exception, path: str) -> None:
-    """Do nothing: the error is counted anyway."""
-
-
 class Connection:
     """The protocol of one connection.
 
@@ -55,8 +46,10 @@ class Connection:
         limits: Bounds on the resources of the peer.
         counters: One per server.
         budget: Memory for the bodies of all connections; one per server.
-        on_output_ready: Called once when there is output outside of a pass, until it is taken.
-        on_session_error: Called with an exception of a session and its method's path.
+        on_output_ready: Called once when there is output outside of a pass, until it is taken; none
+            is needed where `data_to_send` is called after every step.
+        on_session_error: Called with an exception of a session and its method's path; it is counted
+            anyway.
     """
 
     def __init__(
@@ -67,8 +60,8 @@ class Connection:
         limits: Limits = DEFAULT_LIMITS,
         counters: Counters | None = None,
         budget: Budget | None = None,
-        on_output_ready: Callable[[], None] = _nothing,
-        on_session_error: Callable[[Exception, str], None] = _ignore,
+        on_output_ready: Callable[[], None] = lambda: None,
+        on_session_error: Callable[[Exception, str], None] = lambda error, path: None,
     ) -> None:
         self.limits = limits
         self.counters = counters if counters is not None else Counters()
@@ -80,9 +73,7 @@ class Connection:
         self.streams = streams
         self._floods = floods = FloodMeter(limits, self.outbox, now)
         self._lifetime = lifetime = Lifetime(streams, now)
-        self._opener = Opener(streams, reader, lifetime, floods)
-        control = ControlFrames(streams, reader, lifetime, floods)
-        self._handler = FrameHandler(streams, reader, floods, control, self._opener)
+        self._handler = FrameHandler(streams, reader, lifetime, floods)
         self.is_failed = self._is_lost = False
         self._unread = bytearray()
         self._preface_left = frames.PREFACE
@@ -160,8 +151,8 @@ class Connection:
 
         Returns the position of the next pass, which is not the end if this one was full.
         """
-        handler, opener, streams = self._handler, self._opener, self.streams
-        reader = opener.reader
+        handler, streams = self._handler, self.streams
+        reader = handler.reader
         streams_open, slots = streams.open, streams.closed.slots
         read_header, read_u32 = frames.FRAME_HEADER.unpack_from, frames.U32.unpack_from
         quick_bytes = self.limits.max_message_bytes + grpc.PREFIX_BYTES
@@ -212,7 +203,7 @@ class Connection:
                     and flags & ~frames.END_STREAM == frames.END_HEADERS
                 ):
                     before_bytes = reader.list_bytes
-                    opener.open(stream_id, flags, data[start:stop], now)
+                    handler.open(stream_id, flags, data[start:stop], now)
                     units_left -= (reader.list_bytes - before_bytes) // _LIST_BYTES_PER_UNIT
                     continue
             elif kind == frames.RST_STREAM and length == frames.U32.size:

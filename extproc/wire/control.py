@@ -98,7 +98,12 @@ class ControlFrames:
         windows_bytes = []
         for name, value in frames.SETTING.iter_unpack(payload):
             if name == frames.INITIAL_WINDOW_SIZE:
-                windows_bytes.append(_check_window(value))
+                # 9113 6.5.2: "Values above the maximum flow-control window size of 2^31-1".
+                if value > frames.LARGEST_WINDOW_BYTES:
+                    raise ConnectionFault(
+                        ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE above 2^31-1"
+                    )
+                windows_bytes.append(value)
             else:
                 self._apply(name, value)
         if windows_bytes:
@@ -222,13 +227,6 @@ HANDLERS: Final = {
     frames.GOAWAY: ControlFrames.on_goaway,
 }
 """Of each type of these frames: given its flags, its stream and its payload."""
-
-
-def _check_window(initial_bytes: int) -> int:
-    """9113 6.5.2: "Values above the maximum flow-control window size of 2^31-1"."""
-    if initial_bytes > frames.LARGEST_WINDOW_BYTES:
-        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE above 2^31-1")
-    return initial_bytes
 
 
 def depends_on_itself(stream_id: int, fields: bytes) -> bool:

@@ -13,11 +13,9 @@ from extproc.wire.control import (
     ANSWERED_COST,
     HANDLERS,
     PRIORITY_BYTES,
-    ControlFrames,
-    FloodMeter,
     depends_on_itself,
 )
-from extproc.wire.headers import TOO_LARGE, HeaderReader
+from extproc.wire.headers import TOO_LARGE
 from extproc.wire.limits import Abuse, ConnectionFault, ErrorCode, StreamFault
 from extproc.wire.opening import Opener
 from extproc.wire.requests import judge_trailers
@@ -44,19 +42,14 @@ class _OpenBlock:
 
 
 @dataclass(eq=False, slots=True)
-class FrameHandler:
-    """Handles any frame of one connection.
+class FrameHandler(Opener):
+    """Handles any frame of one connection, by the methods of three files.
 
     Attributes:
         expected_kind: The only frame type allowed next: SETTINGS first, CONTINUATION within a
             header block; None where any may come.
     """
 
-    streams: Streams
-    reader: HeaderReader
-    floods: FloodMeter
-    control: ControlFrames
-    opener: Opener
     expected_kind: int | None = frames.SETTINGS
     _open_block: _OpenBlock | None = None
 
@@ -79,7 +72,7 @@ class FrameHandler:
         handler = HANDLERS.get(kind)
         try:
             if handler is not None:
-                handler(self.control, flags, stream_id, payload)
+                handler(self, flags, stream_id, payload)
             elif kind == frames.DATA:
                 self._on_data(flags, stream_id, payload, now)
             elif kind == frames.HEADERS:
@@ -174,7 +167,7 @@ class FrameHandler:
         self._open_block = self.expected_kind = None
         if open_block.is_too_large:
             self.streams.counters.abuse[Abuse.HEADER_BLOCK] += 1
-            self.opener.refuse(open_block.stream_id, open_block.flags, TOO_LARGE)
+            self.refuse(open_block.stream_id, open_block.flags, TOO_LARGE)
         else:
             self._on_block(open_block.flags, open_block.stream_id, open_block.block, now)
 
@@ -186,7 +179,7 @@ class FrameHandler:
                 self.reader.read_fields(block)
                 streams.last_id = stream_id
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
-            self.opener.open(stream_id, flags, block, now)
+            self.open(stream_id, flags, block, now)
             return
         # 9113 4.3: every block passes the decoder, even one that is then discarded.
         scope, code = streams.verdict(stream_id, frames.HEADERS)

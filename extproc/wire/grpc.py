@@ -42,12 +42,6 @@ def _string(text: bytes) -> bytes:
 RESPONSE_BLOCK: Final = b"\x88" + literal(b"content-type", b"application/grpc")
 
 
-@lru_cache(maxsize=64)
-def http_error_block(status: int) -> bytes:
-    """Encode a response below gRPC: an HTTP status alone."""
-    return literal(b":status", b"%d" % status)
-
-
 @lru_cache(maxsize=256)
 def trailer_block(code: int, details: str) -> bytes:
     """Encode `grpc-status` and, if there are details, `grpc-message`."""

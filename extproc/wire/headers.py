@@ -108,7 +108,7 @@ class HeaderReader:
         # Cached blocks that read the dynamic table in its current state.
         self._volatile: set[bytes] = set()
         self.list_bytes = 0
-        # The cache for `Opener`; empty while every block must pass the decoder.
+        # The cache of those who open streams; empty while every block must pass the decoder.
         self.requests: dict[bytes, Request] = self._blocks.kept
 
     def forbid_table(self) -> None:

@@ -33,11 +33,8 @@ class ErrorCode(IntEnum):
     ENHANCE_YOUR_CALM = 0xB
 
 
-class ConnectionFault(ExtprocError):
-    """A connection error (9113 5.4.1): GOAWAY with `code`, then close.
-
-    `abuse` is the limit that was exceeded, if one was.
-    """
+class Fault(ExtprocError):
+    """An error of the peer; `abuse` is the limit that was exceeded, if one was."""
 
     def __init__(self, code: ErrorCode, reason: str, abuse: Abuse | None = None) -> None:
         super().__init__(reason)
@@ -45,12 +42,12 @@ class ConnectionFault(ExtprocError):
         self.abuse = abuse
 
 
-class StreamFault(ExtprocError):
-    """A stream error (9113 5.4.2): RST_STREAM with `code`; other streams are not affected."""
+class ConnectionFault(Fault):
+    """A connection error (9113 5.4.1): GOAWAY with `code`, then close."""
 
-    def __init__(self, code: ErrorCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
+
+class StreamFault(Fault):
+    """A stream error (9113 5.4.2): RST_STREAM with `code`; other streams are not affected."""
 
 
 class Abuse(StrEnum):

@@ -5,24 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from extproc.wire import frames, grpc
-from extproc.wire.control import FloodMeter
-from extproc.wire.headers import HeaderReader
-from extproc.wire.lifetime import Lifetime
+from extproc.wire.control import ControlFrames
 from extproc.wire.limits import Abuse, ErrorCode
 from extproc.wire.requests import Request
 from extproc.wire.rpc import Code
 from extproc.wire.stream import WireStream
-from extproc.wire.streams import Streams
 
 
 @dataclass(eq=False, slots=True)
-class Opener:
-    """Opens the streams of one connection."""
-
-    streams: Streams
-    reader: HeaderReader
-    lifetime: Lifetime
-    floods: FloodMeter
+class Opener(ControlFrames):
+    """Opens the streams of one connection, beside its control frames."""
 
     def open(self, stream_id: int, flags: int, block: bytes, now: float) -> None:
         """Begin a request: a header block on an identifier above all others (9113 5.1.1)."""
@@ -87,7 +79,9 @@ class Opener:
             streams.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return True
         if request.http_status:
-            self._respond(stream_id, flags, request, grpc.http_error_block(request.http_status))
+            # Below gRPC: an HTTP status alone.
+            status = grpc.literal(b":status", b"%d" % request.http_status)
+            self._respond(stream_id, flags, request, status)
             return True
         code, details = request.code, request.details
         if request.method is not None:

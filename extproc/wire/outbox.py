@@ -141,11 +141,6 @@ class Outbox:
         sealed, self._sealed = self._sealed, []
         return b"".join(chain.from_iterable(chunks for part in sealed for chunks in part.values()))
 
-    def drop(self, stream: Sender) -> None:
-        """Forget all unwritten output of a stream."""
-        self.drop_frames(stream.id)
-        self.forget_queue(stream)
-
     def drop_frames(self, stream_id: int) -> None:
         """Forget the unwritten frames of a stream."""
         if stream_id in self._frames:

@@ -29,7 +29,7 @@ from extproc.wire import Abuse, Connection, Counters, Limits
 from extproc.wire.budget import Budget
 from extproc.wire.limits import DEFAULT_LIMITS
 from extproc.wire.rpc import Method
-from extproc.wire.tlsbytes import TlsBytes, TlsError
+from extproc.wire.tls import TlsBytes, TlsError
 
 log = logging.getLogger(__name__)
 

@@ -190,7 +190,8 @@ class Streams:
     def on_reset_by_peer(self, stream: WireStream) -> None:
         """9113 6.4: nothing more is sent for the stream, not even the output of this pass."""
         self.counters.streams_reset_by_peer += 1
-        self.outbox.drop(stream)
+        self.outbox.drop_frames(stream.id)
+        self.outbox.forget_queue(stream)
         self._close(stream, is_by_peer=True)
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import unused_port
 
 from extproc.adapters.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, unload
 from extproc.adapters.states import Failure, Result
@@ -17,6 +17,7 @@ from extproc.fleet.engines import PROFILES
 from extproc.fleet.podhttp import open_session
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.fakepods import running_pod
+from tests.servers import serving_app, web_server
 
 VLLM, SGLANG = PROFILES["vllm"], PROFILES["sglang"]
 OK = Result()
@@ -49,10 +50,8 @@ async def answering(
         content = body.encode() if isinstance(body, str) else body
         return web.Response(status=status, body=content, headers=headers)
 
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", answer)
-    async with TestServer(app) as server:
-        yield str(server.make_url("")).rstrip("/"), seen
+    async with web_server(answer) as url:
+        yield url, seen
 
 
 async def loaded(url: str, name: str = "a", path: str = "/a", key: str = "") -> Result:
@@ -136,10 +135,7 @@ async def test_a_slow_pod_is_given_up_and_a_dead_one_is_unreachable() -> None:
         await asyncio.sleep(60)
         return web.Response()
 
-    app = web.Application()
-    app.router.add_post("/v1/load_lora_adapter", never)
-    async with TestServer(app) as server, open_session() as session:
-        url = str(server.make_url("")).rstrip("/")
+    async with web_server(never) as url, open_session() as session:
         slow = await load(session, url, VLLM, name="a", path="/a", timeout_s=0.1)
     dead = await loaded(f"http://127.0.0.1:{unused_port()}")
 
@@ -241,8 +237,7 @@ def sglang() -> web.Application:
 
 
 async def test_sglang_has_other_paths_and_another_shape() -> None:
-    async with TestServer(sglang()) as server, open_session() as session:
-        url = str(server.make_url("")).rstrip("/")
+    async with serving_app(sglang()) as url, open_session() as session:
         missing = await load(session, url, SGLANG, name="b", path="/missing")
         loads = [await load(session, url, SGLANG, name="a", path="/a") for _ in range(2)]
         unloads = [await unload(session, url, SGLANG, name="a") for _ in range(2)]

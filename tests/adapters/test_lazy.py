@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.attempts import BURST_RATIO, MINUTE_S, Window
 from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.podhistory import BURST_RATIO, MINUTE_S, Window
 from extproc.adapters.states import AdapterSettings, Failure, Kind, Result, State
 from tests.adapters.world import World, adapters, pods
 
@@ -18,9 +18,7 @@ ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
 
 def crowded(num_pods: int = 1, num: int = 20, **fields: object) -> World:
     world = World(pods(num_pods, max_cpu_loras=2, max_loras=2, **fields))
-    world.declare(*adapters(num))
-    world.run(3)
-    return world
+    return world.declared(*adapters(num), for_s=3)
 
 
 def load(world: World, *names: str) -> None:
@@ -231,9 +229,7 @@ def test_eager_ones_go_last_and_come_back() -> None:
 
 
 def test_more_eager_ones_than_fit_do_not_push_each_other_out() -> None:
-    world = World(pods(1, max_cpu_loras=2))
-    world.declare(*adapters(4, load=LoadMode.EAGER))
-    world.run(60)
+    world = World(pods(1, max_cpu_loras=2)).declared(*adapters(4, load=LoadMode.EAGER), for_s=60)
 
     assert len(world.pods[ONE].models) == 2
     assert not any(action.kind is Kind.UNLOAD for _, action in world.log)
@@ -267,9 +263,7 @@ def test_a_lazy_one_that_failed_is_tried_again_for_a_request_after_a_while() -> 
 
 
 def test_requests_of_an_adapter_that_too_few_pods_have_get_more_of_it() -> None:
-    world = World(pods(3, max_cpu_loras=4))
-    world.declare(*adapters(20, min_replicas=2))
-    world.run(3)
+    world = World(pods(3, max_cpu_loras=4)).declared(*adapters(20, min_replicas=2), for_s=3)
     world.held = ["a0"]
     world.run(10)
 

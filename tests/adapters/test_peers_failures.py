@@ -13,9 +13,7 @@ RANK = Result(Failure.ENGINE, "LoRA rank 64 is greater than max_lora_rank 16")
 
 def test_a_restarted_pod_gets_its_adapters_back() -> None:
     """vLLM 12174, AIBrix 236: they were lost with the process."""
-    world = World(pods(3))
-    world.declare(*adapters(6))
-    world.run(10)
+    world = World(pods(3)).declared(*adapters(6), for_s=10)
     before = set(world.pods[ONE].models)
     assert before
 
@@ -62,9 +60,7 @@ def test_a_new_pod_gets_its_share() -> None:
 
 def test_a_yes_is_not_believed_until_the_pod_lists_the_adapter() -> None:
     """vLLM 11761 and 18372, AIBrix 235: loaded with status 200, and not there."""
-    world = World(pods(1, lies=True))
-    world.declare(*adapters(1))
-    world.run(4)
+    world = World(pods(1, lies=True)).declared(*adapters(1), for_s=4)
     assert world.state("a0") is State.LOADING
     world.run(2.2)
 
@@ -100,9 +96,7 @@ def test_what_someone_else_loads_is_served() -> None:
 
 def test_a_new_version_is_never_loaded_under_a_name_that_a_pod_has() -> None:
     """vLLM 42125: loaded in place, it is mixed up with what is cached of the old one."""
-    world = World(pods(2))
-    world.declare(Declaration("a", "/adapters/a"))
-    world.run(5)
+    world = World(pods(2)).declared(Declaration("a", "/adapters/a"), for_s=5)
     world.declare(Declaration("a", "/adapters/other"))
     world.run(20)
 
@@ -120,9 +114,7 @@ def test_a_new_version_is_never_loaded_under_a_name_that_a_pod_has() -> None:
 
 def test_where_loading_fails_another_pod_is_tried() -> None:
     """AIBrix 256: it was tried on the same pod for ever."""
-    world = World(pods(3))
-    world.declare(*adapters(1))
-    world.run(2)
+    world = World(pods(3)).declared(*adapters(1), for_s=2)
     home = world.having("a0")[0]
     world = World(pods(3))
     world.pods[home].broken["/adapters/a0"] = NO_FILES
@@ -135,9 +127,7 @@ def test_where_loading_fails_another_pod_is_tried() -> None:
 
 def test_failures_are_said_and_tried_ever_less() -> None:
     """AIBrix 1860: endless retries, and no status that said so."""
-    world = World(pods(2, broken={"/adapters/a0": RANK}))
-    world.declare(*adapters(1))
-    world.run(60)
+    world = World(pods(2, broken={"/adapters/a0": RANK})).declared(*adapters(1), for_s=60)
 
     status = world.status("a0")
     assert (status.state, status.reason) == (State.FAILED, Failure.ENGINE)
@@ -150,9 +140,7 @@ def test_failures_are_said_and_tried_ever_less() -> None:
 def test_an_adapter_that_fails_keeps_no_other_from_being_loaded() -> None:
     """GIE 584, production-stack 708: one bad adapter blocked the rest."""
     broken = {f"/adapters/a{number}": RANK for number in range(4)}
-    world = World(pods(2, broken=broken))
-    world.declare(*adapters(9))
-    world.run(10)
+    world = World(pods(2, broken=broken)).declared(*adapters(9), for_s=10)
 
     assert [world.state(f"a{number}") for number in range(9)] == (
         4 * [State.FAILED] + 5 * [State.READY]
@@ -161,18 +149,14 @@ def test_an_adapter_that_fails_keeps_no_other_from_being_loaded() -> None:
 
 def test_adapters_are_loaded_at_the_same_time() -> None:
     """production-stack 708: two at once were not."""
-    world = World(pods(4, load_s=5.0))
-    world.declare(*adapters(8))
-    world.run(1)
+    world = World(pods(4, load_s=5.0)).declared(*adapters(8), for_s=1)
 
     assert len(world.log) == world.settings.max_loads
 
 
 def test_repaired_files_heal_at_once() -> None:
     """Dynamo 11163: nothing made an adapter routable after its first failure."""
-    world = World(pods(2, broken={"/adapters/a0": NO_FILES}))
-    world.declare(*adapters(1))
-    world.run(100)
+    world = World(pods(2, broken={"/adapters/a0": NO_FILES})).declared(*adapters(1), for_s=100)
     assert world.state("a0") is State.FAILED
 
     for pod in world.pods.values():
@@ -185,9 +169,7 @@ def test_repaired_files_heal_at_once() -> None:
 
 
 def test_an_edit_is_tried_at_once() -> None:
-    world = World(pods(2, broken={"/adapters/a0": NO_FILES}))
-    world.declare(*adapters(1))
-    world.run(100)
+    world = World(pods(2, broken={"/adapters/a0": NO_FILES})).declared(*adapters(1), for_s=100)
 
     world.declare(Declaration("a0", "/adapters/repaired"))
     world.run(3)
@@ -209,9 +191,7 @@ def test_as_many_pods_as_declared_have_it() -> None:
 
 def test_an_update_of_a_pod_loses_nothing_of_it() -> None:
     """AIBrix 1186: after an update of a pod its adapters were unknown for ever."""
-    world = World(pods(2))
-    world.declare(*adapters(4))
-    world.run(10)
+    world = World(pods(2)).declared(*adapters(4), for_s=10)
     before = [world.planner.holders(f"a{number}") for number in range(4)]
 
     world.pods[ONE].num_base, world.pods[ONE].max_rank = 3, 64
@@ -234,9 +214,7 @@ def test_right_after_a_cold_load_the_next_request_is_served_too() -> None:
 
 def test_an_old_version_goes_after_its_last_request_and_only_then_are_its_files_free() -> None:
     """vLLM reads the files of what it pushed out again, and dies where there are none."""
-    world = World(pods(1))
-    world.declare(Declaration("a", "/a/1", "1"))
-    world.run(3)
+    world = World(pods(1)).declared(Declaration("a", "/a/1", "1"), for_s=3)
     world.pods[ONE].pending["a@1"] = 1
     world.declare(Declaration("a", "/a/2", "2"))
     world.run(60)
@@ -257,9 +235,7 @@ def test_an_old_version_goes_after_its_last_request_and_only_then_are_its_files_
 
 def test_what_nobody_declared_is_never_unloaded() -> None:
     own = {"own": "/own", "a0": "/elsewhere"}
-    world = World(pods(1, models=own, max_cpu_loras=2))
-    world.declare(*adapters(3))
-    world.run(10)
+    world = World(pods(1, models=own, max_cpu_loras=2)).declared(*adapters(3), for_s=10)
     world.declare()
     world.run(400)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.peft import AdapterConfigError, decode_config, obstacles
+from extproc.adapters.adapterfiles import AdapterConfigError, decode_config, obstacles
 
 # As PEFT 0.17 writes it, without its nulls.
 WRITTEN = {

@@ -45,9 +45,7 @@ def test_adapters_go_to_pods_with_their_base_model() -> None:
 
 def test_a_pod_whose_version_mixes_weights_loads_nothing_while_it_has_requests() -> None:
     pod = FakePod(ONE, unsafe_version="0.25.1", num_base=1)
-    world = World([pod])
-    world.declare(Declaration("a", "/a"))
-    world.run(10)
+    world = World([pod]).declared(Declaration("a", "/a"), for_s=10)
     status, counts = world.status("a"), world.planners[0].counts()
 
     assert world.having("a") == []
@@ -62,9 +60,7 @@ def test_a_pod_whose_version_mixes_weights_loads_nothing_while_it_has_requests()
 
 def test_an_adapter_without_effect_is_served_and_its_status_says_so() -> None:
     pod = FakePod(ONE, broken={"/a": Result(has_effect=False)})
-    world = World([pod])
-    world.declare(Declaration("a", "/a"))
-    world.run(1)
+    world = World([pod]).declared(Declaration("a", "/a"), for_s=1)
     pod.models["a"] = "/a"  # as the load has come to
     world.run(5)
     status, counts = world.status("a"), world.planners[0].counts()
@@ -151,26 +147,20 @@ def test_adapters_go_to_pods_that_carry_their_rank() -> None:
     world.run(10)
     assert world.having("r") == [TWO, THREE]
 
-    world = World([FakePod(ONE, max_rank=16)])
-    world.declare(Declaration("r", "/r", rank=32))
-    world.run(5)
+    world = World([FakePod(ONE, max_rank=16)]).declared(Declaration("r", "/r", rank=32), for_s=5)
 
     assert "rank 32" in world.status("r").message
     assert world.state("r") is State.FAILED
 
 
 def test_pods_without_adapter_slots_get_none() -> None:
-    world = World(pods(1, max_loras=0))
-    world.declare(*adapters(1))
-    world.run(5)
+    world = World(pods(1, max_loras=0)).declared(*adapters(1), for_s=5)
 
     assert not world.log
 
 
 def test_before_any_pod_is_up_nothing_has_failed() -> None:
-    world = World(pods(1, is_up=False))
-    world.declare(*adapters(1))
-    world.run(5)
+    world = World(pods(1, is_up=False)).declared(*adapters(1), for_s=5)
 
     assert world.state("a0") is State.LOADING
     assert not world.log
@@ -356,9 +346,7 @@ def test_an_edit_back_serves_the_old_version_at_once() -> None:
 
 
 def test_requests_of_an_old_version_have_so_much_time_to_end() -> None:
-    world = World(pods(1))
-    world.declare(Declaration("a", "/a/1", "1"))
-    world.run(5)
+    world = World(pods(1)).declared(Declaration("a", "/a/1", "1"), for_s=5)
     world.pods[ONE].pending["a@1"] = 1
     world.declare(Declaration("a", "/a/2", "2"))
     world.run(world.settings.drain_s - 5)
@@ -386,9 +374,7 @@ def test_a_router_that_starts_in_the_middle_goes_on_with_what_most_pods_have() -
 
 
 def test_where_the_new_version_is_lost_the_old_one_serves_again() -> None:
-    world = World(pods(2))
-    world.declare(Declaration("a", "/a/1", "1", min_replicas=2))
-    world.run(5)
+    world = World(pods(2)).declared(Declaration("a", "/a/1", "1", min_replicas=2), for_s=5)
     for pod in world.pods.values():
         pod.pending["a@1"] = 1
     world.declare(Declaration("a", "/a/2", "2"))
@@ -421,9 +407,7 @@ def test_only_the_last_versions_that_are_gone_are_remembered() -> None:
 
 
 def test_what_is_deleted_is_unknown_at_once_and_unloaded_after_its_last_request() -> None:
-    world = World(pods(2))
-    world.declare(*adapters(2))
-    world.run(5)
+    world = World(pods(2)).declared(*adapters(2), for_s=5)
     address = world.having("a0")[0]
     world.pods[address].pending["a0"] = 1
     world.declare(*adapters(2)[1:])
@@ -471,9 +455,7 @@ def test_a_deletion_that_another_process_saw_is_finished() -> None:
 
 
 def test_what_is_declared_again_is_what_it_was() -> None:
-    world = World(pods(1))
-    world.declare(*adapters(1))
-    world.run(5)
+    world = World(pods(1)).declared(*adapters(1), for_s=5)
     world.declare()
     world.run(1)
     world.planner.declare(adapters(1), now=world.now, deleted=adapters(1))
@@ -485,9 +467,7 @@ def test_what_is_declared_again_is_what_it_was() -> None:
 
 
 def test_an_unload_that_changed_nothing_is_tried_ever_less() -> None:
-    world = World(pods(1))
-    world.declare(*adapters(1))
-    world.run(5)
+    world = World(pods(1)).declared(*adapters(1), for_s=5)
     world.pods[ONE].lies = True
     world.declare()
     world.run(100)
@@ -500,9 +480,7 @@ def test_an_unload_that_changed_nothing_is_tried_ever_less() -> None:
 
 
 def test_no_request_is_sent_to_a_pod_for_what_it_is_unloading() -> None:
-    world = World(pods(2))
-    world.declare(Declaration("a", "/a", min_replicas=2))
-    world.run(10)
+    world = World(pods(2)).declared(Declaration("a", "/a", min_replicas=2), for_s=10)
     assert world.planner.holders("a") == {ONE, TWO}
 
     world.declare(Declaration("a", "/a", max_replicas=1))
@@ -512,9 +490,7 @@ def test_no_request_is_sent_to_a_pod_for_what_it_is_unloading() -> None:
 
 
 def test_the_end_of_a_call_that_nobody_made_changes_nothing() -> None:
-    world = World(pods(1))
-    world.declare(*adapters(1))
-    world.run(5)
+    world = World(pods(1)).declared(*adapters(1), for_s=5)
 
     stray = Action(Kind.LOAD, ONE, "a0", "/adapters/a0")
     world.planner.finished(stray, Result(Failure.ENGINE, "?"), now=world.now)
@@ -580,9 +556,7 @@ def test_a_pod_that_has_restarted_has_and_loads_nothing_before_it_has_listed_its
 
 
 def test_with_nothing_to_do_there_is_no_next_time() -> None:
-    world = World(pods(1))
-    world.declare(*adapters(1))
-    world.run(10)
+    world = World(pods(1)).declared(*adapters(1), for_s=10)
     assert world.planner.next_s == inf
 
     world.planner.configure(AdapterSettings(max_loads=1))
@@ -635,9 +609,7 @@ def test_a_pod_that_lost_its_list_begins_anew_even_where_its_start_is_unknown() 
 
 
 def test_several_that_fail_on_one_pod_alone_are_its_trouble_and_tried_again_soon() -> None:
-    world = World(pods(1, lies=True))
-    world.declare(*adapters(3))
-    world.run(300)
+    world = World(pods(1, lies=True)).declared(*adapters(3), for_s=300)
     world.pods[ONE].lies = False
 
     world.run(30)
@@ -646,9 +618,7 @@ def test_several_that_fail_on_one_pod_alone_are_its_trouble_and_tried_again_soon
 
 
 def test_a_pod_that_comes_back_is_tried_at_once() -> None:
-    world = World(pods(1, lies=True))
-    world.declare(*adapters(1))
-    world.run(100)
+    world = World(pods(1, lies=True)).declared(*adapters(1), for_s=100)
     world.pods[ONE].lies, world.pods[ONE].is_up = False, False
     world.run(2)
     world.pods[ONE].is_up = True
@@ -698,9 +668,7 @@ def test_what_is_deleted_while_it_is_yet_to_be_judged_is_gone() -> None:
 
 
 def test_a_version_that_pods_have_again_is_not_gone() -> None:
-    world = World(pods(1))
-    world.declare(Declaration("a", "/a/1", "1"))
-    world.run(5)
+    world = World(pods(1)).declared(Declaration("a", "/a/1", "1"), for_s=5)
     world.declare(Declaration("a", "/a/2", "2"))
     world.run(10)
     world.pods[ONE].models["a@1"] = "/a/1"
@@ -726,9 +694,7 @@ def test_what_the_router_that_leads_never_knew_is_unloaded_by_one_that_does(is_l
 
 
 def test_old_versions_are_left_to_the_router_that_leads() -> None:
-    world = World(pods(1))
-    world.declare(Declaration("a", "/1", version="1"))
-    world.run(5)
+    world = World(pods(1)).declared(Declaration("a", "/1", version="1"), for_s=5)
     world.declare(Declaration("a", "/2", version="2"))
     world.until(lambda: bool(world.having("a@2")), 5)
     world.leading.clear()

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
@@ -20,9 +19,8 @@ from extproc.adapters.stores.content import StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
 from extproc.adapters.tokens import Tokens
-from extproc.service.admin import AdminServer
-from extproc.types import Snapshot
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimits
+from tests.service.adminport import admin_server
 from tests.waiting import eventually
 
 TOKEN = "secret-1"
@@ -110,15 +108,7 @@ class Port:
             ready_s=60,
         )
 
-        self.server = AdminServer(
-            "127.0.0.1",
-            0,
-            registry=CollectorRegistry(),
-            snapshot=lambda: Snapshot(()),
-            queue=dict,
-            decisions=lambda limit: [],
-            health=tuple,
-            add_page=lambda app: None,
+        self.server = admin_server(
             add_registration=registration.add_to if has_token_file else None,
             limits=limits,
         )

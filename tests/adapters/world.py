@@ -260,6 +260,12 @@ class World:
 
     # --- what people do ---------------------------------------------------------------------
 
+    def declared(self, *declarations: Declaration, for_s: float) -> World:
+        """The world after these have been declared for a while."""
+        self.declare(*declarations)
+        self.run(for_s)
+        return self
+
     def declare(self, *declarations: Declaration) -> None:
         self.names = [each.name for each in declarations][:MAX_WATCHED]
         for planner in self.planners:

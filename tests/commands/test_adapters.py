@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from extproc.commands.main import app
+from tests.commandline import invoke
 
 LINES = (
     '{"name":"a","source":"/adapters/a","version":"2"}\n'
@@ -30,44 +30,43 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def invoke(config: Path, command: str, *options: str, given: str | None = None) -> Result:
-    arguments = ["adapters", command, "--config", str(config), *options]
-    return CliRunner().invoke(app, arguments, input=given)
+def call(config: Path, command: str, *options: str, given: str | None = None) -> Result:
+    return invoke("adapters", command, "--config", str(config), *options, given=given)
 
 
 def test_what_is_imported_is_exported_and_listed(config: Path) -> None:
-    imported = invoke(config, "import", given=LINES)
-    again = invoke(config, "import", given=LINES)
+    imported = call(config, "import", given=LINES)
+    again = call(config, "import", given=LINES)
 
     assert (imported.exit_code, imported.output) == (0, "2 adapters: 2 changed, 0 refused\n")
     assert again.output == "2 adapters: 0 changed, 0 refused\n"
-    assert invoke(config, "export").stdout == LINES
-    assert invoke(config, "list").stdout == "a@2\t/adapters/a\nb\thf:org/b\n"
+    assert call(config, "export").stdout == LINES
+    assert call(config, "list").stdout == "a@2\t/adapters/a\nb\thf:org/b\n"
 
 
 def test_what_is_declared_otherwise_is_replaced_only_where_that_is_wanted(config: Path) -> None:
-    invoke(config, "import", given=LINES)
+    call(config, "import", given=LINES)
     other = LINES.replace("/adapters/a", "/other")
-    refused = invoke(config, "import", given=other)
-    replaced = invoke(config, "import", "--replace", given=other)
+    refused = call(config, "import", given=other)
+    replaced = call(config, "import", "--replace", given=other)
 
     assert (refused.exit_code, refused.stderr) == (1, "extproc: a is declared otherwise\n")
     assert replaced.output == "2 adapters: 1 changed, 0 refused\n"
-    assert invoke(config, "export").stdout == other
+    assert call(config, "export").stdout == other
 
 
 def test_one_wrong_line_imports_nothing(config: Path) -> None:
-    result = invoke(config, "import", given=LINES + '\n{"name": "c", "source": "s3://c"}\n')
+    result = call(config, "import", given=LINES + '\n{"name": "c", "source": "s3://c"}\n')
 
     assert result.exit_code == 2
     assert result.stderr.startswith("extproc: line 4: source 's3://c': ")
-    assert invoke(config, "export").stdout == ""
+    assert call(config, "export").stdout == ""
 
 
 def test_a_store_that_cannot_be_read_is_an_error(config: Path) -> None:
     folder = config.parent / "store"
     folder.rmdir()
-    result = invoke(config, "export")
+    result = call(config, "export")
 
     assert result.exit_code == 1
     assert str(folder) in result.stderr
@@ -76,6 +75,6 @@ def test_a_store_that_cannot_be_read_is_an_error(config: Path) -> None:
 def test_a_configuration_without_a_store_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "extproc.yaml"
     path.write_text("discovery: {static: []}\n")
-    result = invoke(path, "list")
+    result = call(path, "list")
 
     assert (result.exit_code, "adapters.store is not set" in result.stderr) == (2, True)

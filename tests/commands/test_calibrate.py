@@ -73,8 +73,6 @@ async def test_an_adapter_that_is_not_there_is_refused() -> None:
     [
         (["http://127.0.0.1:1"], 1, "Cannot connect"),
         (["http://127.0.0.1:1", "--profile", "nothing"], 2, "--profile nothing: allowed: h100-8b"),
-        (["http://127.0.0.1:1", "--windows", "3"], 2, "--windows is gone: each load is measured"),
-        (["http://127.0.0.1:1", "--window-s", "1"], 2, "--window-s is gone: each load is"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments: list[str], status: int, message: str) -> None:

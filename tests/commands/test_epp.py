@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, help_text
+from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, FlagError, Kind, help_text
 from extproc.commands.eppplan import Plan, plan
-from extproc.commands.goflags import FlagError, Kind
-from extproc.commands.main import app
 from extproc.config import Config
 from extproc.config.file import ConfigError
+from tests.commandline import error_line, invoke
 
 CERTIFICATE = (Path("made.crt"), Path("made.key"))
 POOL = ("--pool-name", "p")
@@ -323,7 +321,7 @@ def test_what_a_chart_passes_by_default_is_worth_no_warning() -> None:
 
 
 def test_help_names_every_flag() -> None:
-    result = CliRunner().invoke(app, ["epp", "--help"])
+    result = invoke("epp", "--help")
 
     assert result.exit_code == 0
     assert result.output == f"{help_text()}\n"
@@ -334,15 +332,11 @@ def test_help_names_every_flag() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nope"], "extproc: --nope: unknown flag"),
-        (["--pool-name", "p", "--grpc-port", "x"], "extproc: --grpc-port: 'x': must be a whole"),
-        (["--config-file", "/nonexistent"], "extproc: /nonexistent: cannot be read: No such"),
-        (["-v", "1"], "extproc: exactly one of: --pool-name"),
+        (["--nope"], "--nope: unknown flag"),
+        (["--pool-name", "p", "--grpc-port", "x"], "--grpc-port: 'x': must be a whole"),
+        (["--config-file", "/nonexistent"], "/nonexistent: cannot be read: No such"),
+        (["-v", "1"], "exactly one of: --pool-name"),
     ],
 )
 def test_a_mistake_ends_the_command_with_one_line(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["epp", *arguments])
-
-    assert result.exit_code == 2
-    [line] = result.stderr.splitlines()
-    assert line.startswith(words)
+    assert error_line(invoke("epp", *arguments)).startswith(words)

@@ -15,12 +15,12 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from extproc.commands.main import app
-from extproc.lab.engine.profiles import INSTANT, as_yaml
+from extproc.lab.engine.profiles import INSTANT, PROFILES, as_yaml
+from extproc.lab.fakepod import pod
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.processes import free_port
+from tests.commandline import error_line, invoke
 
 FREE = ("--port", "0")
 
@@ -95,33 +95,6 @@ async def test_several_pods_have_consecutive_ports_and_names_of_their_own() -> N
     assert names == [f"pod-{port}", f"pod-{port + 1}"]
 
 
-async def test_a_pod_with_a_key_refuses_requests_without_it() -> None:
-    async with fake_pods(*FREE, "--api-key", "secret") as pods:
-        async with aiohttp.ClientSession(pods.urls[0]) as http:
-            assert await status(http, "/v1/models") == 401
-            assert await status(http, "/metrics") == 200
-        headers = {"authorization": "Bearer secret"}
-        async with aiohttp.ClientSession(pods.urls[0], headers=headers) as http:
-            assert (await ask(http, "base"))[0] == 200
-
-
-async def test_an_adapter_above_the_largest_rank_does_not_load_as_in_vllm() -> None:
-    options = ("--max-lora-rank", "32", "--adapter-rank", "big=64,small=32", *FREE)
-    async with fake_pods(*options) as pods, aiohttp.ClientSession(pods.urls[0]) as http:
-        answers = {}
-        for name in ("big", "small", "other"):
-            body = {"lora_name": name, "lora_path": f"/adapters/{name}"}
-            async with http.post("/v1/load_lora_adapter", json=body) as response:
-                answers[name] = response.status, await response.text()
-        assert (await ask(http, "small"))[0] == 200
-        assert (await ask(http, "big"))[0] == 404
-
-    assert [status for status, _ in answers.values()] == [500, 200, 200]
-    error = msgspec.json.decode(answers["big"][1])["error"]
-    assert error["type"] == "InternalServerError"
-    assert "failed with error 'LoRA rank 64 is greater than max_lora_rank 32.'" in error["message"]
-
-
 async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -> None:
     async with (
         fake_pods(*FREE, "--drain-s", "2") as pods,
@@ -164,35 +137,71 @@ async def test_a_pod_on_an_ipv6_address_says_where_it_is() -> None:
             assert await status(http, "/health") == 200
 
 
-async def test_a_pod_of_the_stack_takes_its_whole_configuration_from_a_file(
-    tmp_path: Path,
+def configs_of(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[PodConfig]:
+    """What the pods of these options would run with."""
+    made: list[PodConfig] = []
+    monkeypatch.setattr(pod, "run_pods", lambda configs, *_, **__: made.extend(configs))
+    result = invoke("fake-pod", *options)
+    assert result.exit_code == 0, result.output
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ([], {}),
+        (["--name", "x"], {"name": "x"}),
+        (["--port", "0"], {"name": "pod-1"}),
+        (["--base-model", "b"], {"base_model": "b"}),
+        (["--adapter", "x,y", "--adapter", "z"], {"adapters": ["x", "y", "z"]}),
+        (["--max-loras", "2", "--max-cpu-loras", "3"], {"max_loras": 2, "max_cpu_loras": 3}),
+        (["--max-lora-rank", "32"], {"max_lora_rank": 32}),
+        (
+            ["--adapter-rank", "a=b=16,c=8", "--adapter-rank", "d=1"],
+            {"ranks_by_name": {"a=b": 16, "c": 8, "d": 1}},
+        ),
+        (["--profile", "instant"], {"profile": INSTANT}),
+        (["--api-key", "secret"], {"api_key": "secret"}),
+        (["--drain-s", "2.5"], {"drain_s": 2.5}),
+    ],
+    ids=lambda value: value[0] if value and isinstance(value, list) else "",
+)
+def test_a_pod_is_what_each_option_says(
+    options: list[str], fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults: dict[str, Any] = {
+        "name": "pod-8000", "base_model": "base", "adapters": [], "max_loras": 4,
+        "max_lora_rank": 16, "ranks_by_name": {}, "profile": PROFILES["a100-8b"],
+    }  # fmt: skip
+
+    assert configs_of(monkeypatch, *options) == [PodConfig(**defaults | fields)]
+
+
+def test_several_pods_of_a_name_have_a_number_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = configs_of(monkeypatch, "--name", "x", "--count", "2")
+
+    assert [each.name for each in made] == ["x-1", "x-2"]
+
+
+def test_a_pod_of_the_stack_takes_its_whole_configuration_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = replace(INSTANT, name="made up", max_num_seqs=3)
     config = PodConfig("pod-8", adapters={"a": "/a"}, ranks_by_path={"/a": 8}, profile=profile)
     path = tmp_path / "pod.json"
     path.write_bytes(msgspec.json.encode(config))
-    async with (
-        fake_pods(*FREE, "--config", str(path)) as pods,
-        aiohttp.ClientSession(pods.urls[0]) as http,
-    ):
-        async with http.get("/debug/engine") as response:
-            engine = await response.json()
-        assert (await models(http))["a"] == "/a"
 
-    assert (engine["pod"], engine["profile"]) == ("pod-8", "made up")
+    assert configs_of(monkeypatch, *FREE, "--config", str(path)) == [config]
 
 
-async def test_the_profile_is_that_of_a_calibration_s_file(tmp_path: Path) -> None:
+def test_the_profile_is_that_of_a_calibration_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(as_yaml(replace(INSTANT, max_model_len=99)))
-    async with (
-        fake_pods(*FREE, "--profile", str(path)) as pods,
-        aiohttp.ClientSession(pods.urls[0]) as http,
-    ):
-        async with http.get("/debug/engine") as response:
-            assert (await response.json())["profile"] == "mine"
-        async with http.get("/v1/models") as response:
-            assert (await response.json())["data"][0]["max_model_len"] == 99
+    [made] = configs_of(monkeypatch, *FREE, "--profile", str(path))
+
+    assert (made.profile.name, made.profile.max_model_len) == ("mine", 99)
 
 
 @pytest.mark.parametrize(
@@ -218,11 +227,9 @@ async def test_the_profile_is_that_of_a_calibration_s_file(tmp_path: Path) -> No
     ],
 )
 def test_options_that_make_no_pod_are_refused_on_one_line(options: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["fake-pod", *options])
+    line = error_line(invoke("fake-pod", *options))
 
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert re.match(f"extproc: {message}", line), line
+    assert re.match(message, line), line
 
 
 async def test_a_port_in_use_is_refused_and_no_pod_stays() -> None:

@@ -13,12 +13,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from typer.testing import CliRunner, Result
 
 from extproc import __version__
-from extproc.commands.main import app
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from tests.commandline import error_line, invoke
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat
 from tests.fakepods import running_pod
@@ -30,19 +29,6 @@ COMMANDS = (
     *("up", "adapters"),
 )
 GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-def error_line(result: Result) -> str:
-    """The one line that says what went wrong."""
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("extproc: ")
-    return line.removeprefix("extproc: ")
 
 
 @pytest.fixture
@@ -420,7 +406,6 @@ def test_the_laboratory_names_what_it_cannot_use(config: Path) -> None:
 def test_of_a_configuration_that_may_not_be_read_one_learns_whose_it_is(
     command: str, unreadable: Path
 ) -> None:
-    result = CliRunner().invoke(app, [command, "--config", str(unreadable)])
+    line = error_line(invoke(command, "--config", str(unreadable)))
 
-    assert result.exit_code == 2
-    assert f"{unreadable}: cannot be read: Permission denied: its mode is 0000" in result.stderr
+    assert f"{unreadable}: cannot be read: Permission denied: its mode is 0000" in line

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import unused_port
 
 from extproc.commands import podprobes
 from extproc.commands.podcheck import Check, check_pod, render
 from extproc.commands.podprobes import OPTIONAL, REQUIRED
 from extproc.fleet.engines import PROFILES
+from tests.servers import web_server
 
 ROOT = Path(__file__).parents[2]
 HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, EFFECT, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
@@ -114,11 +115,9 @@ def stream(*chunks: object, end: str = "data: [DONE]\n\n") -> web.Response:
 async def check(
     pod: Pod, engine: str = "vllm", adapter: str | None = None, key: str = ""
 ) -> dict[str, Check]:
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", pod.answer)
-    async with TestServer(app) as server:
+    async with web_server(pod.answer) as url:
         checks = await check_pod(
-            f"http://127.0.0.1:{server.port}/",
+            f"{url}/",
             profile=PROFILES[engine],
             adapter=adapter,
             headers={"Authorization": f"Bearer {key}"} if key else None,

@@ -17,20 +17,18 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from aiohttp import web
-from typer.testing import CliRunner
 
-from extproc.commands.main import app
 from extproc.lab.fakepod.pod import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
-from tests.commandline import Command, commands, snippets
+from tests.commandline import Command, commands, error_line, invoke, snippets
 from tests.fakepods import running_pod
+from tests.servers import serving_app
 from tests.wire.pki import Pki
 
 slow = pytest.mark.timeout(180)
 POLICY_THAT_WARNS = """
 import logging
-from extproc.routing.policies.controls import RoundRobin as Told
+from extproc.routing.policies import RoundRobin as Told
 logging.getLogger("told").warning("look here")
 """
 
@@ -104,10 +102,8 @@ async def test_one_command_serves_fake_pods_until_ctrl_c_and_leaves_nothing(
             assert (await response.json())["model"] == "customer-01"
     # A second Envoy could listen there, too: Envoy shares its ports.
     port = request[1].split(":")[2].partition("/")[0]
-    again = ["up", "--pod", "127.0.0.1:1", "--port", port]
-    refused = await asyncio.to_thread(CliRunner().invoke, app, again)
-    assert refused.exit_code == 2
-    assert "already in use" in refused.stderr
+    refused = await asyncio.to_thread(invoke, "up", "--pod", "127.0.0.1:1", "--port", port)
+    assert "already in use" in error_line(refused)
 
     up.process.send_signal(signal.SIGINT)
     assert await ended(up) == 0, up.output
@@ -215,17 +211,11 @@ async def test_it_serves_pods_with_certificates(
     pki = Pki(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*pki.issue("pod", "127.0.0.1"))
-    runner = web.AppRunner(build_app(PodConfig(adapters=["sql"])), handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-        port = runner.addresses[0][1]
-        up = start("--pod", f"https://127.0.0.1:{port}", "--ca-file", str(pki.ca))
+    async with serving_app(build_app(PodConfig(adapters=["sql"])), tls=context) as url:
+        up = start("--pod", url, "--ca-file", str(pki.ca))
         await wait_for(up, "reply.choices")
 
         assert "pod-1 says sql:" in await run(sys.executable, "-c", snippets(up.output)[1])
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.e2e

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from extproc.commands.main import app
 from extproc.config import Config
 from extproc.config.file import load_config
+from tests.commandline import invoke
 from tests.compose.files import COMPOSE, FILES, PROFILES, ROOT, mounts, services
 
 pytestmark = pytest.mark.timeout(180)
@@ -148,7 +147,7 @@ def test_the_gateway_s_configuration_is_what_the_command_prints() -> None:
     readme = (FILES / "README.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^extproc (envoy .*) > manifests/compose/envoy.yaml$", readme, re.M)
 
-    printed = CliRunner().invoke(app, shlex.split(command)).stdout
+    printed = invoke(*shlex.split(command)).stdout
 
     assert printed == (FILES / "envoy.yaml").read_text(encoding="utf-8")
 

@@ -12,6 +12,7 @@ import pytest
 from extproc.discovery.kubernetes.kubewatch import MAX_REST_S, ListWatch, WatchStats, WatchTimes
 from extproc.discovery.kubernetes.objects import InferenceObjective, objectives_query
 from extproc.discovery.kubernetes.store import ApiError
+from tests.logs import warnings
 from tests.virtualtime import in_virtual_time
 from tests.waiting import beside
 
@@ -149,48 +150,39 @@ async def test_a_group_that_may_be_listed_counts_where_the_other_may_not() -> No
 
 
 @pytest.mark.parametrize("trouble", [LOST, FORBIDDEN], ids=["lost", "forbidden"])
-def test_what_was_known_stands_while_nothing_can_be_listed(trouble: ApiError) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        seen = await told(
-            lambda api: api.refusals.pop(NEW),
-            lambda api: api.refusals.update({NEW: trouble, OLD: trouble}),
-            every_s=RELIST_S + 1.0,
-        )
-        assert seen == [[NEW], [NEW]]
-
-    run()
+@in_virtual_time
+async def test_what_was_known_stands_while_nothing_can_be_listed(trouble: ApiError) -> None:
+    seen = await told(
+        lambda api: api.refusals.pop(NEW),
+        lambda api: api.refusals.update({NEW: trouble, OLD: trouble}),
+        every_s=RELIST_S + 1.0,
+    )
+    assert seen == [[NEW], [NEW]]
 
 
 @pytest.mark.parametrize(
     ("refusal", "is_absent"), [(NOT_SERVED, True), (FORBIDDEN, False), (LOST, False), (None, False)]
 )
-def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
+@in_virtual_time
+async def test_that_there_is_nothing_to_come_is_known_where_the_api_server_says_so(
     refusal: ApiError | None, is_absent: bool
 ) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        api = Api()
-        api.refusals = {} if refusal is None else dict.fromkeys((NEW, OLD), refusal)
-        kind = await followed(api, for_s=1.0)
+    api = Api()
+    api.refusals = {} if refusal is None else dict.fromkeys((NEW, OLD), refusal)
+    kind = await followed(api, for_s=1.0)
 
-        assert kind.is_absent is is_absent
-
-    run()
+    assert kind.is_absent is is_absent
 
 
 @pytest.mark.parametrize("trouble", [LOST, FORBIDDEN], ids=["lost", "forbidden"])
-def test_after_a_failure_it_is_tried_again_soon(trouble: ApiError) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        seen = await told(
-            lambda api: api.refusals.update({NEW: trouble}),
-            lambda api: api.refusals.pop(NEW),
-            every_s=MAX_REST_S,
-        )
-        assert seen == [[], [NEW]]
-
-    run()
+@in_virtual_time
+async def test_after_a_failure_it_is_tried_again_soon(trouble: ApiError) -> None:
+    seen = await told(
+        lambda api: api.refusals.update({NEW: trouble}),
+        lambda api: api.refusals.pop(NEW),
+        every_s=MAX_REST_S,
+    )
+    assert seen == [[], [NEW]]
 
 
 @pytest.mark.parametrize(
@@ -205,53 +197,43 @@ def test_after_a_failure_it_is_tried_again_soon(trouble: ApiError) -> None:
     ],
     ids=["no group", "no such kind", "is there", "forbidden", "lost", "garbage"],
 )
-def test_what_may_not_be_listed_is_absent_only_where_the_api_server_has_no_such_kind(
+@in_virtual_time
+async def test_what_may_not_be_listed_is_absent_only_where_the_api_server_has_no_such_kind(
     said: ApiError | bytes, is_absent: bool
 ) -> None:
     """A Role of others, such as that of llm-d's chart, knows nothing of a kind of ours."""
+    api = Api()
+    api.refusals = dict.fromkeys((NEW, OLD), FORBIDDEN)
+    api.kinds = said
+    kind = await followed(api, for_s=12.0)
 
-    @in_virtual_time
-    async def run() -> None:
-        api = Api()
-        api.refusals = dict.fromkeys((NEW, OLD), FORBIDDEN)
-        api.kinds = said
-        kind = await followed(api, for_s=12.0)
-
-        assert kind.is_absent is is_absent
-        assert bool(kind.problem) is not is_absent
-        assert kind.age_s == (0.0 if is_absent else 12.0)
-
-    run()
+    assert kind.is_absent is is_absent
+    assert bool(kind.problem) is not is_absent
+    assert kind.age_s == (0.0 if is_absent else 12.0)
 
 
-def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        await told(
-            lambda api: api.refusals.update({NEW: FORBIDDEN, OLD: FORBIDDEN}),
-            every_s=10 * RELIST_S,
-        )
+@in_virtual_time
+async def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    await told(
+        lambda api: api.refusals.update({NEW: FORBIDDEN, OLD: FORBIDDEN}),
+        every_s=10 * RELIST_S,
+    )
 
-    run()
-
-    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    lines = warnings(caplog)
     assert lines == ["InferenceObjectives: not read: 403: no; what to do"]
 
 
-def test_a_refusal_after_a_loss_is_told_as_well_and_so_is_the_end(
+@in_virtual_time
+async def test_a_refusal_after_a_loss_is_told_as_well_and_so_is_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        await told(
-            lambda api: api.refusals.update({NEW: LOST}),
-            lambda api: api.refusals.update({NEW: FORBIDDEN}),
-            lambda api: api.refusals.pop(NEW),
-            every_s=100.0,
-        )
-
-    with caplog.at_level(logging.INFO):
-        run()
+    caplog.set_level(logging.INFO)
+    await told(
+        lambda api: api.refusals.update({NEW: LOST}),
+        lambda api: api.refusals.update({NEW: FORBIDDEN}),
+        lambda api: api.refusals.pop(NEW),
+        every_s=100.0,
+    )
 
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.INFO] == [
         "InferenceObjectives: not read: refused",

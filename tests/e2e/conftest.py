@@ -7,7 +7,7 @@ Envoys in their own. Tests that break something start their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,9 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.harness import EnvoyProcess, RouterProcess
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.fakepods import running_pods
+from tests.servers import tcp_server
 from tests.waiting import eventually
 
 NUM_PODS = 3
@@ -53,8 +54,7 @@ def own_pods(
     return running_pods(*(pod_config(number, **more) for number in range(num_pods)))
 
 
-@asynccontextmanager
-async def server_that_says(words: bytes) -> AsyncIterator[str]:
+def server_that_says(words: bytes) -> AbstractAsyncContextManager[str]:
     """The address of a server that sends these bytes to every request."""
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,10 +62,7 @@ async def server_that_says(words: bytes) -> AsyncIterator[str]:
             writer.write(words)
         writer.close()
 
-    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server:
-        yield f"{host}:{port}"
+    return tcp_server(on_connection)
 
 
 def router_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]:
@@ -95,6 +92,18 @@ async def running_envoy(
         await envoy.close()
 
 
+@asynccontextmanager
+async def behind_envoy(
+    config: Mapping[str, Any],
+    http: aiohttp.ClientSession,
+    mode: Mode = Mode.ORIGINAL_DST,
+    **options: Any,
+) -> AsyncIterator[tuple[RouterProcess, Client]]:
+    """A router behind an Envoy of its own, and a client of that."""
+    async with RouterProcess(config) as router, running_envoy(mode, router, **options) as envoy:
+        yield router, Client(envoy.url, http)
+
+
 async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
     """Wait until Envoy has learned of `num_pods` pods by endpoint discovery."""
 
@@ -103,6 +112,13 @@ async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
         return stats["cluster.pods.membership_total"] == num_pods
 
     await eventually(check, within_s=PATIENCE_S)
+
+
+def seen_by(pod: RunningPod) -> dict[str, str]:
+    """The headers of the last request that a pod received."""
+    headers = pod.pod.last_requests[-1]["headers"]
+    assert isinstance(headers, list)
+    return dict(headers)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -19,11 +19,10 @@ import yaml
 from multidict import CIMultiDict
 from yarl import URL
 
-from extproc.stack.envoy import Envoy
 from extproc.stack.processes import ChildProcess as ChildProcess
 from extproc.stack.processes import StackError
 from extproc.stack.processes import free_port as free_port
-from extproc.stack.routers import Router
+from extproc.stack.stack import Envoy, Router
 
 
 def peak_memory_bytes(process: ChildProcess) -> int:
@@ -40,6 +39,11 @@ def connection_manager(bootstrap: dict[str, Any]) -> Any:
 
 class EnvoyProcess(Envoy):
     """An Envoy process, with questions that tests ask it."""
+
+    async def has_checked_router(self) -> bool:
+        """Return whether a health check of the router has succeeded."""
+        name = "cluster.router.health_check.success"
+        return (await self.stats(name)).get(name, 0) > 0
 
     async def considers_healthy(self, *addresses: str, cluster: str = "router") -> bool:
         """Return whether Envoy considers all of these endpoints of a cluster healthy."""

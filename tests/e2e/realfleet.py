@@ -14,8 +14,8 @@ from extproc.lab.fakepod.pod import RunningPod
 from extproc.lab.fleet.fleet import BASE_MODEL, Fleet
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.loadtest.fleetfiles import pod_configs
-from extproc.lab.loadtest.measures import Percentiles
 from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.loadtest.results import Percentiles
 from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
 from extproc.lab.workload.flights import FleetResult, PodTotals
 from extproc.lab.workload.judge import Slo, measure, percentile
@@ -117,9 +117,8 @@ async def run_real(workload: Workload, policy: str, settings: FleetSettings = SE
     assert not any(record.error for record in records)
     num, queue_s, ttft_s = map(sum, zip(*map(_sums, pods), strict=True))
     added_s = fmean(record.ttft_s or 0.0 for record in records) - ttft_s / num
-    result = as_fleet_result(
-        workload.arrivals, records, overhead_s=added_s, pods=[_totals(pod) for pod in pods]
-    )
+    totals = [_totals(pod) for pod in pods]
+    result = as_fleet_result(records, overhead_s=added_s, pods=totals)
     sent = replace(workload, arrivals=tuple(flight.arrival for flight in result.flights))
     return RealRun(sent, result, records, queue_s / num, added_s)
 

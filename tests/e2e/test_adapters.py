@@ -14,7 +14,7 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.conftest import behind_envoy, router_config
 from tests.e2e.harness import Answer, Client, RouterProcess
 from tests.fakepods import running_pod, running_pods
 from tests.waiting import eventually
@@ -82,11 +82,8 @@ async def declaring(
             "routes": list(routes),
             "pods": sizes or {},
         }
-        async with (
-            RouterProcess(config) as router,
-            running_envoy(mode, router, num_pods=num_pods) as gateway,
-        ):
-            yield Scene(Client(gateway.url, http), router, pods, http)
+        async with behind_envoy(config, http, mode, num_pods=num_pods) as (router, client):
+            yield Scene(client, router, pods, http)
 
 
 async def test_a_declared_adapter_is_loaded_on_every_pod_without_a_request(

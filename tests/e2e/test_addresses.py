@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from extproc.envoy.bootstrap import Mode
-from tests.e2e.conftest import own_pods, pod_config, router_config, running_envoy
+from tests.e2e.conftest import behind_envoy, own_pods, pod_config, router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess
 from tests.fakepods import running_pods
 
@@ -23,10 +23,8 @@ async def test_a_pod_is_found_however_its_address_is_written(
         written = [f"[0:0:0:0:0:0:0:1]:{port}" for port in ports]
         config = {**router_config(running), "discovery": {"static": written}}
         async with (
-            RouterProcess(config) as router,
-            running_envoy(mode, router, num_pods=2) as envoy,
+            behind_envoy(config, http, mode, num_pods=2) as (_, client),
         ):
-            client = Client(envoy.url, http)
             answers = [await client.chat(f"only-{number % 2}") for number in range(NUM_REQUESTS)]
 
     assert [each.served_by for each in answers] == ["pod-0", "pod-1"] * (NUM_REQUESTS // 2)

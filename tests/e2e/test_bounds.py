@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import h2.config
@@ -18,7 +19,7 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import pod_config, router_config, running_envoy
+from tests.e2e.conftest import behind_envoy, pod_config, router_config, running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, peak_memory_bytes
 from tests.fakepods import running_pods
 from tests.waiting import eventually
@@ -211,6 +212,7 @@ async def test_a_slow_body_times_out_and_a_slow_response_does_not(
 ) -> None:
     config = pod_config(1, profile=replace(INSTANT, step_s=0.1))
     fallbacks = {"num_fallbacks": 2 if mode is Mode.OVERRIDE_HOST else 0}
+    options: dict[str, Any] = {"mode": mode, "num_pods": 1, "request_timeout_s": 0.5}
     body = chat("only-1", stream=True, max_tokens=20)
     release = asyncio.Event()
 
@@ -221,10 +223,8 @@ async def test_a_slow_body_times_out_and_a_slow_response_does_not(
 
     async with (
         running_pods(config) as pods,
-        RouterProcess(router_config(pods, destination=fallbacks)) as router,
-        running_envoy(mode, router, num_pods=1, request_timeout_s=0.5) as envoy,
+        behind_envoy(router_config(pods, destination=fallbacks), http, **options) as (_, client),
     ):
-        client = Client(envoy.url, http)
         answer = await client.request("POST", PATH, body)
         late = await client.request("POST", PATH, slow_body())
         release.set()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
+from tests.e2e.conftest import SLOW, behind_envoy, own_pods, router_config
 from tests.e2e.harness import Client, RouterProcess
 from tests.waiting import eventually
 
@@ -21,20 +20,16 @@ NUM_TURNS = 4
 SESSION = "x-session"
 
 
-@asynccontextmanager
-async def gateway(
+def gateway(
     policy: str, pods: Sequence[RunningPod], http: aiohttp.ClientSession
-) -> AsyncIterator[tuple[RouterProcess, Client]]:
+) -> AbstractAsyncContextManager[tuple[RouterProcess, Client]]:
     config = router_config(
         pods,
         policy={"name": policy},
         request={"session_header": SESSION},
         server={"drain_timeout_s": 1},
     )
-    async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(RouterProcess(config))
-        envoy = await stack.enter_async_context(running_envoy(Mode.ORIGINAL_DST, router))
-        yield router, Client(envoy.url, http)
+    return behind_envoy(config, http)
 
 
 async def test_a_conversation_returns_to_the_pod_where_its_beginning_is(

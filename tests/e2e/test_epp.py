@@ -35,7 +35,7 @@ from tests.e2e.charts import (
     health,
     subset,
 )
-from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config
+from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config, seen_by
 from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, h2_request
 from tests.e2e.test_registration import WRITTEN_PATHS, came_through_envoy, status_of
 from tests.waiting import eventually
@@ -79,13 +79,8 @@ async def running(
     addresses = [pod.address for pod in pods]
     config = gateway_config(chart, router.address, pods=addresses, **options)
     async with EnvoyProcess(config) as envoy:
-        await eventually(lambda: is_healthy(envoy))
+        await eventually(envoy.has_checked_router)
         yield envoy
-
-
-async def is_healthy(envoy: EnvoyProcess) -> bool:
-    name = "cluster.router.health_check.success"
-    return (await envoy.stats(name)).get(name, 0) > 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -125,13 +120,6 @@ def charts(*params: Chart) -> Any:
 gateway = charts(*PLAIN_CHARTS)
 # These send metadata to the router and use those that it returns.
 hinting_gateway = charts(Chart.ORIGINAL_DST_METADATA, Chart.OVERRIDE_HOST)
-
-
-def seen_by(pod: RunningPod) -> dict[str, str]:
-    """The headers of the last request that a pod received."""
-    headers = pod.pod.last_requests[-1]["headers"]
-    assert isinstance(headers, list)
-    return dict(headers)
 
 
 def refused(answer: Answer) -> tuple[int, object]:

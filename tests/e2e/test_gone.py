@@ -15,7 +15,7 @@ import pytest
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
 from extproc.stack.stack import FakePod
-from tests.e2e.conftest import SLOW, running_envoy
+from tests.e2e.conftest import SLOW, behind_envoy, running_envoy
 from tests.e2e.harness import Answer, Client, RouterProcess
 from tests.waiting import eventually
 
@@ -108,8 +108,7 @@ async def test_a_request_to_an_empty_pool_gets_503_once_its_patience_ends_or_at_
         "routes": [{"name": "now", "models": ["b"], "on_unavailable": "reject"}],
         "request": {"max_hold_s": 1.0},
     }
-    async with RouterProcess(config) as router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
-        client = Client(envoy.url, http)
+    async with behind_envoy(config, http) as (router, client):
         waits, rejected = await asyncio.gather(client.chat("a"), client.chat("b"))
 
         for answer in (waits, rejected):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import yaml
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import SLOW, router_config, running_envoy
-from tests.e2e.harness import Client, RouterProcess
+from tests.e2e.conftest import SLOW, behind_envoy, router_config
+from tests.e2e.harness import Client
 from tests.fakepods import running_pods
 from tests.waiting import eventually
 
@@ -53,10 +53,8 @@ async def gateway(
         "adapters": {"ranks": {"*-r64": 64}},
         **sections,
     }
-    async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(RouterProcess(config))
-        envoy = await stack.enter_async_context(running_envoy(mode, router, num_pods=len(pods)))
-        yield Client(envoy.url, http)
+    async with behind_envoy(config, http, mode, num_pods=len(pods)) as (_, client):
+        yield client
 
 
 def requests_of(pod: RunningPod) -> int:

@@ -6,18 +6,15 @@ import asyncio
 
 import aiohttp
 
-from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.conftest import router_config, running_envoy
-from tests.e2e.harness import Client, RouterProcess
+from tests.e2e.conftest import behind_envoy, router_config
 
 
 async def test_lists_that_do_not_fit_are_refused_and_requests_are_served(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     config = router_config(pods, preset="founding", request={"max_list_bytes_per_s": 1})
-    async with RouterProcess(config) as router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
-        client = Client(envoy.url, http)
+    async with behind_envoy(config, http) as (_, client):
         asked = [asyncio.ensure_future(client.request("GET", "/v1/models")) for _ in range(50)]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         served = [await client.chat("only-1") for _ in range(10)]

@@ -17,12 +17,14 @@ from extproc.fleet.outliers import NUM_TRIALS
 from extproc.lab.fakepod.pod import PodConfig, build_app
 from tests.e2e.conftest import (
     SLOW,
+    behind_envoy,
     own_pods,
     pod_config,
     router_config,
     running_envoy,
 )
 from tests.e2e.harness import Answer, Client, RouterProcess
+from tests.servers import host_and_port, serving_app
 from tests.waiting import eventually
 
 NUM_CLIENTS = 8
@@ -48,14 +50,8 @@ async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
 
     app = build_app(config)
     app.middlewares.insert(0, fail)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        yield f"{host}:{port}"
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url:
+        yield host_and_port(url)
 
 
 def router_over(addresses: list[str], policy: str) -> RouterProcess:
@@ -174,12 +170,11 @@ async def test_a_router_that_was_frozen_does_not_try_dead_pods_again(
     http: aiohttp.ClientSession,
 ) -> None:
     """When it goes on, every report has expired, and requests have queued up."""
+    scrape = {"interval_s": 0.4, "expiry_s": 0.5}
     async with (
         own_pods(profile=SLOW) as pods,
-        RouterProcess(router_config(pods, scrape={"interval_s": 0.4, "expiry_s": 0.5})) as router,
-        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+        behind_envoy(router_config(pods, scrape=scrape), http) as (router, client),
     ):
-        client = Client(envoy.url, http)
         await pods[0].kill()
         await eventually(lambda: is_unknown(router, pods[0].address))
         router.send(signal.SIGSTOP)

@@ -17,6 +17,7 @@ from tests.e2e.conftest import (
     MAX_BODY_BYTES,
     NUM_PODS,
     SLOW,
+    behind_envoy,
     knows_pods,
     own_pods,
     router_config,
@@ -181,11 +182,9 @@ async def test_a_request_that_a_pod_has_begun_is_not_sent_to_another(
 ) -> None:
     async with (
         own_pods(profile=SLOW) as pods,
-        RouterProcess(router_config(pods, **FALLBACKS[mode])) as router,
-        running_envoy(mode, router) as envoy,
+        behind_envoy(router_config(pods, **FALLBACKS[mode]), http, mode) as (_, client),
         asyncio.TaskGroup() as group,
     ):
-        client = Client(envoy.url, http)
         request = group.create_task(client.chat("base", max_tokens=200))
         [busy] = await eventually(lambda: with_requests(pods))
         await busy.kill()

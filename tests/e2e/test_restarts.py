@@ -15,7 +15,7 @@ import yaml
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.conftest import MAX_BODY_BYTES, router_config, running_envoy
+from tests.e2e.conftest import MAX_BODY_BYTES, behind_envoy, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.e2e.load import Load, outcome
 from tests.e2e.test_faults import is_served, is_unready
@@ -50,10 +50,8 @@ async def test_a_router_that_is_not_ready_costs_no_request_where_envoy_fails_ope
 ) -> None:
     file = tmp_path / "pods"
     async with (
-        RouterProcess(endpoints_file(pods, file)) as router,
-        running_envoy(Mode.OVERRIDE_HOST, router) as envoy,
+        behind_envoy(endpoints_file(pods, file), http, Mode.OVERRIDE_HOST) as (router, client),
     ):
-        client = Client(envoy.url, http)
         await router.kill()
         file.unlink()
         await start_unready(router)

@@ -18,9 +18,11 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
 from extproc.wire.grpcio import GrpcioServer
-from extproc.wire.rpc import Call, Metadata, Method, Session
+from extproc.wire.rpc import Method
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, raw_request
+from tests.servers import tcp_server
+from tests.wire.fake_call import Idle
 
 DESTINATION = "x-gateway-destination-endpoint"
 STEERING_HEADERS = (
@@ -113,10 +115,8 @@ async def victim() -> AsyncIterator[Victim]:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret")
         writer.close()
 
-    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    found = Victim(f"{host}:{port}")
-    async with server:
+    async with tcp_server(on_connection) as address:
+        found = Victim(address)
         yield found
 
 
@@ -171,27 +171,17 @@ async def undecided_gateway(
     await server.stop(0)
 
 
-class _Silent:
+class _Silent(Idle):
     """Ends each RPC with OK at its first message."""
 
-    def __init__(self, call: Call, _metadata: Metadata) -> None:
-        self._call = call
-
-    def receive(self, _message: bytes) -> None:
-        self._call.end()
+    def receive(self, message: bytes) -> None:
+        self.call.end()
 
     def half_close(self) -> None:
-        self._call.end()
-
-    def closed(self) -> None:
-        pass
+        self.call.end()
 
 
-def _open_silent(call: Call, metadata: Metadata) -> Session:
-    return _Silent(call, metadata)
-
-
-SILENT = Method("/envoy.service.ext_proc.v3.ExternalProcessor/Process", _open_silent)
+SILENT = Method("/envoy.service.ext_proc.v3.ExternalProcessor/Process", _Silent)
 
 
 def num_requests(pods: list[RunningPod]) -> int:

@@ -17,6 +17,7 @@ from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, connection_manager
+from tests.servers import serving_app
 from tests.waiting import eventually
 
 TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -27,7 +28,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
-        self.port = 0
+        self.url = ""
 
     async def export(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -44,13 +45,8 @@ async def collector() -> AsyncIterator[Collector]:
     made = Collector()
     app = web.Application()
     app.router.add_post("/v1/traces", made.export)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.port = runner.addresses[0][1]
-    yield made
-    await runner.cleanup()
+    async with serving_app(app) as made.url:
+        yield made
 
 
 TRACING = """
@@ -78,7 +74,7 @@ async def test_a_decision_is_in_the_trace_of_its_request(
     collector: Collector,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     async with RouterProcess(router_config(pods, tracing={"enabled": True})) as router:
         options = BootstrapOptions(mode=Mode.ORIGINAL_DST, routers=(router.address,))

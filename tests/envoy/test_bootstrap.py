@@ -14,7 +14,7 @@ from extproc.address import MAX_UNIX_PATH_BYTES
 from extproc.commands.envoy import MAX_MESSAGE_TIMEOUT_S, MAX_S, MIN_S
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.paths import DEFAULT_INFERENCE_PATHS
-from extproc.stack.envoy import find_envoy
+from extproc.stack.stack import find_envoy
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS
 from tests.wire.pki import Pki
 

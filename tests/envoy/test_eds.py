@@ -60,6 +60,13 @@ class Client:
         return [addresses_of(each) for each in self.responses()]
 
 
+def following() -> tuple[EdsService, Client]:
+    """A service that knows the endpoint A, and a client of it."""
+    service = EdsService()
+    service.set_endpoints([A])
+    return service, Client(service)
+
+
 def assignment_of(
     response: discovery_pb2.DiscoveryResponse,
 ) -> endpoint_pb2.ClusterLoadAssignment:
@@ -84,9 +91,7 @@ def test_silent_until_discovery_has_synced() -> None:
 
 
 def test_a_set_known_to_be_empty_empties_the_cluster() -> None:
-    service = EdsService()
-    service.set_endpoints([A])
-    client = Client(service)
+    service, client = following()
     client.ack()
     service.set_endpoints([])
 
@@ -105,9 +110,7 @@ def test_a_response_names_its_cluster_version_and_nonce() -> None:
 
 
 def test_an_ack_gets_no_response() -> None:
-    service = EdsService()
-    service.set_endpoints([A])
-    client = Client(service)
+    service, client = following()
     client.ack()
     client.request()
     service.set_endpoints([A])
@@ -130,9 +133,7 @@ def test_a_nack_is_reported_and_gets_no_response_until_the_next_change() -> None
 
 
 def test_changes_before_an_ack_go_out_as_one_after_it() -> None:
-    service = EdsService()
-    service.set_endpoints([A])
-    client = Client(service)
+    service, client = following()
     service.set_endpoints([B])
     service.set_endpoints([A, B])
     assert client.addresses() == [[A.address]]
@@ -143,9 +144,7 @@ def test_changes_before_an_ack_go_out_as_one_after_it() -> None:
 
 
 def test_a_stale_nonce_is_ignored() -> None:
-    service = EdsService()
-    service.set_endpoints([A])
-    client = Client(service)
+    service, client = following()
     client.ack()
     stale = client.nonce
     service.set_endpoints([B])
@@ -190,9 +189,7 @@ def test_a_changed_subscription_gets_a_response() -> None:
 
 
 def test_who_leaves_and_subscribes_again_gets_the_endpoints_again() -> None:
-    service = EdsService()
-    service.set_endpoints([A])
-    client = Client(service)
+    service, client = following()
     client.ack()
     for names in ((), ("pods",)):
         client.names = names

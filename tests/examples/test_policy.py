@@ -14,14 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from extproc.commands.labrun import read_result
-from extproc.commands.main import app
-from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import router_config, running_envoy
-from tests.e2e.harness import Client, RouterProcess
+from tests.commandline import invoke
+from tests.e2e.conftest import behind_envoy, router_config
 from tests.fakepods import running_pods
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +41,7 @@ def test_the_configuration_that_it_shows_is_accepted(
         yaml.safe_dump({"discovery": {"static": ["10.0.0.7:8000"]}, **policy_section()})
     )
 
-    result = CliRunner().invoke(app, ["check-config", "--config", str(path)])
+    result = invoke("check-config", "--config", str(path))
 
     assert result.output == f"{path}: ok (policy tenants:Tenants)\n"
 
@@ -58,11 +55,9 @@ async def test_a_tenant_s_requests_stay_on_its_pod(monkeypatch: pytest.MonkeyPat
     served: dict[str, set[str]] = {}
     async with (
         running_pods(*configs) as pods,
-        RouterProcess(router_config(pods, **policy)) as router,
-        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
         aiohttp.ClientSession() as http,
+        behind_envoy(router_config(pods, **policy), http) as (router, client),
     ):
-        client = Client(envoy.url, http)
         for adapter in ADAPTERS * 3:
             answer = await client.chat(adapter)
             assert answer.status == 200

@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.costs import Costs
-from extproc.fleet.accounting import Accounting, AccountingSettings, Completion, Ending, Source
+from extproc.fleet.accounting import Accounting, AccountingSettings, Ending, Source
 from extproc.fleet.listeners import Nobody
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import ServerFlags
 from extproc.peers.relay import Relay
 from extproc.types import EndpointView, Outcome, RequestInfo
-from tests.builders import address, cards, endpoint, pick, report, request
+from tests.builders import address, completion, endpoint, fill, pick, report, request
 
 LOGS = (0, 1)
 
@@ -36,11 +36,7 @@ class Books:
     """The accounting of the router `r` over two endpoints, with one pick under way."""
 
     def __init__(self, *, model: str = "a", relay: Relay | None = None, **settings: Any) -> None:
-        self.pool = Pool()
-        self.pool.set_endpoints([endpoint(1), endpoint(2)])
-        for number in (1, 2):
-            self.pool.record_report(address(number), report(max_loras=1), taken_at_s=0.0)
-            self.pool.record_models(address(number), cards("a", "b"), now=0.0)
+        self.pool = fill(Pool(), 1, 2, adapters="ab", load=report(max_loras=1))
         self.accounting = Accounting(self.pool, "r", AccountingSettings(**settings), relay)
         adapter = model or None
         info = request(adapter, model=model, request_id="request-1")
@@ -48,20 +44,17 @@ class Books:
         self.pool.flights.start(self.pick, now=1.0)
 
     def hear(self, **changes: Any) -> Ending:
-        return self.accounting.complete(completion(**changes), now=3.0)
+        return self.accounting.complete(completion(**{"lag_s": 0.5, **changes}), now=3.0)
 
     def view(self, number: int = 1) -> EndpointView:
         return self.pool.snapshot(now=1.0).endpoints[number - 1]
 
 
-def completion(**changes: Any) -> Completion:
-    """A request that endpoint 1 has answered."""
-    answered: dict[str, Any] = {
-        "pick_id": "r-1", "request_id": "", "address": address(1), "status": 200,
-        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
-        "duration_s": 0.2, "attempts": 1, "lag_s": 0.5, "orca": "", "first_body_byte_s": 0.1,
-    }  # fmt: skip
-    return Completion(**(answered | changes))
+def test_a_pick_counts_where_the_data_plane_says_that_it_is_served() -> None:
+    books = Books()
+    books.accounting.served(books.pick, address(2), now=1.0)
+
+    assert [books.view(number).num_in_flight for number in (1, 2)] == [0, 1]
 
 
 # --- completions ------------------------------------------------------------------------------
@@ -94,6 +87,15 @@ def test_an_entry_about_another_routers_pick_ends_it_before_that_router_tells() 
 
     assert ending == Ending(None, is_ours=False)
     assert (books.view().num_told, books.view().num_in_flight) == (0, 1)
+
+
+@pytest.mark.parametrize(("served", "resident_at"), [(address(1), 1), ("", 1), (address(2), 2)])
+def test_an_adapter_is_resident_where_its_pick_was_served(served: str, resident_at: int) -> None:
+    """If elsewhere, the pick's own endpoint refused it: its engine never saw the request."""
+    books = Books()
+    books.hear(address=served, attempts=2)
+
+    assert [n for n in (1, 2) if books.view(n).gpu_adapters == ("a",)] == [resident_at]
 
 
 @pytest.mark.parametrize(
@@ -425,8 +427,8 @@ def watched(
             pool.record_report(address(1), loaded, taken_at_s=now)
         pool.flights.start(pick(f"r-{tick}", 1, info=request(**info)), now=now - 5.0)
         times = {"first_body_byte_s": 1.0, "duration_s": 5.0, "lag_s": 0.0}
-        answer = {"pick_id": f"r-{tick}", "body_bytes": 161 * 220} | times
-        accounting.complete(completion(**(answer | changes)), now=now)
+        answer = {"body_bytes": 161 * 220} | times
+        accounting.complete(completion(f"r-{tick}", **(answer | changes)), now=now)
     return accounting, told
 
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.fleet.belief import STILL_S, Belief
-from extproc.fleet.foreign import STEADY_S
+from extproc.fleet.foreign import STEADY_S, STILL_S, Belief
 from extproc.types import LoadReport
 from tests.builders import report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.fleet.engineversions import mixes_weights, release_of
+from extproc.fleet.podstate import mixes_weights, release_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.fullness import FIRST_HOLD_S, MAX_HOLD_S, MAX_OPEN, SHOWN_S, TAKEN_S, Fullness
+from extproc.fleet.concurrency import FIRST_HOLD_S, MAX_HOLD_S, MAX_OPEN, SHOWN_S, TAKEN_S, Fullness
 
 
 def full_at(num: int, *, now: float = 0.0) -> Fullness:

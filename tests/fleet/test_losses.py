@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 
 from extproc.fleet.losses import MAX_TITLES, STEADY_S, Line, Losses, Part
 from extproc.types import EndpointView, Snapshot
+from tests.builders import address
 
 EXPIRY_S = 2.0
 REFUSED = "connection refused"
 UNAUTHORIZED = "HTTP 401 Unauthorized: pods.api_key_file?"
-
-
-def address(number: int) -> str:
-    return f"10.0.0.{number}:8000"
 
 
 def text(line: Line) -> str:

@@ -3,14 +3,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from extproc.bounds import MAX_TOKENS, MAX_WALL_S
 from extproc.fleet.loops import READING_SHARE, LoopSettings
@@ -27,6 +26,7 @@ from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import TooLargeError
 from extproc.openai import models_body
 from extproc.types import Endpoint, ModelCard
+from tests.servers import host_and_port, web_server
 
 # As vLLM 0.32 writes it.
 BODY = b"""{"object":"list","data":[
@@ -127,21 +127,20 @@ class Pod:
         self.num_asked = 0
 
     async def answer(self, request: web.Request) -> web.Response:
+        assert request.path == "/v1/models"
         assert request.headers.get("Authorization") in (None, "Bearer key")
         self.num_asked += 1
         return web.Response(status=self.status, body=self.body)
 
-    def serve(self) -> TestServer:
-        app = web.Application()
-        app.router.add_get("/v1/models", self.answer)
-        return TestServer(app)
+    def serve(self) -> AbstractAsyncContextManager[str]:
+        return web_server(self.answer)
 
 
 async def test_the_list_is_fetched_once() -> None:
     pod = Pod()
-    async with pod.serve() as server:
+    async with pod.serve() as url:
         with closing(PodClient({"Authorization": "Bearer key"})) as client:
-            assert await fetch_list(client, str(server.make_url("")).rstrip("/")) == BODY
+            assert await fetch_list(client, url) == BODY
 
     assert pod.num_asked == 1
 
@@ -149,9 +148,9 @@ async def test_the_list_is_fetched_once() -> None:
 async def test_another_status_than_200_is_an_error_that_names_it() -> None:
     pod = Pod()
     pod.status = 401
-    async with pod.serve() as server:
+    async with pod.serve() as url:
         with closing(PodClient()) as client, pytest.raises(ModelsError, match="HTTP 401"):
-            await fetch_list(client, str(server.make_url("")).rstrip("/"))
+            await fetch_list(client, url)
 
 
 class Listener:
@@ -177,7 +176,7 @@ async def test_a_poller_reports_the_models_of_every_endpoint_again_and_again() -
     listener = Listener()
     poller = listener.poller(interval_s=0.002)
     async with Pod().serve() as one, Pod().serve() as two:
-        addresses = {f"{server.host}:{server.port}" for server in (one, two)}
+        addresses = {host_and_port(url) for url in (one, two)}
         poller.set_endpoints(Endpoint(address) for address in addresses)
         told = [await listener.next() for _ in range(8)]
         await poller.aclose()
@@ -190,8 +189,8 @@ async def test_a_poller_reports_failures_and_continues() -> None:
     pod, listener = Pod(), Listener()
     pod.status = 503
     poller = listener.poller(interval_s=0.002)
-    async with pod.serve() as server:
-        address = f"{server.host}:{server.port}"
+    async with pod.serve() as url:
+        address = host_and_port(url)
         poller.set_endpoints([Endpoint(address)])
         assert await listener.next() == (address, "HTTP 503 Service Unavailable", False)
         pod.status = 200
@@ -203,8 +202,8 @@ async def test_a_poller_reports_failures_and_continues() -> None:
 async def test_a_poke_polls_long_before_it_is_time() -> None:
     pod, listener = Pod(), Listener()
     poller = listener.poller(interval_s=3600)
-    async with pod.serve() as server:
-        address = f"{server.host}:{server.port}"
+    async with pod.serve() as url:
+        address = host_and_port(url)
         poller.set_endpoints([Endpoint(address)])
         assert (await listener.next())[1] == CARDS
         pod.body = b'{"data":[]}'
@@ -228,21 +227,18 @@ def test_objects_without_number_are_refused_before_they_are_read() -> None:
 
 
 async def test_a_list_as_long_as_a_book_is_not_read_to_its_end() -> None:
-    async def models(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=BODY + b" " * MAX_BODY_BYTES)
-
-    app = web.Application()
-    app.router.add_get("/v1/models", models)
-    async with TestServer(app) as server:
+    pod = Pod()
+    pod.body = BODY + b" " * MAX_BODY_BYTES
+    async with pod.serve() as url:
         with closing(PodClient()) as client, pytest.raises(TooLargeError):
-            await fetch_list(client, str(server.make_url("")).rstrip("/"))
+            await fetch_list(client, url)
 
 
 async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> None:
     pod, listener = Pod(), Listener()
     poller = listener.poller(interval_s=3600)
-    async with pod.serve() as server:
-        address = f"{server.host}:{server.port}"
+    async with pod.serve() as url:
+        address = host_and_port(url)
         poller.set_endpoints([Endpoint(address)])
         await listener.next()
         poller.look(address)
@@ -267,8 +263,8 @@ async def test_a_server_whose_list_is_dear_to_read_is_visited_less_often() -> No
         clock=lambda: float(next(seconds)),
         rng=Random(1),
     )
-    async with Pod().serve() as server:
+    async with Pod().serve() as url:
         with closing(PodClient()) as client:
-            visit = poller._begin(client, Endpoint(f"{server.host}:{server.port}"))
+            visit = poller._begin(client, Endpoint(host_and_port(url)))
 
             assert await visit() == pytest.approx(1.0 / READING_SHARE)

@@ -18,8 +18,10 @@ from extproc.fleet.comparison import (
     MAX_OWN_KINDS,
     MAX_SOURCES,
     WINDOW_S,
+    Count,
     Like,
     Sources,
+    Strata,
 )
 from extproc.fleet.evidence import Evidence, verdicts
 from extproc.fleet.outliers import (
@@ -34,9 +36,8 @@ from extproc.fleet.outliers import (
     Readmission,
 )
 from extproc.fleet.pool import Pool
-from extproc.fleet.probabilities import Count, Strata
 from tests.builders import address as address_of
-from tests.builders import cards, endpoint, pick, request
+from tests.builders import cards, endpoint, fill, pick, request
 
 SERVED, FAILED, BROKEN, UNREACHABLE, _, FULL, NONE = Evidence
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
@@ -117,10 +118,7 @@ def test_one_that_alone_has_a_model_is_judged_by_others_there_by_breaks_and_by_i
     """Whether its 500s are due to the requests nobody else can say."""
 
     def made() -> Pool:
-        pool = Pool()
-        pool.set_endpoints(map(endpoint, (1, 2, 3)))
-        for number in (1, 2, 3):
-            pool.record_models(address_of(number), cards("a"), now=0.0)
+        pool = fill(Pool(), 1, 2, 3)
         serve(pool.outliers, [address_of(2), address_of(3)], kind="base")
         tell(pool.outliers, address_of(1), *[FAILED] * 50, kind="a")
         return pool
@@ -816,10 +814,7 @@ def test_of_many_404s_without_a_list_the_oldest_count_for_nothing() -> None:
 
 
 def test_a_pod_that_lists_a_model_and_answers_404_for_it_is_ejected() -> None:
-    pool = Pool()
-    pool.set_endpoints([endpoint(1), endpoint(2)])
-    for number in (1, 2):
-        pool.record_models(address_of(number), cards("a"), now=0.0)
+    pool = fill(Pool(), 1, 2)
     for number in range(NUM_PEERS + 8):
         is_served, info = number < NUM_PEERS, request(body_bytes=number)
         made = pick(f"r-{number}", 2 if is_served else 1, info=info)

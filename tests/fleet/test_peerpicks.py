@@ -26,7 +26,7 @@ from extproc.fleet.residency import Residency
 from extproc.routing.admission import AdmissionSettings, admit
 from extproc.tenancy import Share
 from extproc.types import EndpointView, Pick
-from tests.builders import address, cards, endpoint, pick, report, request
+from tests.builders import address, cards, endpoint, fill, pick, report, request
 
 MAX_AGE_S = PeerPickBounds().max_age_s
 
@@ -47,10 +47,7 @@ class Listener(Nobody):
 
 def pool(*numbers: int, **listeners: Any) -> Pool:
     """Endpoints with the adapters a and b, and the routers x and y that tell."""
-    made = Pool(PoolSettings(max_loras=2), **listeners)
-    made.set_endpoints(endpoint(number) for number in numbers or (1,))
-    for number in numbers or (1,):
-        made.record_models(address(number), cards("a", "b"), now=0.0)
+    made = fill(Pool(PoolSettings(max_loras=2), **listeners), *numbers or (1,), adapters="ab")
     for router_id in ("x", "y"):
         made.told.begin(router_id, now=0.0)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.fleet.pickids import number_of, pick_id_of, pick_ids, router_of
+from extproc.fleet.peerpicks import number_of, pick_id_of, pick_ids, router_of
 
 
 def test_ids_differ_and_name_their_router() -> None:

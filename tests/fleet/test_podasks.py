@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from extproc.fleet import podasks
 from extproc.fleet.loops import LoopSettings
 from extproc.fleet.podasks import PodAsks
 from extproc.types import Endpoint
+from tests.servers import web_server
 from tests.waiting import eventually
 
 
@@ -24,11 +24,9 @@ class Pod:
         self.statuses = [200]
         self.body = b'{"version":"0.32.0"}'
         self.asked: list[str] = []
-        self.server = TestServer(web.Application())
-        for path in ("/health", "/version"):
-            self.server.app.router.add_get(path, self.answer)
 
     async def answer(self, request: web.Request) -> web.Response:
+        assert request.path in ("/health", "/version")
         self.asked.append(request.path)
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         headers = {} if status else {"Content-Encoding": "gzip"}  # which is refused
@@ -38,9 +36,9 @@ class Pod:
 class Asking:
     """The asks of one pod, and what they found."""
 
-    def __init__(self, pod: Pod) -> None:
+    def __init__(self, url: str) -> None:
         self.heard: asyncio.Queue[tuple[bool | str, float]] = asyncio.Queue()
-        self.endpoint = Endpoint("10.0.0.1:8000", str(pod.server.make_url("/")))
+        self.endpoint = Endpoint("10.0.0.1:8000", url)
         ticks = itertools.count(1.0)
         self.asks = PodAsks(
             LoopSettings(interval_s=60, timeout_s=60, max_backoff_s=60),
@@ -56,18 +54,17 @@ class Asking:
 
 
 @pytest.fixture
-async def pod(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pod]:
-    monkeypatch.setattr(podasks, "INTERVAL_S", 0.01)
-    pod = Pod()
-    async with pod.server:
-        yield pod
+def pod() -> Pod:
+    return Pod()
 
 
 @pytest.fixture
-async def asking(pod: Pod) -> AsyncIterator[Asking]:
-    asking = Asking(pod)
-    yield asking
-    await asking.asks.aclose()
+async def asking(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Asking]:
+    monkeypatch.setattr(podasks, "INTERVAL_S", 0.01)
+    async with web_server(pod.answer) as url:
+        asking = Asking(url)
+        yield asking
+        await asking.asks.aclose()
 
 
 @pytest.mark.parametrize("status", [200, 404, 401, 0])

@@ -20,6 +20,7 @@ from extproc.fleet.podclient import (
     UnansweredError,
 )
 from extproc.fleet.podhttp import ResponseError
+from tests.servers import tcp_server
 
 PAGE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\npage"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -86,9 +87,8 @@ class Server:
 async def server(*connections: Sequence[bytes]) -> AsyncIterator[Server]:
     """A server with these answers for each connection, and no more connections than that."""
     served = Server(iter(connections))
-    listening = await asyncio.start_server(served.serve, "127.0.0.1", 0)
-    async with listening:
-        served.url = URL(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/x?y=z")
+    async with tcp_server(served.serve) as address:
+        served.url = URL(f"http://{address}/x?y=z")
         yield served
         for writer in served.writers:
             writer.close()

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import unused_port
 from yarl import URL
 
 from extproc.fleet.podclient import PodClient
@@ -28,6 +28,7 @@ from extproc.fleet.podhttp import (
     post,
 )
 from extproc.types import Endpoint
+from tests.servers import tcp_server, web_server
 
 Get = Callable[..., Awaitable[tuple[int, bytes]]]
 Open = Callable[..., AbstractAsyncContextManager[Get]]
@@ -58,10 +59,8 @@ async def serving(handler: Callable[[web.Request], web.Response]) -> AsyncIterat
     async def answer(request: web.Request) -> web.Response:
         return handler(request)
 
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", answer)
-    async with TestServer(app) as server:
-        yield server.make_url("/")
+    async with web_server(answer) as url:
+        yield URL(url)
 
 
 async def test_calls_to_a_pod_do_not_wait_for_each_other() -> None:
@@ -71,10 +70,8 @@ async def test_calls_to_a_pod_do_not_wait_for_each_other() -> None:
         await have_come.wait()
         return web.Response()
 
-    app = web.Application()
-    app.router.add_post("/", answer)
-    async with TestServer(app) as server, open_session() as opened, asyncio.timeout(60):
-        calls = [post(opened, server.make_url("/"), {}, max_bytes=10) for _ in range(10)]
+    async with web_server(answer) as url, open_session() as opened, asyncio.timeout(60):
+        calls = [post(opened, URL(url), {}, max_bytes=10) for _ in range(10)]
         assert await asyncio.gather(*calls) == [(200, b"")] * 10
 
 
@@ -175,9 +172,8 @@ async def answering(*parts: bytes) -> AsyncIterator[URL]:
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    async with tcp_server(answer) as address:
+        yield URL(f"http://{address}/")
 
 
 @pytest.mark.parametrize(
@@ -235,10 +231,9 @@ async def test_a_few_provisional_responses_per_request_are_skipped(opening: Open
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\npage")
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-        async with opening() as fetch:
-            pages = [await fetch(url, max_bytes=1000) for _ in range(3)]
+    async with tcp_server(answer) as address, opening() as fetch:
+        url = URL(f"http://{address}/")
+        pages = [await fetch(url, max_bytes=1000) for _ in range(3)]
 
     assert pages == [(200, b"page")] * 3
 

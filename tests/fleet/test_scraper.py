@@ -5,7 +5,7 @@ import ipaddress
 import itertools
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import unused_port
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -26,6 +26,7 @@ from extproc.fleet.loops import READING_SHARE, LoopSettings
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.scraper import Scraper
 from extproc.types import Endpoint, LoadReport
+from tests.servers import host_and_port, web_server
 
 VLLM = PROFILES["vllm"]
 GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_text()
@@ -47,6 +48,7 @@ class Pod:
     async def answer(self, request: web.Request) -> web.Response:
         names = request.query.getall("name[]", [])
         way = FILTERED if names else request.path
+        assert request.path in (WHOLE, WHOLE_SLASH)
         self.asked.append(way)
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.Response(status=401)
@@ -60,11 +62,8 @@ class Pod:
         lines = self.page.splitlines(keepends=True)
         return "".join(line for line in lines if line.split("{")[0].split(" ")[0] in names)
 
-    def server(self, **options: Any) -> TestServer:
-        app = web.Application()
-        app.router.add_get("/metrics", self.answer)
-        app.router.add_get("/metrics/", self.answer)
-        return TestServer(app, **options)
+    def server(self, **options: Any) -> AbstractAsyncContextManager[str]:
+        return web_server(self.answer, **options)
 
 
 class Watch:
@@ -101,8 +100,8 @@ class Watch:
 @asynccontextmanager
 async def watching(pod: Pod, **options: Any) -> AsyncIterator[Watch]:
     watch = Watch(**options)
-    async with pod.server() as server:
-        watch.scraper.set_endpoints([Endpoint(f"{server.host}:{server.port}")])
+    async with pod.server() as url:
+        watch.scraper.set_endpoints([Endpoint(host_and_port(url))])
         try:
             yield watch
         finally:
@@ -120,10 +119,8 @@ async def test_a_server_with_a_filter_gets_requests_for_the_needed_families_only
 async def test_a_page_is_read_where_it_is_said_to_be() -> None:
     pod = Pod()
     async with (
-        pod.server() as server,
-        watching(
-            Pod(), page_url=lambda _endpoint: f"http://{server.host}:{server.port}/metrics"
-        ) as watch,
+        pod.server() as url,
+        watching(Pod(), page_url=lambda _endpoint: f"{url}/metrics") as watch,
     ):
         assert await watch.report() == REPORT
 
@@ -269,9 +266,9 @@ async def test_a_server_whose_page_is_dear_to_read_is_visited_less_often() -> No
     """Three readings of the clock a visit: asked, answered, read. Each is a second later here."""
     seconds, pod = itertools.count(), Pod()
     watch = Watch(clock=lambda: float(next(seconds)))
-    async with pod.server() as server:
+    async with pod.server() as url:
         with closing(PodClient()) as client:
-            visit = watch.scraper._begin(client, Endpoint(f"{server.host}:{server.port}"))
+            visit = watch.scraper._begin(client, Endpoint(host_and_port(url)))
 
             assert await visit() == pytest.approx(1.0 / READING_SHARE)
 
@@ -316,7 +313,7 @@ async def test_a_server_that_is_down_is_a_failure_until_it_is_up() -> None:
 async def test_removed_endpoints_are_no_longer_reported() -> None:
     watch = Watch()
     async with Pod().server() as one, Pod().server() as two:
-        gone, stays = (f"{server.host}:{server.port}" for server in (one, two))
+        gone, stays = host_and_port(one), host_and_port(two)
         watch.scraper.set_endpoints([Endpoint(gone), Endpoint(stays)])
         addresses = set[str]()
         while addresses != {gone, stays}:
@@ -358,17 +355,14 @@ def make_certificate(path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 async def test_pods_behind_tls_are_scraped_with_the_given_trust_only(tmp_path: Path) -> None:
     server_context, client_context = make_certificate(tmp_path / "pod.pem")
-    server = Pod().server(scheme="https")
-    await server.start_server(ssl=server_context)
-    endpoint = Endpoint(f"127.0.0.1:{server.port}", url=f"https://127.0.0.1:{server.port}")
     trusting, doubting = Watch(tls=client_context), Watch()
-    for watch in (trusting, doubting):
-        watch.scraper.set_endpoints([endpoint])
+    async with Pod().server(tls=server_context) as url:
+        for watch in (trusting, doubting):
+            watch.scraper.set_endpoints([Endpoint(host_and_port(url), url=url)])
 
-    assert await trusting.report() == REPORT
-    assert "certificate" in await doubting.failure()
-    assert doubting.reports.empty()
+        assert await trusting.report() == REPORT
+        assert "certificate" in await doubting.failure()
+        assert doubting.reports.empty()
 
-    for watch in (trusting, doubting):
-        await watch.scraper.aclose()
-    await server.close()
+        for watch in (trusting, doubting):
+            await watch.scraper.aclose()

@@ -24,7 +24,7 @@ from extproc.fleet.speeds import (
     NUM_PRESUMED_LOADS,
     NUM_SENT,
 )
-from tests.builders import address, cards, endpoint, pick, report, request
+from tests.builders import address, endpoint, fill, pick, report, request
 
 GIVEN = Costs(prompt_s_per_byte=1e-5, cold_load_s=0.1, cached_load_s=0.01)
 SETTINGS = PoolSettings(costs=GIVEN, max_loras=2, groups={"l4": ServerFlags(costs=GIVEN)})
@@ -33,12 +33,7 @@ LATER_S = count(0.0, 1e7)
 
 
 def pool(num: int = 2, settings: PoolSettings = SETTINGS) -> Pool:
-    made = Pool(settings)
-    made.set_endpoints([endpoint(number) for number in range(1, num + 1)])
-    for number in range(1, num + 1):
-        made.record_report(address(number), report(max_loras=2), taken_at_s=0.0)
-        made.record_models(address(number), cards("a", "b", "c"), now=0.0)
-    return made
+    return fill(Pool(settings), *range(1, num + 1), adapters="abc", load=report(max_loras=2))
 
 
 def costs(made: Pool, number: int = 1) -> Costs:
@@ -374,10 +369,7 @@ def probe(made: Pool, adapter: str | None, *, now: float = 1.0) -> Probe | None:
 
 def test_a_load_is_where_residency_has_the_adapter() -> None:
     settings = replace(SETTINGS, max_loras=1, max_cpu_loras=2)
-    made = Pool(settings)
-    made.set_endpoints([endpoint(1)])
-    made.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
-    made.record_models(address(1), cards("a", "b", "c"), now=0.0)
+    made = fill(Pool(settings), 1, adapters="abc", load=report(max_loras=1))
     made.snapshot(now=0.0)  # b and c were loaded last
 
     assert probe(made, None) == Probe(100, Load.NONE)

@@ -84,6 +84,8 @@ async def proxy(api_server: ApiServer) -> AsyncIterator[FaultyProxy]:
 
 
 @pytest.fixture
-def kubeconfig(api_server: ApiServer, namespace: str, proxy: FaultyProxy) -> Path:
-    """An administrator's, for the namespace and through the proxy."""
-    return api_server.kubeconfig_for(api_server.admin_token, url=proxy.url, namespace=namespace)
+def kubeconfig(request: pytest.FixtureRequest, api_server: ApiServer, namespace: str) -> Path:
+    """An administrator's, for the namespace; through the proxy, if the test has it."""
+    has_proxy = "proxy" in request.fixturenames
+    url = request.getfixturevalue("proxy").url if has_proxy else ""
+    return api_server.kubeconfig_for(api_server.admin_token, url=url, namespace=namespace)

@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import get_page
+from extproc.stack.stack import find_envoy
 from tests.e2e.harness import ChildProcess
 from tests.kubernetes.apiserver import ApiServer, find_program, missing_programs
 

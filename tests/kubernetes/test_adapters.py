@@ -13,9 +13,8 @@ import aiohttp
 import pytest
 
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
-from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import running_envoy
+from tests.e2e.conftest import behind_envoy
 from tests.e2e.harness import Answer, Client, RouterProcess, free_port
 from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
@@ -46,12 +45,6 @@ SERVED = {"Ready": ("True", "Serving"), "Degraded": ("False", "AsDesired")}
 TENANT = "x-llm-d-inference-fairness-id"
 DELETED_S = 2.0
 """Within which no router admits requests for an adapter that is deleted."""
-
-
-@pytest.fixture
-def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
-    """An administrator's, for the namespace."""
-    return api_server.kubeconfig_for(api_server.admin_token, namespace=namespace)
 
 
 @asynccontextmanager
@@ -228,11 +221,9 @@ async def configured(
     scrape = {"expiry_s": 30.0}
     config = {"discovery": {"kubernetes": kubernetes}, "scrape": scrape, **sections}
     async with (
-        RouterProcess(config) as router,
-        running_envoy(Mode.ORIGINAL_DST, router, num_pods=2) as envoy,
         aiohttp.ClientSession() as http,
+        behind_envoy(config, http, num_pods=2) as (router, client),
     ):
-        client = Client(envoy.url, http)
         await until_read(client, "v1", "v1")
         yield router, client
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -45,6 +44,7 @@ from tests.kubernetes.declared import (
     route_path,
     status_of,
 )
+from tests.logs import warnings
 from tests.waiting import beside, eventually
 
 TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
@@ -119,16 +119,6 @@ async def routing(kubeconfig: Path, times: WatchTimes = TIMES) -> AsyncIterator[
             yield router
     finally:
         await kubernetes.aclose()
-
-
-@pytest.fixture
-def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
-    """An administrator's, for the namespace."""
-    return api_server.kubeconfig_for(api_server.admin_token, namespace=namespace)
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 # --- rewrites -----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.service.apiserver import Kubernetes
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
+from tests.logs import warnings
 from tests.waiting import beside, eventually
 
 OLD, NEW = "inference.networking.x-k8s.io", "llm-d.ai"
@@ -24,7 +24,7 @@ TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
 PATIENCE_S = 60.0
 
 
-class PeerPicks:
+class Told:
     """The priorities that were handed on last; None before."""
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class PeerPicks:
 
 
 @asynccontextmanager
-async def following(kubeconfig: Path) -> AsyncIterator[PeerPicks]:
+async def following(kubeconfig: Path) -> AsyncIterator[Told]:
     kubernetes = Kubernetes(kubeconfig, clock=time.monotonic, rng=Random(1), times=TIMES)
-    told = PeerPicks()
+    told = Told()
 
     def on_priorities(priorities: Mapping[str, int]) -> None:
         told.priorities = priorities
@@ -61,10 +61,6 @@ async def put(
 
 async def delete(cluster: Cluster, group: str, name: str) -> None:
     await cluster.request("DELETE", f"{group}/v1alpha2//inferenceobjectives/{name}")
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 @pytest.mark.usefixtures("crds")

@@ -9,12 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import Client, RouterProcess, free_port
+from tests.e2e.conftest import behind_envoy
+from tests.e2e.harness import Client, free_port
 from tests.fakepods import running_pods
-from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.declared import ACCEPTED, ROUTES, conditions_become, route_path
 from tests.waiting import eventually
@@ -28,12 +26,6 @@ SERVED = {
     "Ready": ("True", "Serving"),
     "Degraded": ("False", "AsDesired"),
 }
-
-
-@pytest.fixture
-def kubeconfig(api_server: ApiServer, namespace: str) -> Path:
-    """An administrator's, for the namespace."""
-    return api_server.kubeconfig_for(api_server.admin_token, namespace=namespace)
 
 
 @asynccontextmanager
@@ -61,11 +53,10 @@ async def one_router(kubeconfig: Path) -> AsyncIterator[Client]:
     kubernetes = {"kubeconfig": str(kubeconfig), "inference_pool": list(BASES)}
     config = {"discovery": {"kubernetes": kubernetes}, "scrape": {"expiry_s": 30.0}}
     async with (
-        RouterProcess(config) as router,
-        running_envoy(Mode.ORIGINAL_DST, router, num_pods=NUM_PODS * len(BASES)) as envoy,
         aiohttp.ClientSession() as http,
+        behind_envoy(config, http, num_pods=NUM_PODS * len(BASES)) as (_, client),
     ):
-        yield Client(envoy.url, http)
+        yield client
 
 
 async def declare(cluster: Cluster, name: str, *pools: str) -> None:

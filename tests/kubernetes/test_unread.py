@@ -18,7 +18,7 @@ from aiohttp import web
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from tests.e2e.conftest import running_envoy
+from tests.e2e.conftest import behind_envoy, running_envoy
 from tests.e2e.harness import Client, RouterProcess, free_port
 from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
@@ -287,11 +287,10 @@ async def test_a_role_of_others_without_our_kind_is_no_matter_where_that_is_not_
             async with running_pods(*configs, hosts=["127.0.0.2"], port=free_port()) as pods:
                 await cluster.put_pool("pool", {"app": "vllm"}, [await announce(cluster, pods)])
                 kubernetes = {"kubeconfig": str(kubeconfig), "inference_pool": "pool"}
+                config = {"discovery": {"kubernetes": kubernetes}}
                 async with (
-                    RouterProcess({"discovery": {"kubernetes": kubernetes}}) as router,
-                    running_envoy(Mode.ORIGINAL_DST, router, num_pods=1) as envoy,
                     aiohttp.ClientSession() as http,
+                    behind_envoy(config, http, num_pods=1) as (_, client),
                 ):
-                    client = Client(envoy.url, http)
                     assert (await client.chat("own")).status == 200
                     assert (await client.chat("nobody")).status == 404

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from extproc.lab.fleet.events import FleetEvent
 from extproc.lab.fleet.fleet import Fleet
-from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.settings import FleetEvent, FleetSettings
 from extproc.lab.workload.flights import FleetResult
 from extproc.lab.workload.requests import Arrival, Workload
 from extproc.routing.policies import LeastPending, Policy
+from extproc.types import Choice, RequestInfo, Snapshot
 
 
 def arrival(at_s: float, adapter: str | None = "a", **fields: Any) -> Arrival:
@@ -41,6 +41,17 @@ def poisson(
         }
         arrivals.append(arrival(at_s, name, **lengths))
     return workload(*arrivals, adapters=names)
+
+
+def watching(look: Callable[[Snapshot, RequestInfo], object]) -> type[Policy]:
+    """A policy that shows what it is asked about, and takes the first endpoint."""
+
+    class Watching:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            look(snapshot, request)
+            return Choice((snapshot.endpoints[0],))
+
+    return Watching
 
 
 def run(

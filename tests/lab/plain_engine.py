@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from extproc.lab.engine.lru import AdapterCache, AdapterLoad
+from extproc.lab.engine.caches import AdapterCache, AdapterLoad
 from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.engine.records import EngineRequest, EngineStats, Step, Timeline
 

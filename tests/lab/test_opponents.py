@@ -11,16 +11,19 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.lab.opponents import DESCRIPTIONS, OPPONENTS
+from extproc.lab.opponents import DESCRIPTIONS, OPPONENTS, Hold
 from extproc.lab.opponents.dynamo import ProportionalSticky
-from extproc.lab.opponents.filter_tree import FilterTree
+from extproc.lab.opponents.gateways import (
+    FilterTree,
+    LeastRequest,
+    LoadState,
+    LoraAffinity,
+    ScrapesOnly,
+    as_scraped,
+)
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
-from extproc.lab.opponents.hold import Hold
-from extproc.lab.opponents.least_request import LeastRequest
-from extproc.lab.opponents.llmd import LoadState, LoraAffinity
 from extproc.lab.opponents.lmetric import LMetric
 from extproc.lab.opponents.recent import SinceReport
-from extproc.lab.opponents.scrapes import ScrapesOnly, as_scraped
 from extproc.routing.policies import Policy
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.observe.attainment import OTHER, Attainment, Share
+from extproc.observe.attainment import MAX_LABEL_CHARS, OTHER, Attainment, CappedLabel, Share
 from extproc.rejections import model_not_found, no_endpoints, saturated
 from extproc.types import Outcome, Rejection
 
@@ -38,6 +38,13 @@ def test_an_answer_attains_by_its_status_and_its_first_byte(
     status: int, first_byte_s: float | None, expected: bool
 ) -> None:
     assert judged(Outcome.COMPLETED, status, first_byte_s) is expected
+
+
+def test_another_objective_holds_from_the_next_answer_on() -> None:
+    attainment = Attainment(1.0)
+    attainment.configure(0.1)
+
+    assert attainment.completed(PATH, Outcome.COMPLETED, 200, 0.2, None, now=0.0) == (PATH, False)
 
 
 def test_an_answer_that_broke_off_is_missed_whatever_its_status() -> None:
@@ -116,3 +123,9 @@ def test_the_window_counts_what_is_younger_than_it_to_a_second(
 
     assert len(surely) <= share.num_requests <= len(perhaps)
     assert sum(surely) <= share.num_attained <= sum(perhaps)
+
+
+def test_a_value_that_is_too_long_has_one_label_for_all_its_beginning() -> None:
+    labels, beginning = CappedLabel(1), "x" * MAX_LABEL_CHARS
+
+    assert [labels.cap(beginning + rest) for rest in "ab"] == [beginning, beginning]

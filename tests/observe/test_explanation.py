@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from extproc.observe.explanation import MAX_MESSAGE_CHARS, explain
 from extproc.phrases import shortened
 from extproc.rejections import late, model_not_found, no_endpoints, saturated
-from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN, LeastHarm
 from extproc.types import (
     Choice,
@@ -26,7 +24,7 @@ from extproc.types import (
     Snapshot,
     Terms,
 )
-from tests.builders import endpoint_view, pick, request
+from tests.builders import endpoint_view, pick, picker_of, request
 from tests.strategies import ADAPTERS, requests, snapshots
 
 LONGEST = 1000
@@ -407,10 +405,7 @@ def test_names_and_messages_of_any_length_make_a_sentence_of_bounded_length() ->
 def test_every_pick_of_every_policy_is_in_bounded_words_that_name_its_pod(
     pool: Any, info: Any, policy: str, seed: int
 ) -> None:
-    ids = itertools.count()
-    rng = random.Random(seed)
-    picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=lambda: str(next(ids)))
-    decision = picker.pick(pool, info)
+    decision = picker_of(policy, seed=seed).pick(pool, info)
     if not isinstance(decision, Pick):
         return
     chosen = next(each for each in decision.candidates if each.address == decision.address)
@@ -425,8 +420,7 @@ def test_every_pick_of_every_policy_is_in_bounded_words_that_name_its_pod(
 def test_the_founding_policys_random_choice_names_the_number_of_equals(
     pool: Snapshot, adapter: str | None, seed: int
 ) -> None:
-    picker = Picker(BUILT_IN["founding"](), "founding", rng=random.Random(seed), next_id=str)
-    decision = picker.pick(pool, request(adapter))
+    decision = picker_of(seed=seed).pick(pool, request(adapter))
     if not isinstance(decision, Pick):
         return
 

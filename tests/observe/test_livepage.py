@@ -14,11 +14,9 @@ from itertools import count, pairwise
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
 
 from extproc.observe.livepage import FEED_PATH, LivePage
-from extproc.service.admin import AdminServer
-from extproc.types import Snapshot
+from tests.service.adminport import admin_server
 from tests.waiting import eventually
 
 PATIENCE_S = 60.0
@@ -36,16 +34,7 @@ class Served:
         self.num_composed = 0
         self._make = compose or (lambda number: json.dumps({"number": number}).encode())
         self.page = LivePage(self._compose, clock, **options)  # type: ignore[arg-type]
-        self.server = AdminServer(
-            "127.0.0.1",
-            0,
-            registry=CollectorRegistry(),
-            snapshot=lambda: Snapshot(()),
-            queue=dict,
-            decisions=lambda limit: [],
-            health=lambda: [],
-            add_page=self.page.add_to,
-        )
+        self.server = admin_server(add_page=self.page.add_to)
 
     def _compose(self) -> bytes:
         self.num_composed += 1

@@ -18,10 +18,11 @@ from extproc.observe.tracing import Tracing
 from extproc.rejections import no_endpoints
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
-from extproc.service.dispatch import new_stream_of
-from extproc.types import Outcome, Pick
-from tests.builders import body, request_headers
-from tests.service.scene import Scene, completion
+from extproc.service.traced import new_stream_of
+from extproc.types import Outcome
+from tests.builders import body, completion, request_headers
+from tests.routing.scene import routed
+from tests.service.scene import Scene
 
 
 class Broken:
@@ -36,14 +37,13 @@ class Broken:
 
 def serve(scene: Scene) -> None:
     """One request from its question to its end, one more that is refused, one that is lost."""
-    dispatcher, endings = scene.dispatcher, scene.endings
-    pick = scene.route()
-    assert isinstance(pick, Pick)
+    recorder, endings = scene.recorder, scene.endings
+    pick = routed(scene.route())
     assert endings.complete(completion(pick.id))
-    dispatcher.rejected(no_endpoints("a"), {":path": "/v1/completions"})
-    lost = scene.route()
-    assert isinstance(lost, Pick)
-    dispatcher.finish(lost, Outcome.COMPLETED, now=0.0)
+    recorder.rejected(no_endpoints("a"), {":path": "/v1/completions"})
+    lost = routed(scene.route())
+    assert scene.accounting.finish(lost, Outcome.COMPLETED, now=0.0)
+    recorder.ended(Outcome.COMPLETED)
     scene.route()
     endings.tick(now=9999.0)
     assert endings.complete(completion("r-unknown"))
@@ -82,11 +82,12 @@ def test_failures_of_an_observer_do_not_fill_the_log(limited_log: pytest.LogCapt
 
 def decide(tracing: Any, *, num_waits: int = 0) -> Scene:
     scene = Scene(num_waits=num_waits)
-    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)({}, lambda: None)
+    new_stream = new_stream_of(scene.parts, StreamSettings(), scene.recorder, tracing)
+    stream = new_stream({}, lambda: None)
     stream.handle(request_headers(body_mode=m.BodyMode.BUFFERED), now=1.0)
     commands = stream.handle(m.RequestBody(body(), True), now=1.0)
     for number in range(num_waits):
-        scene.dispatcher.router.offer(now=2.0 + number)
+        scene.router.offer(now=2.0 + number)
         commands = stream.handle(m.Wakeup(), now=2.0 + number)
     assert isinstance(commands[-1], m.End)
     assert stream.pick is not None
@@ -124,7 +125,7 @@ def test_an_exporter_that_blocks_holds_no_request_up_and_spans_are_dropped(
 
     exporter = Stuck()
     tracing = Tracing(sample_ratio=1.0, version="1", exporter=exporter)
-    scenes = [decide(tracing) for _ in range(1_000)]
+    scenes = [decide(tracing) for _ in range(200)]
     may_go_on.set()
     tracing.close()
 
@@ -136,8 +137,8 @@ def test_clients_cannot_fill_the_places_of_paths_that_are_counted() -> None:
     scene = Scene()
     for number in range(200):
         for path in (f"/v1/responses/{number}", f"/v1/%6{number % 10}ompletions?{number}", "//"):
-            scene.dispatcher.rejected(no_endpoints("a"), {":path": path})
-    scene.dispatcher.rejected(no_endpoints("a"), {":path": "/v1/completions"})
+            scene.recorder.rejected(no_endpoints("a"), {":path": path})
+    scene.recorder.rejected(no_endpoints("a"), {":path": "/v1/completions"})
     counted = scene.attainment.recent(now=0.0)
 
     assert {"/v1/responses/{id}", "/v1/completions", OTHER} <= counted.keys()
@@ -147,7 +148,7 @@ def test_clients_cannot_fill_the_places_of_paths_that_are_counted() -> None:
 def test_what_is_remembered_of_a_refused_request_is_short() -> None:
     scene = Scene()
     headers = {":path": "/" + "x" * 60_000, "x-request-id": "i" * 60_000}
-    scene.dispatcher.rejected(no_endpoints("a"), headers)
+    scene.recorder.rejected(no_endpoints("a"), headers)
     [(_, record)] = scene.decisions.last(1)
 
     assert (len(record.path), len(record.request_id)) == (200, 128)

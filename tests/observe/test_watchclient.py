@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpclib.const import Cardinality, Handler, Status
-from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 from msgspec.structs import replace
@@ -28,7 +27,10 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.watchclient import Decision, WatchError, render, tls_context, watch
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
+from tests.servers import tcp_server
 from tests.waiting import eventually
+from tests.wire.fake_call import Idle
+from tests.wire.rawcodec import RawCodec
 
 WALL_S = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).timestamp()
 
@@ -50,19 +52,6 @@ def picked(adapter: str | None = "a1", *, is_known: bool = True) -> DecisionReco
 def rejected() -> DecisionRecord:
     rejection = Rejection(429, Reason.SATURATED, "full", retry_after_s=2, model="a1")
     return DecisionRecord(rejection, WALL_S, 0.0)
-
-
-class Bytes(CodecBase):
-    """Messages as they are: the services of this package speak bytes."""
-
-    __content_subtype__ = "proto"
-
-    def encode(self, message: Any, message_type: Any) -> bytes:
-        assert isinstance(message, bytes)
-        return message
-
-    def decode(self, data: bytes, message_type: Any) -> bytes:
-        return data
 
 
 class Carrier:
@@ -111,7 +100,7 @@ class QueueCall:
 async def serving(
     service: DecisionsService, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
-    server = Server([Carrier(service.methods())], codec=Bytes())
+    server = Server([Carrier(service.methods())], codec=RawCodec())
     await server.start("127.0.0.1", 0, ssl=tls)
     (socket,) = server._server.sockets  # type: ignore[union-attr]
     try:
@@ -213,15 +202,9 @@ async def test_an_unreachable_server_is_an_error() -> None:
 
 
 async def test_a_server_that_only_ends_calls_is_not_called_for_ever() -> None:
-    class EndsAtOnce:
+    class EndsAtOnce(Idle):
         def __init__(self, call: Call, metadata: Metadata) -> None:
             call.end()
-
-        def receive(self, message: bytes) -> None: ...
-
-        def half_close(self) -> None: ...
-
-        def closed(self) -> None: ...
 
     class Service(DecisionsService):
         def methods(self) -> tuple[Method, ...]:
@@ -237,10 +220,9 @@ async def test_a_server_that_drops_the_connection_is_an_error() -> None:
         await reader.read(1)
         writer.close()
 
-    async with await asyncio.start_server(drop, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(WatchError, match=f"127.0.0.1:{port}"):
-            await anext(watch(f"127.0.0.1:{port}"))
+    async with tcp_server(drop) as address:
+        with pytest.raises(WatchError, match=address):
+            await anext(watch(address))
 
 
 async def test_something_else_than_grpc_is_an_error() -> None:
@@ -249,10 +231,9 @@ async def test_something_else_than_grpc_is_an_error() -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(WatchError, match=f"127.0.0.1:{port}"):
-            await anext(watch(f"127.0.0.1:{port}"))
+    async with tcp_server(speak) as address:
+        with pytest.raises(WatchError, match=address):
+            await anext(watch(address))
 
 
 @pytest.mark.parametrize("target", ["", "localhost", ":80", "host:", "host:http", "host:²"])

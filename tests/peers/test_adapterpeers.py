@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.peers import SAY_S, AdapterUpdate, Trouble, digest
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
 from extproc.fleet.podstate import PodState
-from extproc.peers.adapterpeers import HEARD_S, AdapterPeers
+from extproc.peers.adapterpeers import HEARD_S, SAY_S, AdapterPeers, AdapterUpdate, Trouble, digest
 from extproc.routing.catalog import Catalog
 from extproc.types import ModelCard
 from tests.builders import BASE, address, base_card
@@ -70,7 +69,7 @@ def test_pods_that_were_called_are_named_once_and_listed_by_those_who_hear_it() 
     scene.peers.ended(address(1))
     for _ in range(2):
         scene.tell(loads=True)
-    assert [word.changed for word in scene.said] == [(address(1),), ()]
+    assert [update.changed for update in scene.said] == [(address(1),), ()]
 
     scene.peers.hear("z", scene.said[0])
     assert scene.poked == [address(1)]
@@ -78,8 +77,8 @@ def test_pods_that_were_called_are_named_once_and_listed_by_those_who_hear_it() 
 
 def test_whoever_hears_of_something_new_looks_and_does_so_when_a_router_is_gone() -> None:
     scene = Scene()
-    for word in (AdapterUpdate(True, DECLARED), AdapterUpdate(True, DECLARED)):
-        scene.peers.hear("z", word)
+    for update in (AdapterUpdate(True, DECLARED), AdapterUpdate(True, DECLARED)):
+        scene.peers.hear("z", update)
     assert scene.num_looks == 1
     assert scene.peers.is_led(may_load=False, now=0.0)
 
@@ -102,7 +101,7 @@ def test_what_others_want_and_cannot_have_is_told_by_the_one_that_loads() -> Non
         scene.tell(loads=loads)
 
     trouble = Trouble("cold", "files", f"{address(1)}: nothing there")
-    assert [word.failed for word in scene.said] == [(trouble,), ()]
+    assert [update.failed for update in scene.said] == [(trouble,), ()]
 
 
 def test_what_the_one_that_loads_cannot_is_refused_here_as_long_as_it_says_so() -> None:

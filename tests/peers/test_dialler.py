@@ -14,16 +14,16 @@ from time import monotonic
 
 import pytest
 
-from extproc.adapters.peers import AdapterUpdate
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler, tls_context
 from extproc.peers.encoding import PickUpdate
-from extproc.peers.links import Links
+from extproc.peers.links import METHOD, Links, PeersService
 from extproc.peers.relay import Relay
-from extproc.peers.service import METHOD, PeersService
 from extproc.wire import server as wire
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Session
 from extproc.wire.tls import Certificates
+from tests.servers import tcp_server
 from tests.waiting import eventually
 from tests.wire.pki import Pki
 
@@ -34,10 +34,10 @@ class Deaf:
     def begin(self) -> None:
         pass
 
-    def hear(self, router_id: str, tidings: PickUpdate) -> None:
+    def hear(self, router_id: str, update: PickUpdate) -> None:
         pass
 
-    def hear_word(self, router_id: str, word: AdapterUpdate) -> None:
+    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
         pass
 
     def forget(self, router_id: str) -> None:
@@ -55,6 +55,7 @@ class Router:
         tls_name: str | None = None,
         keys: Sequence[bytes] | None = None,
     ) -> None:
+        self.id = router_id
         self.taken: list[bytes] = []
         self.relay = Relay()
         self.service = PeersService(
@@ -75,6 +76,11 @@ class Router:
             tls=tls,
             tls_name=tls_name,
         )
+
+    async def links_to(self, far: Router, address: str) -> None:
+        """Dial the other router, and wait until it knows."""
+        self.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {self.id})
 
     @asynccontextmanager
     async def listening(
@@ -129,8 +135,7 @@ async def test_nobody_is_called_after_the_end() -> None:
 async def test_one_dials_and_both_can_send() -> None:
     near, far = Router("a"), Router("b")
     async with far.listening() as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
         near.offer("b", b"1")
         far.offer("a", b"2")
         await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
@@ -141,8 +146,7 @@ async def test_a_link_over_the_other_transport() -> None:
     server = GrpcioServer(far.service.methods(), max_message_bytes=2**20)
     address = await server.start("127.0.0.1:0")
     async with closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
         near.offer("b", b"1")
         far.offer("a", b"2")
         await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
@@ -207,8 +211,7 @@ async def test_a_routers_id_is_kept_while_it_is_unreachable_and_forgotten_with_i
 async def test_an_address_that_is_not_listed_any_more_loses_its_link() -> None:
     near, far = Router("a"), Router("b")
     async with far.listening() as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
         near.dialler.set_addresses([])
         await eventually(lambda: far.relay.linked_routers() == set())
 
@@ -241,15 +244,14 @@ async def deaf() -> AsyncIterator[str]:
     """A server that reads nothing."""
     writers: list[asyncio.StreamWriter] = []
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         writer.write(b"\0\0\0\4\0\0\0\0\0")  # empty SETTINGS
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    for writer in writers:
-        writer.transport.abort()
-    server.close()
+    async with tcp_server(accept) as address:
+        yield address
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def test_the_link_to_a_router_that_does_not_read_ends_before_it_fills_the_memory() -> None:
@@ -273,15 +275,18 @@ async def _answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def test_clients_without_grpc_or_our_method_do_not_affect_others() -> None:
     near, far, stranger = Router("a"), Router("b"), socket.create_server(("127.0.0.1", 0))
-    garbage = await asyncio.start_server(_answer_http, "127.0.0.1", 0)
     other = await wire.serve([])
-    ports = [stranger.getsockname()[1], garbage.sockets[0].getsockname()[1], other.port]
-    async with far.listening() as address, closing(near):
-        near.dialler.set_addresses([*(f"127.0.0.1:{port}" for port in ports), address])
+    ports = [stranger.getsockname()[1], other.port]
+    async with (
+        far.listening() as address,
+        tcp_server(_answer_http) as garbage,
+        closing(near),
+    ):
+        strangers = [f"127.0.0.1:{port}" for port in ports]
+        near.dialler.set_addresses([*strangers, garbage, address])
         await eventually(lambda: near.relay.linked_routers() == {"b"})
         known = near.dialler.routers
     stranger.close()
-    garbage.close()
     await other.close()
 
     assert sorted(map(str, known)) == ["None", "None", "None", "b"]
@@ -306,8 +311,7 @@ async def test_over_mutual_tls_with_the_certificate_that_all_replicas_share(
 
     near, far = Router("a", tls=client, tls_name=tls_name), Router("b")
     async with far.listening(context=server) as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
 
 
 async def test_a_certificate_may_vouch_for_itself(pki: Pki) -> None:
@@ -321,8 +325,7 @@ async def test_a_certificate_may_vouch_for_itself(pki: Pki) -> None:
 
     near, far = Router("a", tls=client), Router("b")
     async with far.listening(context=server) as address, closing(near):
-        near.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        await near.links_to(far, address)
 
 
 @pytest.mark.parametrize(

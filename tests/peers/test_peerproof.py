@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.peers import AdapterUpdate
 from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.keys import (
     MAX_KEY_FILE_BYTES,
     MIN_KEY_CHARS,
@@ -18,9 +18,9 @@ from extproc.peers.keys import (
     PeerKeys,
     read_keys,
 )
-from extproc.peers.service import MAX_LINKS, OPEN_S
+from extproc.peers.links import MAX_LINKS, OPEN_S
 from extproc.wire.rpc import Code
-from tests.peers.test_service import FIRST, Router, Wire, entries, hello, kinds, message, told
+from tests.peers.scene import FIRST, Router, Wire, entries, hello, kinds, message, told
 from tests.wire.fake_call import FakeCall
 
 KEY, OTHER = b"k" * MIN_KEY_CHARS, b"o" * MIN_KEY_CHARS
@@ -37,7 +37,7 @@ def unkeyed(router_id: str) -> Router:
 
 def listen(router: Router) -> list[tuple[str, AdapterUpdate]]:
     """What the router hears of adapters."""
-    return router.words
+    return router.updates
 
 
 def with_nonce(router_id: str) -> bytes:
@@ -59,7 +59,7 @@ SAID = st.sampled_from((ADAPTERS, PICKS, entries(b"one"), entries()))
 @given(st.lists(SAID, max_size=8))
 def test_whoever_dials_without_proof_says_nothing_that_counts(said: Sequence[bytes]) -> None:
     router = unkeyed("b")
-    words = listen(router)
+    updates = listen(router)
     call, session = router.accept()
     for each in (hello("a"), *said):
         session.receive(each)
@@ -67,7 +67,7 @@ def test_whoever_dials_without_proof_says_nothing_that_counts(said: Sequence[byt
 
     num_entries = sum(each in (entries(b"one"), entries()) for each in said)
     assert kinds(call.sent[1:]).count("acknowledgement") == num_entries
-    assert (router.taken, router.heard, words, router.gone) == ([], [], [], [])
+    assert (router.taken, router.heard, updates, router.gone) == ([], [], [], [])
     assert not router.relay.is_fed
 
 
@@ -109,7 +109,7 @@ def test_two_that_dial_each_other_hear_each_other() -> None:
 def test_who_only_says_that_it_is_a_peer_keeps_nothing_from_that_peer() -> None:
     """It takes the picks that were for that one: accuracy. What is with adapters goes to both."""
     near, far = unkeyed("a"), unkeyed("b")
-    words = listen(far)
+    updates = listen(far)
     listen(near)
     stranger, session = near.accept()
     session.receive(hello("b"))
@@ -119,7 +119,7 @@ def test_who_only_says_that_it_is_a_peer_keeps_nothing_from_that_peer() -> None:
     wire.pump()
     session.closed()
 
-    assert words == [("a", AdapterUpdate(True, 1))]
+    assert updates == [("a", AdapterUpdate(True, 1))]
     assert "adapters" in kinds(stranger.sent)
     assert near.gone == []
 
@@ -185,7 +185,7 @@ def test_while_a_key_is_exchanged_either_is_accepted(keys: tuple[bytes, bytes]) 
 @given(st.lists(st.one_of(SAID, st.binary(max_size=32).map(proof)), min_size=1, max_size=5))
 def test_before_the_proof_nothing_counts_and_nothing_is_told(said: Sequence[bytes]) -> None:
     router = keyed("b")
-    words = listen(router)
+    updates = listen(router)
     call, session = router.accept()
     for each in (with_nonce("a"), *said):
         session.receive(each)
@@ -195,7 +195,7 @@ def test_before_the_proof_nothing_counts_and_nothing_is_told(said: Sequence[byte
 
     assert call.code is Code.UNAUTHENTICATED
     assert kinds(call.sent) == ["hello"]
-    assert (router.taken, router.heard, words, router.gone) == ([], [], [], [])
+    assert (router.taken, router.heard, updates, router.gone) == ([], [], [], [])
 
 
 def test_a_proof_is_worth_nothing_on_another_link_or_for_the_other_end() -> None:

@@ -15,9 +15,8 @@ from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterPeers
-from extproc.peers.links import BEGIN_INTERVAL_S, Links
+from extproc.peers.links import BEGIN_INTERVAL_S, Links, PeersService
 from extproc.peers.relay import Relay
-from extproc.peers.service import PeersService
 from extproc.peers.telling import FLUSH_S, MAX_WAITING, Hearing, Telling
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, Ticket
@@ -25,7 +24,7 @@ from extproc.queue.plan import share_of
 from extproc.routing.router import Router
 from extproc.tenancy import Claim, Share
 from extproc.types import Wait
-from tests.builders import address, endpoint, pick, request, routing
+from tests.builders import Clock, address, endpoint, pick, request, routing
 from tests.service.peered import Peered, linking
 from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall
@@ -164,8 +163,6 @@ async def test_who_waited_before_a_link_is_told_and_forgotten_with_the_router() 
     async with linked(before) as (near, far):
         await eventually(lambda: is_behind(far.router))
         await near.peering.aclose()
-        assert near._task is not None
-        near._task.cancel()
         await eventually(lambda: not is_behind(far.router))
 
 
@@ -217,13 +214,6 @@ class Later:
         due, self.due = self.due, []
         for each in due:
             each()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def teller(

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.slotuses import SlotUse
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, Waiting, elsewhere
 from extproc.queue.elsewhere import NOBODY
 from extproc.queue.precedence import HOLD_UP_S, First
 from extproc.queue.reservations import Reservation, Reservations
 from extproc.queue.tickets import Ticket
-from extproc.tenancy import Claim, Share
+from extproc.tenancy import Claim, Share, SlotUse
 from extproc.types import EndpointView, RequestInfo
 from tests.builders import address, endpoint_view
 from tests.queue.scene import Scene
@@ -169,7 +168,7 @@ def test_nobody_waits_longer_than_by_our_own_settings() -> None:
     request = RequestInfo("a", "a", claim=Claim())
 
     assert behind_s(told, MODEST) == pytest.approx(SLOT_HOLD_S)
-    assert told.queue.kept_from(request, told.endpoints, now=told.now) == {
+    assert told.queue.reservations.kept_from(request, told.endpoints, now=told.now) == {
         address(1): told.now + SLOT_HOLD_S
     }
 

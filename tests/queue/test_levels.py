@@ -7,9 +7,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.queue.levels import by_level, level
 from extproc.queue.orders import Scene, first_come
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import Ticket, by_level, level
 from tests.queue.tickets import arrivals, ticket
 
 LOWEST, HIGHEST = 0, 5

@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.queue.occupancy import Occupancy
-from extproc.queue.tickets import Ticket
+from extproc.queue.tickets import Occupancy, Ticket
 from extproc.tenancy import Claim
 from extproc.types import RequestInfo
 

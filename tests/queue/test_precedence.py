@@ -193,6 +193,16 @@ def test_nobody_lets_one_go_first_that_has_gone(end: Callable[[Scene], None]) ->
     assert behind_s(scene, GREEDY) == 0
 
 
+def test_other_settings_count_at_once_and_begin_anew() -> None:
+    scene = waiting(priority=1)
+    assert behind_s(scene, MODEST) == pytest.approx(HOLD_S - REST_S)
+
+    scene.queue.configure(QueueSettings(slot_hold_s=6 * HOLD_S))
+    assert behind_s(scene, MODEST) == 0
+    scene.free(9)
+    assert behind_s(scene, MODEST) == pytest.approx(6 * HOLD_S - 2 * REST_S)
+
+
 # --- those that are held ---------------------------------------------------------------------
 
 
@@ -231,7 +241,7 @@ def test_one_for_the_base_model_keeps_no_slot() -> None:
     scene.queue.remove(scene.tickets["one"], now=scene.now)
 
     assert scene.held == ["two"]
-    assert scene.queue.kept_from(newcomer(GREEDY), (), now=scene.now) == {}
+    assert scene.queue.reservations.kept_from(newcomer(GREEDY), (), now=scene.now) == {}
 
 
 def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.slotuses import SlotUse
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, reservations
 from extproc.queue.orders import longest_without_slot
 from extproc.queue.reservations import Reservations
 from extproc.queue.tickets import Ticket
-from extproc.tenancy import Claim
+from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
 from tests.builders import address, endpoint_view
 

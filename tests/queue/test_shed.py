@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.queue import QueueSettings
-from extproc.queue.endings import End
+from extproc.queue.tickets import End
 from extproc.types import Pick, Reason, Rejection
 from tests.builders import endpoint_view
 from tests.queue.scene import Scene, reasons

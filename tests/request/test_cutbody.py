@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
 from extproc.request import messages as m
-from extproc.request.codec import CUT_FROM_BYTES, Codec
-from extproc.request.cutbody import cut_body
+from extproc.request.codec import CUT_FROM_BYTES, Codec, cut_body
 
 
 def with_context(request: pb.ProcessingRequest, values: dict[str, str]) -> pb.ProcessingRequest:

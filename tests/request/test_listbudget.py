@@ -12,7 +12,7 @@ from extproc.rejections import TOO_MANY_LISTS
 from extproc.request import messages as m
 from extproc.request.listbudget import MAX_UNSENT_BYTES, MAX_WAIT_S, Lists, Place
 from tests.builders import adapter_card, base_card, request_headers
-from tests.request.dispatcher import Exchange, FakeDispatcher, begin
+from tests.request.fakerouter import Exchange, FakeRouter, begin
 
 
 @dataclass
@@ -136,7 +136,7 @@ def test_no_more_is_sent_than_the_rate_and_one_list(asked: list[tuple[int, float
 def full() -> Exchange:
     """A request for a list where others are not sent yet."""
     exchange = begin(cards=[adapter_card("a"), base_card()])
-    exchange.dispatcher.lists.unsent_bytes = MAX_UNSENT_BYTES
+    exchange.router.lists.unsent_bytes = MAX_UNSENT_BYTES
     return exchange
 
 
@@ -151,14 +151,14 @@ def test_a_request_waits_its_turn_and_is_answered() -> None:
     assert not exchange.stream.is_answered
     assert not exchange.stream.awaits_message
     assert exchange.tell(m.RequestBody(b"x")) == []
-    exchange.dispatcher.lists.unsent_bytes = 0
+    exchange.router.lists.unsent_bytes = 0
     reply, end = exchange.tell(m.Wakeup())
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, end) == (200, m.End())
-    assert exchange.dispatcher.lists.unsent_bytes == len(reply.body)
+    assert exchange.router.lists.unsent_bytes == len(reply.body)
     exchange.tell(m.Ended())
-    assert exchange.dispatcher.lists.unsent_bytes == 0
+    assert exchange.router.lists.unsent_bytes == 0
 
 
 def test_a_request_that_has_waited_too_long_is_refused_by_itself() -> None:
@@ -169,8 +169,8 @@ def test_a_request_that_has_waited_too_long_is_refused_by_itself() -> None:
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers["retry-after"], end) == (429, "1", m.End())
-    assert exchange.dispatcher.rejections == [TOO_MANY_LISTS]
-    assert place_is_free(exchange.dispatcher)
+    assert exchange.router.rejections == [TOO_MANY_LISTS]
+    assert place_is_free(exchange.router)
 
 
 def test_whoever_leaves_makes_room() -> None:
@@ -179,7 +179,7 @@ def test_whoever_leaves_makes_room() -> None:
         ask(exchange)
         exchange.tell(event)
 
-        assert place_is_free(exchange.dispatcher)
+        assert place_is_free(exchange.router)
 
 
 def test_a_request_that_cannot_be_answered_makes_room() -> None:
@@ -187,7 +187,7 @@ def test_a_request_that_cannot_be_answered_makes_room() -> None:
     ask(exchange)
     exchange.stream.abandon(now=2.0)
 
-    assert place_is_free(exchange.dispatcher)
+    assert place_is_free(exchange.router)
 
 
 def test_what_is_kept_of_one_that_waits_is_short() -> None:
@@ -196,11 +196,11 @@ def test_what_is_kept_of_one_that_waits_is_short() -> None:
     exchange.now += MAX_WAIT_S
     exchange.tell(m.Wakeup())
 
-    assert sum(map(len, exchange.dispatcher.rejected_headers[0].values())) < 1_000
+    assert sum(map(len, exchange.router.rejected_headers[0].values())) < 1_000
 
 
-def place_is_free(dispatcher: FakeDispatcher) -> bool:
+def place_is_free(router: FakeRouter) -> bool:
     """Whether the next request is the first in line."""
-    lists = dispatcher.lists
+    lists = router.lists
     lists.unsent_bytes = 0
     return lists.is_next(lists.enter(lambda: None, now=100.0), now=100.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,12 +14,10 @@ from extproc.observe.logs import MAX_REPEATS
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.request.processor import MAX_SILENCE_S, ExternalProcessor, TimerHandle
-from extproc.request.stream import Stream
+from extproc.request.processor import MAX_SILENCE_S
 from extproc.types import Outcome, Pick, Wait
-from extproc.wire.rpc import Code, Metadata, Session
+from extproc.wire.rpc import Code, Session
 from tests.builders import address, body
-from tests.request.dispatcher import PICK, FakeDispatcher
 from tests.request.ext_proc import (
     FULL_DUPLEX,
     destination,
@@ -30,55 +27,14 @@ from tests.request.ext_proc import (
     request_headers,
     response_headers,
 )
-from tests.wire.fake_call import FakeCall, begin
+from tests.request.fakerouter import PICK, FakeRouter
+from tests.request.scene import Service
+from tests.wire.fake_call import FakeCall
 
 BODY = body()
 
 
-@dataclass
-class Timer:
-    """A call that the test makes when it wants to."""
-
-    delay_s: float
-    callback: Callable[[], None]
-    is_cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-@dataclass
-class Service:
-    """The service over a fake dispatcher, a clock that stands still, and timers in a list."""
-
-    dispatcher: FakeDispatcher = field(default_factory=FakeDispatcher)
-    settings: StreamSettings = field(default_factory=StreamSettings)
-    codec: Codec = field(default_factory=Codec)
-    now: float = 100.0
-    timers: list[Timer] = field(default_factory=list)
-    is_open: bool = True
-
-    def __post_init__(self) -> None:
-        self.processor = ExternalProcessor(
-            new_stream=self.new_stream,
-            codec=self.codec,
-            clock=lambda: self.now,
-            call_later=self.call_later,
-            is_open=lambda: self.is_open,
-        )
-
-    def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
-        return Stream(self.dispatcher, self.settings, wake)
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
-        self.timers.append(Timer(delay_s, callback))
-        return self.timers[-1]
-
-    def open(self) -> tuple[FakeCall, Session]:
-        return begin(self.processor.methods(), "Process")
-
-
-class BrokenDispatcher(FakeDispatcher):
+class BrokenRouter(FakeRouter):
     def route(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug with a prompt in it")
 
@@ -100,9 +56,7 @@ def test_the_service_has_the_name_that_envoy_calls() -> None:
 
 
 def test_a_request_gets_its_response_and_the_rpc_ends_with_ok() -> None:
-    call, session = Service().open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = Service().ask()
 
     headers, routed = call.sent
     assert (phase(headers), phase(routed)) == ("request_headers", "request_body")
@@ -163,7 +117,7 @@ def test_a_broken_protocol_is_an_invalid_argument(
 def test_a_bug_is_an_internal_error_without_details_for_the_peer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    call, session = Service(BrokenDispatcher()).open()
+    call, session = Service(BrokenRouter()).open()
     session.receive(request_headers())
     session.receive(request_body(BODY))
 
@@ -174,17 +128,13 @@ def test_a_bug_is_an_internal_error_without_details_for_the_peer(
 def test_a_policy_that_always_raises_is_counted_and_does_not_fill_the_log(
     limited_log: pytest.LogCaptureFixture,
 ) -> None:
-    service = Service(BrokenDispatcher())
+    service = Service(BrokenRouter())
     for _ in range(50):
-        call, session = service.open()
-        session.receive(request_headers())
-        session.receive(request_body(BODY))
+        call, session = service.ask()
         assert call.code is Code.INTERNAL
     sound = Service(now=service.now)
-    service.dispatcher = sound.dispatcher
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    service.router = sound.router
+    call, session = service.ask()
 
     assert call.code is Code.OK, "another request has its answer"
     assert service.processor.num_broken == {"protocol": 0, "internal": 50, "silence": 0}
@@ -205,8 +155,8 @@ def test_a_data_plane_that_breaks_the_protocol_all_the_time_does_not_fill_the_lo
 
 
 def test_the_rpc_ends_even_if_its_pick_cannot_be_ended() -> None:
-    class CannotFinish(FakeDispatcher):
-        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+    class CannotFinish(FakeRouter):
+        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
             raise RuntimeError("cannot be ended")
 
     service = Service(CannotFinish(), codec=BrokenCodec())
@@ -223,13 +173,11 @@ def test_a_pick_whose_response_cannot_be_encoded_is_ended(uses_response_phases: 
     service = Service(
         settings=StreamSettings(uses_response_phases=uses_response_phases), codec=BrokenCodec()
     )
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
     session.closed()
 
     assert call.code is Code.INTERNAL
-    assert service.dispatcher.finished == [(PICK, Outcome.FAILED, service.now)]
+    assert service.router.finished == [(PICK, Outcome.FAILED, service.now)]
 
 
 def test_messages_after_the_end_are_ignored() -> None:
@@ -272,13 +220,13 @@ DUPLEX = StreamSettings(
 def test_a_half_closed_stream_without_modes_gets_its_response_before_the_end(size: int) -> None:
     """It sends no modes, only headers and body, half-closes, and reads the response."""
     service = Service(settings=DUPLEX)
-    service.dispatcher.result = Wait(service.now + 2.0)
+    service.router.result = Wait(service.now + 2.0)
     call, session = service.open()
     session.receive(request_headers(body_mode=None))
     session.receive(request_body(body(prompt=size * "p")))
     session.half_close()
     assert (call.sent, call.code) == ([], None)
-    service.dispatcher.result = PICK
+    service.router.result = PICK
     while call.code is None:
         service.timers[-1].callback()
 
@@ -306,20 +254,18 @@ def test_the_end_of_the_rpc_finishes_the_pick_where_the_response_is_seen() -> No
     service.now = 200.0
     session.closed()
 
-    assert service.dispatcher.finished == [(PICK, Outcome.COMPLETED, 200.0)]
+    assert service.router.finished == [(PICK, Outcome.COMPLETED, 200.0)]
 
 
 def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Broken(FakeDispatcher):
-        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+    class Broken(FakeRouter):
+        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
             raise RuntimeError("a bug")
 
     service = Service(Broken(), StreamSettings(uses_response_phases=True))
-    _, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    _, session = service.ask()
     session.closed()
 
     assert service.processor.num_open == 0
@@ -327,10 +273,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
 
 
 def _answered(service: Service) -> Session:
-    _, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
-    return session
+    return service.ask()[1]
 
 
 def _cut(service: Service) -> Session:
@@ -366,8 +309,8 @@ def test_an_ended_request_leaves_nothing_to_the_garbage_collector(
     try:
         begun(service).closed()
         service.timers.clear()
-        service.dispatcher.tickets.clear()
-        service.dispatcher.left.clear()
+        service.router.tickets.clear()
+        service.router.tickets_left.clear()
 
         assert gc.collect() == 0
     finally:
@@ -379,11 +322,8 @@ def test_an_ended_request_leaves_nothing_to_the_garbage_collector(
 
 def held(service: Service) -> tuple[FakeCall, Session]:
     """A request that is held for two seconds at most."""
-    service.dispatcher.hold_s = 2.0
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
-    return call, session
+    service.router.hold_s = 2.0
+    return service.ask()
 
 
 def test_a_held_request_gets_more_time_and_is_looked_after_at_its_end() -> None:
@@ -394,7 +334,7 @@ def test_a_held_request_gets_more_time_and_is_looked_after_at_its_end() -> None:
     assert read(call.sent[-1]).override_message_timeout is not None
 
     service.now += 2.0
-    service.dispatcher.tickets[0].result = PICK
+    service.router.tickets[0].result = PICK
     timer.callback()
 
     assert destination(call.sent[-1]) == (address(1), address(1), "pick-1")
@@ -404,8 +344,8 @@ def test_a_held_request_gets_more_time_and_is_looked_after_at_its_end() -> None:
 def test_a_held_request_that_is_woken_is_answered_next_and_its_timer_is_cancelled() -> None:
     service = Service()
     call, _ = held(service)
-    service.dispatcher.tickets[0].result = PICK
-    service.dispatcher.tickets[0].wake()
+    service.router.tickets[0].result = PICK
+    service.router.tickets[0].wake()
     timer, soon = service.timers
     assert (timer.is_cancelled, soon.delay_s, call.code) == (True, 0.0, None)
     soon.callback()
@@ -417,11 +357,11 @@ def test_a_held_request_that_is_woken_is_answered_next_and_its_timer_is_cancelle
 def test_a_request_that_ends_after_it_was_woken_is_not_decided_again() -> None:
     service = Service()
     _, session = held(service)
-    service.dispatcher.tickets[0].wake()
+    service.router.tickets[0].wake()
     session.closed()
 
     assert service.timers[-1].is_cancelled
-    assert service.dispatcher.left == service.dispatcher.tickets
+    assert service.router.tickets_left == service.router.tickets
 
 
 def test_a_request_that_ends_while_it_is_held_is_not_decided_again() -> None:
@@ -430,7 +370,7 @@ def test_a_request_that_ends_while_it_is_held_is_not_decided_again() -> None:
     session.closed()
 
     assert [timer.is_cancelled for timer in service.timers] == [True]
-    assert service.dispatcher.left == service.dispatcher.tickets
+    assert service.router.tickets_left == service.router.tickets
 
 
 def test_a_half_close_while_a_request_is_held_is_no_ok() -> None:
@@ -443,7 +383,7 @@ def test_a_half_close_while_a_request_is_held_is_no_ok() -> None:
 def test_a_bug_in_a_wake_up_is_an_internal_error() -> None:
     service = Service()
     call, session = held(service)
-    service.dispatcher.tickets[0].result = "?"  # type: ignore[assignment] # no result at all
+    service.router.tickets[0].result = "?"  # type: ignore[assignment] # no result at all
     service.timers[0].callback()
     session.closed()
 
@@ -462,11 +402,11 @@ def test_a_full_duplex_request_holds_memory_of_the_transport() -> None:
     kept, is_whole = call.held
     assert kept >= 9
     assert not is_whole
-    service.dispatcher.result = Wait(until_s=service.now + 2)
+    service.router.result = Wait(until_s=service.now + 2)
     session.receive(request_body(BODY[9:], True))
     assert call.held[0] >= len(BODY)
     assert call.held[1], "a policy holds it, and all of it is here"
-    service.dispatcher.result = PICK
+    service.router.result = PICK
     service.timers[-1].callback()
 
     assert call.held[0] == 0
@@ -489,9 +429,7 @@ def test_a_request_that_is_given_up_gets_429_and_ok() -> None:
 
 def test_a_request_of_one_buffered_message_keeps_nothing() -> None:
     service = Service()
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    call, session = service.ask()
 
     assert call.code is Code.OK
     assert call.num_holds == 0
@@ -535,10 +473,8 @@ def test_a_call_that_goes_on_is_not_ended_however_slow_it_is() -> None:
 @pytest.mark.parametrize("num_waits", [0, 1], ids=["a response runs", "a policy holds it"])
 def test_silence_is_no_fault_where_the_data_plane_owes_nothing(num_waits: int) -> None:
     settings = StreamSettings(uses_response_phases=True, max_hold_s=1e9)
-    service = Service(FakeDispatcher(num_waits=num_waits), settings)
-    call, session = service.open()
-    session.receive(request_headers())
-    session.receive(request_body(BODY))
+    service = Service(FakeRouter(num_waits=num_waits), settings)
+    call, session = service.ask()
     for _ in range(5):
         service.now += 2 * MAX_SILENCE_S
         service.processor.tick()

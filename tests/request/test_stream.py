@@ -20,7 +20,7 @@ from extproc.request.messages import BodyMode
 from extproc.request.transitions import State
 from extproc.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
-from tests.request.dispatcher import PICK, Exchange, begin
+from tests.request.fakerouter import PICK, Exchange, begin
 
 BODY = body()
 DIGEST_OF_S = "bbf7769fea5c8d41a9068bd6edbb2c13"
@@ -94,7 +94,7 @@ def test_a_policy_is_told_whether_all_of_a_body_was_seen(
     headers = request_headers(body_mode=mode, sends_body_early=mode is BodyMode.STREAMED)
     exchange.tell(headers, m.RequestBody(BODY if is_whole else BODY[:-5], end_of_stream))
 
-    assert [each.is_whole for each in exchange.dispatcher.routed] == [is_whole]
+    assert [each.is_whole for each in exchange.router.routed] == [is_whole]
 
 
 def test_a_buffered_part_that_ends_before_the_model_is_too_large() -> None:
@@ -104,7 +104,7 @@ def test_a_buffered_part_that_ends_before_the_model_is_too_large() -> None:
     status, error = error_of(exchange.tell(m.RequestBody(b'{"prompt": "long')))
 
     assert (status, error["code"]) == (413, Reason.BODY_TOO_LARGE)
-    assert exchange.dispatcher.routed == []
+    assert exchange.router.routed == []
 
 
 def test_an_early_streamed_body_holds_the_headers_answer_until_it_is_complete() -> None:
@@ -153,7 +153,7 @@ def test_a_streamed_body_whose_rest_is_wrong_is_refused_and_its_pick_let_go_once
     exchange.tell(m.Ended())
 
     assert error["code"] == code
-    assert [(pick, outcome) for pick, outcome, _ in exchange.dispatcher.finished] == [
+    assert [(pick, outcome) for pick, outcome, _ in exchange.router.finished] == [
         (PICK, Outcome.FAILED)
     ]
 
@@ -262,7 +262,7 @@ def test_a_large_chunk_that_comes_while_held_is_read_before_the_answer() -> None
     exchange = begin(Wait(until_s=1e9), early_decision_bytes=1)
     exchange.tell(request_headers(**STREAMED), m.RequestBody(LARGE[:20]))
     assert exchange.tell(m.RequestBody(LARGE[20:], True)) == []
-    exchange.dispatcher.result = PICK
+    exchange.router.result = PICK
 
     assert wake(exchange) == [m.ContinueHeaders(PICK), m.ContinueBody(), m.ContinueBody(), m.End()]
 
@@ -364,7 +364,7 @@ def test_a_model_that_the_data_plane_read_is_routed_at_the_headers(mode: BodyMod
     commands = exchange.tell(request_headers(body_mode=mode, model="a"))
 
     assert commands == [m.ContinueHeaders(PICK), m.End()]
-    assert exchange.dispatcher.routed[0].model == "a"
+    assert exchange.router.routed[0].model == "a"
 
 
 def test_a_data_plane_that_found_no_model_is_answered_for_the_client() -> None:
@@ -377,7 +377,7 @@ def test_the_body_wins_over_the_model_that_the_data_plane_read() -> None:
     exchange = begin()
     exchange.tell(request_headers(model="other"), m.RequestBody(BODY, True))
 
-    assert exchange.dispatcher.routed[0].model == "a"
+    assert exchange.router.routed[0].model == "a"
 
 
 def test_a_form_is_routed_by_its_field() -> None:
@@ -387,7 +387,7 @@ def test_a_form_is_routed_by_its_field() -> None:
     exchange.tell(request_headers(path="/v1/audio/transcriptions", headers=headers))
 
     assert exchange.tell(m.RequestBody(form, True)) == [m.ContinueBody(PICK), m.End()]
-    assert exchange.dispatcher.routed[0].model == "whisper"
+    assert exchange.router.routed[0].model == "whisper"
 
 
 @pytest.mark.parametrize("value", ["s", "s" * 60_000, "\xff"])
@@ -397,7 +397,7 @@ def test_a_session_is_known_by_a_digest_that_is_as_long_for_any_value(value: str
     exchange_of_other = begin(session_header="x-session")
     other = request_headers(headers={"x-session": f"{value}x"})
     exchange_of_other.tell(other, m.RequestBody(BODY, True))
-    sessions = [each.dispatcher.routed[0].session for each in (exchange, exchange_of_other)]
+    sessions = [each.router.routed[0].session for each in (exchange, exchange_of_other)]
 
     assert [len(each or "") for each in sessions] == [32, 32]
     assert len(set(sessions)) == 2
@@ -408,7 +408,7 @@ def test_what_a_client_can_make_long_is_cut_before_it_is_remembered() -> None:
     headers = {"x-request-id": "i" * 60_000, "x-session": "s"}
     event = request_headers("DELETE", f"/v1/responses/{'r' * 60_000}", headers=headers, **DUPLEX)
     exchange.tell(event, m.RequestBody(b"", True))
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
 
     assert (len(asked.path), len(asked.request_id)) == (MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS)
 
@@ -416,7 +416,7 @@ def test_what_a_client_can_make_long_is_cut_before_it_is_remembered() -> None:
 def test_an_unknown_model_of_any_length_is_named_shortly() -> None:
     exchange = begin()
     [reply, _] = exchange.tell(request_headers("GET", f"/v1/models/{'x' * 60_000}"))
-    [rejection] = exchange.dispatcher.rejections
+    [rejection] = exchange.router.rejections
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, len(rejection.model)) == (404, 256)
@@ -430,7 +430,7 @@ def test_a_model_that_the_data_plane_has_read_is_checked_like_any(model: str) ->
 
     assert isinstance(reply, m.Reply)
     assert reply.status == 400
-    assert not exchange.dispatcher.routed
+    assert not exchange.router.routed
 
 
 def test_routing_is_told_all_that_is_known_of_a_request() -> None:
@@ -440,7 +440,7 @@ def test_routing_is_told_all_that_is_known_of_a_request() -> None:
     event = request_headers(path="/v1/completions?x=1", headers=headers, subset=subset)
     exchange.tell(event, m.RequestBody(BODY, True))
 
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
     assert (asked.model, asked.adapter, asked.path) == ("a", None, "/v1/completions")
     assert (asked.body_bytes, asked.request_id) == (len(BODY), "id-1")
     assert (asked.session, asked.subset) == (DIGEST_OF_S, subset)
@@ -469,7 +469,7 @@ def test_what_the_headers_tell_is_refused_before_the_body(
     answered, error = error_of(exchange.tell(event))
 
     assert (answered, error["code"]) == (status, code)
-    assert exchange.dispatcher.routed == []
+    assert exchange.router.routed == []
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_a_body_that_names_no_model_is_a_bad_request(data: bytes, code: Reason) 
     status, error = error_of(exchange.tell(m.RequestBody(data, True)))
 
     assert (status, error["code"]) == (400, code)
-    assert exchange.dispatcher.routed == []
+    assert exchange.router.routed == []
 
 
 def test_trailers_where_a_buffered_body_should_be_mean_an_empty_body() -> None:
@@ -630,7 +630,7 @@ def test_where_no_endpoint_can_answer_for_the_list_it_is_an_error() -> None:
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-    assert exchange.dispatcher.rejections == [no_endpoints()]
+    assert exchange.router.rejections == [no_endpoints()]
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])
@@ -639,11 +639,11 @@ def test_a_probe_is_answered_by_whether_a_request_could_be_served(path: str) -> 
     event = request_headers("GET", path, subset=frozenset({"10.0.0.1:1"}))
 
     assert well.tell(event) == [m.Reply(200, b"{}"), m.End()]
-    assert well.dispatcher.subsets == [frozenset({"10.0.0.1:1"})]
+    assert well.router.subsets == [frozenset({"10.0.0.1:1"})]
     reply, _ = ill.tell(event)
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-    assert ill.dispatcher.rejections == [], "no request was refused"
+    assert ill.router.rejections == [], "no request was refused"
 
 
 def test_the_version_is_ours_and_says_so() -> None:
@@ -658,7 +658,7 @@ def test_models_are_asked_for_with_the_subset(path: str) -> None:
     exchange = models_exchange()
     exchange.tell(request_headers("GET", path, subset=frozenset({"10.0.0.1:1"})))
 
-    assert exchange.dispatcher.subsets == [frozenset({"10.0.0.1:1"})]
+    assert exchange.router.subsets == [frozenset({"10.0.0.1:1"})]
 
 
 def test_a_model_that_nobody_lists_is_not_found() -> None:
@@ -682,7 +682,7 @@ def test_a_stored_response_without_a_body_goes_by_its_session_at_the_headers(
     event = request_headers(method, path, headers={"x-session": "s"}, **fields)
 
     assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.End()]
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
     assert (asked.model, asked.session) == ("", DIGEST_OF_S)
 
 
@@ -692,7 +692,7 @@ def test_a_stored_response_with_a_body_is_routed_whatever_the_body_says() -> Non
 
     assert exchange.tell(event) == [m.ContinueHeaders()]
     assert exchange.tell(m.RequestBody(b"{}", True)) == [m.ContinueBody(PICK), m.End()]
-    assert exchange.dispatcher.routed[0].model == ""
+    assert exchange.router.routed[0].model == ""
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-session": ""}])
@@ -712,7 +712,7 @@ def test_a_previous_response_without_a_session_is_refused_where_it_means_one(
     exchange = begin()
     exchange.tell(request_headers(path=path), m.RequestBody(body(previous_response_id="r1"), True))
 
-    codes = [rejection.reason for rejection in exchange.dispatcher.rejections]
+    codes = [rejection.reason for rejection in exchange.router.rejections]
     assert codes == ([Reason.STORED_RESPONSE] if is_refused else [])
 
 
@@ -754,7 +754,7 @@ def test_a_full_duplex_response_keeps_the_stream_open_whoever_ends_the_pick() ->
     assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
     assert exchange.tell(m.ResponseBody(b"x", True)) == [m.EchoResponseBody(b"x", True)]
     assert exchange.tell(m.Ended()) == []
-    assert exchange.dispatcher.finished == []
+    assert exchange.router.finished == []
 
 
 def test_a_full_duplex_response_body_is_echoed_in_chunks_that_envoy_takes() -> None:
@@ -786,21 +786,21 @@ def test_the_end_of_the_stream_finishes_the_pick_once(
     exchange.tell(*response)
     exchange.tell(m.Ended(), m.Ended())
 
-    assert exchange.dispatcher.finished == [(PICK, outcome, exchange.now - 1.0)]
+    assert exchange.router.finished == [(PICK, outcome, exchange.now - 1.0)]
 
 
 def test_without_response_phases_a_pick_is_never_finished_here() -> None:
     exchange = begin()
     exchange.tell(request_headers(), m.RequestBody(BODY, True), m.Ended())
 
-    assert exchange.dispatcher.finished == []
+    assert exchange.router.finished == []
 
 
 def test_a_stream_that_ends_before_the_pick_finishes_nothing() -> None:
     exchange = begin(uses_response_phases=True)
     exchange.tell(request_headers(), m.Ended())
 
-    assert exchange.dispatcher.finished == []
+    assert exchange.router.finished == []
     assert exchange.stream.state is State.DONE
 
 
@@ -828,8 +828,8 @@ def test_what_the_data_plane_answers_itself_passes_unchanged(
     assert exchange.tell(m.ResponseTrailers()) == [m.ContinueResponseTrailers()]
     assert exchange.stream.is_answered
     exchange.tell(m.Ended())
-    assert exchange.dispatcher.routed == []
-    assert exchange.dispatcher.finished == []
+    assert exchange.router.routed == []
+    assert exchange.router.finished == []
 
 
 @pytest.mark.parametrize("is_asked_first", [True, False])
@@ -853,14 +853,14 @@ def test_an_answer_that_could_not_be_given_fails_the_pick_once(uses_response_pha
     exchange.stream.abandon(now=10.0)
     exchange.tell(m.Ended())
 
-    assert exchange.dispatcher.finished == [(PICK, Outcome.FAILED, 9.0)]
+    assert exchange.router.finished == [(PICK, Outcome.FAILED, 9.0)]
 
 
 def test_abandoning_before_a_pick_finishes_nothing() -> None:
     exchange = begin()
     exchange.stream.abandon(now=1.0)
 
-    assert exchange.dispatcher.finished == []
+    assert exchange.router.finished == []
     assert exchange.stream.is_answered
 
 
@@ -908,7 +908,7 @@ def test_without_memory_an_unfinished_request_gets_429_and_keeps_nothing(
     assert (status, error["code"]) == (429, "memory")
     assert commands[0].headers["retry-after"] == "1"
     assert exchange.stream.held_bytes == 0
-    assert [reason.reason for reason in exchange.dispatcher.rejections] == [Reason.MEMORY]
+    assert [reason.reason for reason in exchange.router.rejections] == [Reason.MEMORY]
     assert exchange.tell(m.RequestBody(BODY[9:], True)) == []
 
 
@@ -936,7 +936,7 @@ def test_without_memory_for_the_rest_of_a_routed_body_its_pick_is_let_go_once() 
     commands = exchange.tell(m.Overloaded())
 
     assert error_of(commands)[0] == 429
-    assert [outcome for _, outcome, _ in exchange.dispatcher.finished] == [Outcome.FAILED]
+    assert [outcome for _, outcome, _ in exchange.router.finished] == [Outcome.FAILED]
 
 
 def test_a_refused_request_keeps_no_bytes_although_its_stream_lives() -> None:
@@ -975,9 +975,9 @@ def hashes_of(
 ) -> tuple[int, ...]:
     """Those of a request with this body."""
     exchange = begin()
-    exchange.dispatcher.uses_prefix_hashes = wanted
+    exchange.router.uses_cached_bytes = wanted
     exchange.tell(request_headers(path=path, **mode), m.RequestBody(body(**fields), True))
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
     return asked.prefix_hashes
 
 
@@ -1030,20 +1030,20 @@ def test_a_body_that_is_not_small_has_no_hashes() -> None:
 def test_a_streamed_body_has_hashes_wherever_it_is_cut(num_braces: int, num_hashes: int) -> None:
     """A brace at the end of a chunk may be that of the body; after eight others nobody looks."""
     exchange = begin()
-    exchange.dispatcher.uses_prefix_hashes = True
+    exchange.router.uses_cached_bytes = True
     whole = body(messages=[{"content": "x" * 2100}] + [{"n": 1}] * num_braces)
     chunks = [f"{each}}}".encode() for each in whole.decode().split("}")[:-1]]
     assert b"".join(chunks) == whole
 
     exchange.tell(request_headers(**STREAMED), *(m.RequestBody(each, False) for each in chunks))
 
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
     assert len(asked.prefix_hashes) == num_hashes
 
 
 def test_a_held_request_keeps_nothing_of_its_prompt() -> None:
     exchange = begin()
-    exchange.dispatcher.num_waits = 1
+    exchange.router.num_waits = 1
     exchange.tell(request_headers(), m.RequestBody(body(prompt="x" * 5000), True))
 
     assert exchange.stream.state is State.WAITING

@@ -12,7 +12,7 @@ from extproc.request.controlheaders import FAIRNESS_ID, TRUSTABLE, names_of
 from extproc.request.messages import BodyMode
 from extproc.types import Hints
 from tests.builders import address, body, request_headers
-from tests.request.dispatcher import PICK, Exchange, begin
+from tests.request.fakerouter import PICK, Exchange, begin
 
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 OBJECTIVE, TTFT = "x-llm-d-inference-objective", "x-llm-d-slo-ttft-ms"
@@ -37,7 +37,7 @@ def test_hints_are_kept_on_the_request_in_every_body_mode(mode: BodyMode) -> Non
     event = request_headers(headers={OBJECTIVE: "batch", TTFT: "200"}, body_mode=mode)
     exchange.tell(event, m.RequestBody(body(), True))
 
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert routed.hints == Hints("batch", slo_ttft_ms=200.0, header_names=(OBJECTIVE, TTFT))
 
 
@@ -50,7 +50,7 @@ def test_a_hint_that_cannot_be_used_is_refused_before_the_body_comes() -> None:
     error = json.loads(reply.body)["error"]
     assert (reply.status, error["code"], error["param"]) == (400, "invalid_header", TTFT)
     assert error["type"] == "invalid_request_error"
-    assert exchange.dispatcher.routed == []
+    assert exchange.router.routed == []
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -71,7 +71,7 @@ def test_a_hint_that_is_not_trusted_is_kept_from_the_endpoint_and_says_nothing()
     exchange = begin()
     exchange.tell(request_headers(headers={TTFT: "soon"}), m.RequestBody(body(), True))
 
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert routed.hints == Hints(header_names=(TTFT,))
 
 
@@ -91,7 +91,7 @@ def test_a_request_without_a_body_has_its_subset_too(subset: frozenset[str] | No
     )
 
     assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.End()]
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert routed.subset == subset
 
 
@@ -104,7 +104,7 @@ def test_a_subset_that_comes_with_the_body_counts(
     event = request_headers(body_mode=mode, sends_body_early=True, subset=told)
     exchange.tell(event, m.RequestBody(body(), True, frozenset({address(2)})))
 
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert routed.subset == frozenset({address(2)})
 
 
@@ -115,10 +115,10 @@ def test_of_several_subsets_the_last_counts_and_none_takes_nothing_back(size: in
     exchange.tell(request_headers(body_mode=DUPLEX, subset=frozenset({address(1)})))
     exchange.tell(m.RequestBody(data[:-5], subset=frozenset({address(2)})))
     exchange.tell(m.RequestBody(data[-5:-1], subset=EMPTY), m.RequestBody(data[-1:], True))
-    while not exchange.dispatcher.routed:
+    while not exchange.router.routed:
         exchange.tell(m.Wakeup())
 
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert routed.subset == EMPTY
 
 
@@ -128,7 +128,7 @@ def test_a_subset_that_comes_after_the_decision_changes_nothing() -> None:
     exchange.tell(event, m.RequestBody(b'{"model": "a", '))
     exchange.tell(m.RequestBody(b'"n": 1}', True, EMPTY))
 
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert routed.subset is None
 
 
@@ -144,12 +144,12 @@ def test_an_endpoint_that_served_in_another_s_place_is_told_once(phases: bool) -
     exchange.tell(m.ResponseHeaders(200, served_by=address(2)))
     exchange.tell(m.ResponseBody(b"x", True), m.Ended())
 
-    assert exchange.dispatcher.moved == [(PICK, address(2), 3.0)]
+    assert exchange.router.moved == [(PICK, address(2), 3.0)]
 
 
 @pytest.mark.parametrize("by", [None, "", PICK.address])
 def test_the_pick_s_own_endpoint_or_none_is_no_news(by: str | None) -> None:
-    assert served(by, uses_response_phases=True).dispatcher.moved == []
+    assert served(by, uses_response_phases=True).router.moved == []
 
 
 def test_without_a_pick_nobody_is_told() -> None:
@@ -157,7 +157,7 @@ def test_without_a_pick_nobody_is_told() -> None:
     exchange = begin(uses_response_phases=True)
     exchange.tell(request_headers(), m.ResponseHeaders(413, served_by=address(2)))
 
-    assert exchange.dispatcher.moved == []
+    assert exchange.router.moved == []
 
 
 # --- data planes that do not tell the request line --------------------------------------------
@@ -176,7 +176,7 @@ def test_an_inference_request_is_known_by_its_body(names: tuple[str, ...]) -> No
     commands = exchange.tell(untold(*names), m.RequestBody(body("a"), True))
 
     assert commands[0] == m.ContinueHeaders(PICK)
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert (routed.model, routed.path) == ("a", "" if ":path" in names else "/v1/completions")
 
 
@@ -189,7 +189,7 @@ def test_a_form_whose_path_is_not_told_is_read_as_a_form() -> None:
     headers = {"content-type": "multipart/form-data; boundary=x"}
     exchange.tell(untold(":path", headers=headers), m.RequestBody(form, True))
 
-    [routed] = exchange.dispatcher.routed
+    [routed] = exchange.router.routed
     assert routed.model == "whisper"
 
 

@@ -13,11 +13,11 @@ from extproc.rejections import saturated
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.request.stream import HOLD_MARGIN_S, Stream
+from extproc.request.stream import HOLD_MARGIN_S
 from extproc.request.transitions import State
 from extproc.types import Pick, Reason, Rejection
 from tests.builders import body, request_headers
-from tests.request.dispatcher import PICK, Exchange, FakeDispatcher, begin
+from tests.request.fakerouter import PICK, Exchange, FakeRouter, begin
 
 MAX_HOLD_S = 30.0
 
@@ -25,14 +25,14 @@ MAX_HOLD_S = 30.0
 def held(mode: BodyMode, *events: m.Event, **settings: Any) -> tuple[Exchange, list[m.Command]]:
     """A stream in this mode whose request has just been held, and what it last said."""
     exchange = begin(max_hold_s=MAX_HOLD_S, early_decision_bytes=1, **settings)
-    exchange.dispatcher.hold_s = MAX_HOLD_S
+    exchange.router.hold_s = MAX_HOLD_S
     exchange.tell(request_headers(body_mode=mode, sends_body_early=True))
     return exchange, exchange.tell(*(events or (m.RequestBody(body(), True),)))
 
 
 def settle(exchange: Exchange, result: Pick | Rejection = PICK) -> list[m.Command]:
     """Give the held request its result, and wake it up."""
-    [ticket] = exchange.dispatcher.tickets
+    [ticket] = exchange.router.tickets
     ticket.result = result
     return exchange.tell(m.Wakeup())
 
@@ -56,29 +56,29 @@ def test_a_request_that_is_woken_too_early_goes_on_waiting_without_another_exten
     exchange, _commands = held(BodyMode.BUFFERED)
 
     assert exchange.tell(m.Wakeup()) == [m.WakeAt(1.0 + MAX_HOLD_S)]
-    assert len(exchange.dispatcher.routed) == 1
+    assert len(exchange.router.routed) == 1
 
 
 @pytest.mark.parametrize("end", [m.Ended(), m.Overloaded(), m.ResponseHeaders(503), None])
 def test_a_waiting_request_that_goes_says_so(end: m.Event | None) -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
-    before = exchange.dispatcher.num_gone
+    before = exchange.router.num_left
 
     if end is None:
         exchange.stream.abandon(now=exchange.now)
     else:
         exchange.tell(end)
 
-    assert (before, exchange.dispatcher.num_gone) == (0, 1)
-    assert exchange.dispatcher.left == exchange.dispatcher.tickets
+    assert (before, exchange.router.num_left) == (0, 1)
+    assert exchange.router.tickets_left == exchange.router.tickets
     assert exchange.tell(m.Ended()) == []
-    assert exchange.dispatcher.left == exchange.dispatcher.tickets  # once
+    assert exchange.router.tickets_left == exchange.router.tickets  # once
 
 
 def test_a_policy_learns_when_the_request_arrived() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
 
-    assert [request.arrived_at_s for request in exchange.dispatcher.routed] == [1.0]
+    assert [request.arrived_at_s for request in exchange.router.routed] == [1.0]
 
 
 def test_a_request_that_is_held_and_then_refused_gets_the_error() -> None:
@@ -87,8 +87,8 @@ def test_a_request_that_is_held_and_then_refused_gets_the_error() -> None:
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
-    assert [rejection.reason for rejection in exchange.dispatcher.rejections] == [Reason.SATURATED]
-    assert [":path" in headers for headers in exchange.dispatcher.rejected_headers] == [True]
+    assert [rejection.reason for rejection in exchange.router.rejections] == [Reason.SATURATED]
+    assert [":path" in headers for headers in exchange.router.rejected_headers] == [True]
     assert end == m.End()
 
 
@@ -98,7 +98,7 @@ def test_a_client_that_leaves_while_held_is_forgotten() -> None:
 
     assert settle(exchange) == []
     assert exchange.stream.pick is None
-    assert len(exchange.dispatcher.routed) == 1
+    assert len(exchange.router.routed) == 1
 
 
 def test_a_held_duplex_request_has_no_timer_and_keeps_its_body() -> None:
@@ -163,7 +163,7 @@ def test_a_streamed_body_that_goes_wrong_while_held_is_refused_and_waits_no_long
 
     assert isinstance(reply, m.Reply)
     assert (reply.details, end) == (code, m.End())
-    assert exchange.dispatcher.left == exchange.dispatcher.tickets
+    assert exchange.router.tickets_left == exchange.router.tickets
     assert settle(exchange) == []
 
 
@@ -173,7 +173,7 @@ def test_a_request_that_is_given_up_for_want_of_memory_while_held_waits_no_longe
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.details, end) == (429, Reason.MEMORY, m.End())
-    assert exchange.dispatcher.left == exchange.dispatcher.tickets
+    assert exchange.router.tickets_left == exchange.router.tickets
     assert exchange.stream.held_bytes == 0
 
 
@@ -181,28 +181,28 @@ def test_a_request_that_is_given_up_for_want_of_memory_while_held_waits_no_longe
 def test_a_wake_up_after_the_end_does_nothing(state: State) -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
     exchange.tell(m.Ended() if state is State.DONE else m.ResponseHeaders(504))
-    exchange.dispatcher.tickets[0].result = PICK
+    exchange.router.tickets[0].result = PICK
 
     assert exchange.tell(m.Wakeup(), m.Wakeup()) == []
     assert exchange.stream.state is state
     assert exchange.stream.pick is None
-    assert exchange.dispatcher.finished == []  # it is the router that ends a pick not taken
+    assert exchange.router.finished == []  # it is the router that ends a pick not taken
 
 
 def test_the_stream_s_own_wake_is_what_the_queue_calls() -> None:
     woken: list[str] = []
-    dispatcher = FakeDispatcher(hold_s=MAX_HOLD_S)
-    stream = Stream(dispatcher, StreamSettings(), lambda: woken.append("now"))
+    router = FakeRouter(hold_s=MAX_HOLD_S)
+    stream = router.stream(StreamSettings(), lambda: woken.append("now"))
     stream.handle(request_headers(body_mode=BodyMode.NONE, model="a"), now=1.0)
 
-    dispatcher.tickets[0].wake()
+    router.tickets[0].wake()
 
     assert woken == ["now"]
 
 
 def test_a_request_routed_by_its_headers_alone_can_be_held() -> None:
     exchange = begin()
-    exchange.dispatcher.hold_s = MAX_HOLD_S
+    exchange.router.hold_s = MAX_HOLD_S
     commands = exchange.tell(request_headers(body_mode=BodyMode.NONE, model="a"))
 
     assert [type(command) for command in commands] == [m.ExtendTimeout, m.WakeAt]
@@ -222,32 +222,32 @@ def test_the_queue_is_told_how_much_of_a_body_is_kept(mode: BodyMode, is_kept: b
     """The data plane holds the others: ten thousand prompts must not fill the router's memory."""
     exchange, _commands = held(mode)
 
-    assert exchange.dispatcher.held_bytes == [exchange.stream.held_bytes]
+    assert exchange.router.held_bytes == [exchange.stream.held_bytes]
     assert exchange.stream.held_bytes >= is_kept * len(body())
     assert (exchange.stream.held_bytes > 0) is is_kept
 
 
 def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
     exchange = begin(session_header="x-session")
-    exchange.dispatcher.hold_s = MAX_HOLD_S
+    exchange.router.hold_s = MAX_HOLD_S
     headers = {"x-session": "s", "x-request-id": "r", "authorization": "secret"}
     exchange.tell(request_headers(headers=headers), m.RequestBody(body(), True))
 
     assert set(exchange.stream._headers) == {":path", "x-request-id"}
-    assert exchange.dispatcher.tickets[0].request.session is not None
+    assert exchange.router.tickets[0].request.session is not None
 
 
 def test_no_body_that_is_kept_grows_while_its_request_is_held() -> None:
     """In full duplex it is whole before it is held, so the queue's bound in bytes holds."""
     exchange = begin(max_hold_s=MAX_HOLD_S, early_decision_bytes=1)
-    exchange.dispatcher.hold_s = MAX_HOLD_S
+    exchange.router.hold_s = MAX_HOLD_S
     headers = request_headers(body_mode=BodyMode.FULL_DUPLEX_STREAMED, sends_body_early=True)
     exchange.tell(headers, m.RequestBody(body()), m.RequestBody(b" " * 1000))
-    before = exchange.dispatcher.held_bytes.copy()
+    before = exchange.router.held_bytes.copy()
     exchange.tell(m.RequestBody(b"", True))
 
     assert before == []
-    assert exchange.dispatcher.held_bytes == [exchange.stream.held_bytes]
+    assert exchange.router.held_bytes == [exchange.stream.held_bytes]
     assert exchange.stream.held_bytes >= len(body()) + 1000
     with pytest.raises(ProtocolError):
         exchange.tell(m.RequestBody(b" "))

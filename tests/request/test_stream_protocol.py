@@ -19,7 +19,7 @@ from extproc.request.messages import BodyMode
 from extproc.request.transitions import State
 from extproc.types import Pick, Rejection, Wait
 from tests.builders import body, request_headers
-from tests.request.dispatcher import PICK, Exchange, begin
+from tests.request.fakerouter import PICK, Exchange, begin
 from tests.strategies import body_events, event_sequences, rejections, stream_settings
 
 EVENTS: dict[type, m.Event] = {
@@ -77,9 +77,9 @@ def in_state(state: State) -> Exchange:
         State.DONE: [m.Ended()],
     }
     if state is State.IN_LINE:
-        exchange.dispatcher.lists.unsent_bytes = MAX_UNSENT_BYTES
+        exchange.router.lists.unsent_bytes = MAX_UNSENT_BYTES
     if state is State.WAITING:
-        exchange.dispatcher.result = Wait(until_s=10.0)
+        exchange.router.result = Wait(until_s=10.0)
     exchange.tell(*steps[state])
     assert exchange.stream.state is state
     return exchange
@@ -207,7 +207,7 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
     once if the response phases are used and never if they are not. Held or not, and whether a body
     is read in one pass or in many."""
     exchange = begin(result, **configured)
-    exchange.dispatcher.num_waits = num_waits
+    exchange.router.num_waits = num_waits
     observer = Observer(exchange)
     whole, slow = {"SMALL_BYTES": 0}, {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}
     with (
@@ -226,14 +226,14 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
             exchange.stream.abandon(now=exchange.now)
     observer.tell(m.Ended())
 
-    dispatcher = exchange.dispatcher
-    assert len(dispatcher.routed) <= 1
-    assert len(dispatcher.rejections) <= 1
-    note("replied" if observer.is_replied else "routed" if dispatcher.routed else "undecided")
-    if isinstance(result, Rejection) or dispatcher.num_looks <= num_waits:
-        assert dispatcher.finished == []
+    router = exchange.router
+    assert len(router.routed) <= 1
+    assert len(router.rejections) <= 1
+    note("replied" if observer.is_replied else "routed" if router.routed else "undecided")
+    if isinstance(result, Rejection) or router.num_looks <= num_waits:
+        assert router.finished == []
     elif configured["uses_response_phases"]:
-        assert [pick for pick, _outcome, _now in dispatcher.finished] == [PICK]
+        assert [pick for pick, _outcome, _now in router.finished] == [PICK]
 
 
 @given(
@@ -320,6 +320,6 @@ def test_a_held_request_that_is_complete_takes_no_more(
 def test_trailers_that_come_while_a_request_is_held_are_answered_after_it() -> None:
     exchange = begin(Wait(until_s=10.0))
     exchange.tell(request_headers(), m.RequestBody(body()), m.RequestTrailers())
-    exchange.dispatcher.result = PICK
+    exchange.router.result = PICK
 
     assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.ContinueTrailers(), m.End()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,10 +13,9 @@ from extproc.request.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES
 from extproc.request.controlheaders import names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.request.stream import Stream
 from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import body, pick, request_headers
-from tests.request.dispatcher import PICK, Exchange, FakeDispatcher
+from tests.request.fakerouter import PICK, Exchange, FakeRouter
 
 BODY, CHANGED = body("alias"), body("a")
 LENGTH = {"content-length": str(len(BODY))}
@@ -24,10 +24,15 @@ REWRITE = {"x-llm-d-model-name-rewrite": "a"}
 ROUTED = pick(info=RequestInfo("a", written="alias"))
 
 
-def begin(result: Pick | Rejection | Wait = PICK, **settings: Any) -> Exchange:
+TARGETS = {"alias": "a", "": "all"}
+
+
+def begin(
+    result: Pick | Rejection | Wait = PICK, *, targets: Mapping[str, str] = TARGETS, **settings: Any
+) -> Exchange:
     """A stream for which pods know `alias` as `a`, and a body without a model as `all`."""
-    dispatcher = FakeDispatcher(result, targets={"alias": "a", "": "all"})
-    return Exchange(dispatcher, Stream(dispatcher, StreamSettings(**settings), lambda: None))
+    router = FakeRouter(result, targets=targets)
+    return Exchange(router, router.stream(StreamSettings(**settings)))
 
 
 def code_of(commands: list[m.Command]) -> tuple[int, str]:
@@ -82,7 +87,7 @@ def test_the_router_is_told_both_names() -> None:
     exchange = begin()
     exchange.tell(request_headers(), m.RequestBody(BODY, True))
 
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
     assert (asked.model, asked.written, asked.client_model) == ("a", "alias", "alias")
 
 
@@ -91,7 +96,7 @@ def test_a_model_without_another_name_goes_on_as_it_is() -> None:
     exchange.tell(request_headers(headers=LENGTH))
 
     assert exchange.tell(m.RequestBody(body("b"), True)) == [m.ContinueBody(PICK), m.End()]
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
     assert (asked.model, asked.written, asked.client_model) == ("b", "", "b")
 
 
@@ -109,15 +114,14 @@ def test_a_full_duplex_body_without_another_name_is_echoed() -> None:
 def test_a_body_without_a_model_gets_one_where_a_rule_has_one_for_it() -> None:
     exchange = begin()
     exchange.tell(request_headers(), m.RequestBody(b'{"prompt":"p"}', True))
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
 
     assert (asked.model, asked.client_model) == ("all", "all")
 
 
 @pytest.mark.parametrize("data", [b'{"prompt":"p"}', b'{"model":null}', b'{"model":""}'])
 def test_a_body_without_a_model_is_refused_where_nobody_has_one_for_it(data: bytes) -> None:
-    exchange = begin()
-    exchange.dispatcher.targets = {"alias": "a"}
+    exchange = begin(targets={"alias": "a"})
     exchange.tell(request_headers())
 
     assert code_of(exchange.tell(m.RequestBody(data, True))) == (400, Reason.MISSING_MODEL)
@@ -165,13 +169,13 @@ def test_a_body_that_was_asked_for_is_rewritten() -> None:
 
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_a_header_names_the_model_only_where_it_is_trusted(is_trusted: bool) -> None:
-    exchange = begin(trusted_headers=names_of(["model_rewrite"] if is_trusted else []))
-    exchange.dispatcher.targets = {}
+    trusted = names_of(["model_rewrite"] if is_trusted else [])
+    exchange = begin(targets={}, trusted_headers=trusted)
     exchange.tell(request_headers(headers=REWRITE))
     answer = exchange.tell(m.RequestBody(BODY, True))[0]
 
     assert answer == m.ContinueBody(PICK, CHANGED if is_trusted else None)
-    assert exchange.dispatcher.asked_targets == ([("alias", "a")] if is_trusted else [])
+    assert exchange.router.asked_targets == ([("alias", "a")] if is_trusted else [])
 
 
 def test_a_stored_response_is_never_rewritten() -> None:
@@ -179,8 +183,8 @@ def test_a_stored_response_is_never_rewritten() -> None:
     path = "/v1/responses/resp_1"
     exchange.tell(request_headers("GET", path, headers={"s": "x"}, end_of_stream=True))
 
-    assert exchange.dispatcher.asked_targets == []
-    assert [asked.model for asked in exchange.dispatcher.routed] == [""]
+    assert exchange.router.asked_targets == []
+    assert [asked.model for asked in exchange.router.routed] == [""]
 
 
 # --- held requests ---------------------------------------------------------------------------
@@ -188,37 +192,37 @@ def test_a_stored_response_is_never_rewritten() -> None:
 
 def test_a_held_request_keeps_its_target_and_its_body() -> None:
     exchange = begin()
-    exchange.dispatcher.hold_s = 30.0
+    exchange.router.hold_s = 30.0
     exchange.tell(request_headers(headers=LENGTH), m.RequestBody(BODY, True))
-    [ticket] = exchange.dispatcher.tickets
+    [ticket] = exchange.router.tickets
 
     kept_bytes = len(BODY) + CHUNK_OVERHEAD_BYTES
-    assert exchange.dispatcher.held_bytes == [kept_bytes]
+    assert exchange.router.held_bytes == [kept_bytes]
     assert exchange.stream.held_bytes == kept_bytes
     ticket.result = ROUTED
     assert exchange.tell(m.Wakeup()) == [
         m.ContinueBody(ROUTED, CHANGED, len(CHANGED)),
         m.End(),
     ]
-    assert len(exchange.dispatcher.asked_targets) == 1
+    assert len(exchange.router.asked_targets) == 1
 
 
 def test_a_request_that_is_asked_for_in_vain_keeps_its_target() -> None:
     exchange = begin()
-    exchange.dispatcher.num_waits = 2
+    exchange.router.num_waits = 2
     exchange.tell(request_headers(), m.RequestBody(BODY, True), m.Wakeup(), m.Wakeup())
 
-    assert [asked.model for asked in exchange.dispatcher.routed] == ["a"]
-    assert exchange.dispatcher.num_looks == 3
-    assert len(exchange.dispatcher.asked_targets) == 1
+    assert [asked.model for asked in exchange.router.routed] == ["a"]
+    assert exchange.router.num_looks == 3
+    assert len(exchange.router.asked_targets) == 1
 
 
 def test_a_held_request_that_stays_as_it_is_keeps_no_body() -> None:
     exchange = begin()
-    exchange.dispatcher.hold_s = 30.0
+    exchange.router.hold_s = 30.0
     exchange.tell(request_headers(), m.RequestBody(body("b"), True))
 
-    assert exchange.dispatcher.held_bytes == [0]
+    assert exchange.router.held_bytes == [0]
 
 
 # --- responses -------------------------------------------------------------------------------
@@ -289,7 +293,7 @@ def test_a_response_stays_as_it_is_where_nothing_is_to_be_restored() -> None:
         ({"restore_model": True}, PICK, begins),
         ({"restore_model": True}, ROUTED, m.ResponseHeaders(204, True)),
     ):
-        exchange = begin(result, uses_response_phases=True, **settings)
+        exchange = begin(result, targets=TARGETS, uses_response_phases=True, **settings)
         exchange.tell(request_headers(response_body_mode=DUPLEX), m.RequestBody(BODY, True))
 
         assert exchange.tell(event) == [m.ContinueResponseHeaders()]

@@ -8,10 +8,9 @@ from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.request.stream import Stream
 from extproc.types import Pick, Rejection, RequestInfo
 from tests.builders import body, pick, request_headers
-from tests.request.dispatcher import Exchange, FakeDispatcher
+from tests.request.fakerouter import Exchange, FakeRouter
 
 BODY, SECOND = body("sql"), body("sql@2")
 
@@ -22,8 +21,8 @@ def picked(served: str) -> Pick:
 
 
 def begin(result: Pick, *declared: str) -> Exchange:
-    dispatcher = FakeDispatcher(result, declared=declared)
-    return Exchange(dispatcher, Stream(dispatcher, StreamSettings(), lambda: None))
+    router = FakeRouter(result, declared=declared)
+    return Exchange(router, router.stream(StreamSettings(), lambda: None))
 
 
 def test_the_body_goes_on_with_the_version_that_the_pick_has() -> None:
@@ -43,9 +42,9 @@ def test_it_stays_as_it_is_where_the_pod_has_the_plain_name() -> None:
 
 def test_a_held_request_gets_the_version_that_serves_when_it_goes_on() -> None:
     exchange = begin(picked("sql@1"), "sql")
-    exchange.dispatcher.hold_s = 30.0
+    exchange.router.hold_s = 30.0
     exchange.tell(request_headers(), m.RequestBody(BODY, True))
-    [ticket] = exchange.dispatcher.tickets
+    [ticket] = exchange.router.tickets
     ticket.result = picked("sql@2")
     assert exchange.tell(m.Wakeup())[0] == m.ContinueBody(ticket.result, SECOND, None)
 
@@ -72,5 +71,5 @@ def test_the_router_is_told_whether_the_body_can_go_on_with_another_name(
     exchange = begin(picked("sql"), *declared)
     headers = request_headers(body_mode=mode, sends_body_early=True)
     exchange.tell(headers, m.RequestBody(BODY, is_whole))
-    [asked] = exchange.dispatcher.routed
+    [asked] = exchange.router.routed
     assert (asked.model, asked.fixed) == ("sql", fixed)

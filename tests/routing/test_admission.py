@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.admission import AdmissionSettings, admit, fitting
-from extproc.routing.ranks import Ranks
+from extproc.routing.admission import AdmissionSettings, Ranks, admit, fitting
 from extproc.tenancy import Claim
 from extproc.types import EndpointView, Reason, Rejection, Snapshot
 from tests.builders import endpoint_view, request
+from tests.routing.scene import rejected
 from tests.strategies import snapshots
 
 
@@ -62,8 +62,7 @@ IDLE = endpoint_view(1, num_waiting=5, kv_usage_ratio=0.8)
 )
 def test_a_sheddable_request_goes_only_where_there_is_room(loaded: EndpointView) -> None:
     assert admit([loaded, IDLE], BATCH, SHEDS) == [IDLE]
-    shed = admit([loaded], BATCH, SHEDS)
-    assert isinstance(shed, Rejection)
+    shed = rejected(admit([loaded], BATCH, SHEDS))
     assert (shed.status, shed.reason, shed.retry_after_s) == (429, Reason.SATURATED, 1)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from typing import Any
 
 import pytest
 
-from extproc.adapters.declared import Declaration, LoadMode
-from extproc.adapters.sources import Sources, SourceStatus
+from extproc.adapters.declared import Declaration, LoadMode, Sources, SourceStatus
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.costs import Costs
 from extproc.fleet.peerpicks import PeerPick
@@ -21,11 +18,10 @@ from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog, CatalogSettings, Undeclared
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.picker import Picker
-from extproc.routing.policies import BUILT_IN
 from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request, routing
+from tests.routing.scene import queued, refused, routed
 
 SQL = Declaration("sql", "/adapters/sql")
 
@@ -50,15 +46,8 @@ class Scene:
         self.source = source
         sources = Sources()
         sources.add(lambda: [self.source])
-        ids = itertools.count(1)
-        picker = Picker(
-            BUILT_IN["founding"](),
-            "founding",
-            rng=random.Random(0),
-            next_id=lambda: f"id-{next(ids)}",
-        )
         self.catalog = Catalog(sources=sources, on_cold=self._on_cold)
-        self.router = routing(picker, catalog=self.catalog)
+        self.router = routing(catalog=self.catalog)
         pool = self.router.pool
         pool.set_endpoints(endpoint(number) for number in range(1, num_pods + 1))
         self.catalog.configure(CatalogSettings(**settings))  # type: ignore[arg-type]
@@ -83,6 +72,11 @@ class Scene:
         pool.record_report(address(number), report(), taken_at_s=self.now)
         pool.record_models(address(number), cards, now=self.now)
 
+    def offer(self) -> None:
+        """Ask the queue about those who wait, as there may be room now."""
+        self.router.queue.freed(self.now)
+        self.router.offer(now=self.now)
+
     def tick(self) -> list[Action]:
         self.now += 0.1
         pods = self.router.pool.pod_states(now=self.now)
@@ -100,19 +94,13 @@ class Scene:
         return self.router.route(asked, now=self.now)
 
     def picked(self, model: str) -> Pick:
-        result = self.ask(model)
-        assert isinstance(result, Pick)
+        result = routed(self.ask(model))
         return result
 
     def listed(self, tenant: str = "") -> list[str]:
         body = self.router.models.body(None, tenant, now=self.now)
         assert isinstance(body, bytes)
         return [model["id"] for model in json.loads(body)["data"]]
-
-
-def refusal(result: object) -> tuple[int, Reason]:
-    assert isinstance(result, Rejection)
-    return result.status, result.reason
 
 
 def test_an_adapter_that_waits_for_an_idle_moment_is_refused_with_that_reason() -> None:
@@ -126,7 +114,7 @@ def test_an_adapter_that_waits_for_an_idle_moment_is_refused_with_that_reason() 
     late = scene.ask_at(-60.0)
 
     assert scene.begun == []
-    assert refusal(late) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(late) == (503, Reason.ADAPTER_UNAVAILABLE)
     assert isinstance(late, Rejection)
     assert "(unsafe_version)" in late.message
     assert "0.25.1" in late.why
@@ -150,8 +138,7 @@ def test_one_that_goes_on_waiting_asks_for_it_no_more() -> None:
     scene.tick()
     asked = scene.num_cold
 
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
 
     assert len(scene.router.queue) == 1
     assert scene.num_cold == asked == 1
@@ -169,7 +156,7 @@ def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it(
     scene.router.routes.configure([ModelRoute("r", ("sql",), **route)], {})
     assert scene.begun == []
 
-    assert refusal(scene.ask("sql")) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(scene.ask("sql")) == (503, Reason.ADAPTER_UNAVAILABLE)
 
     [action] = scene.tick()
     assert (action.kind, action.name) == (Kind.LOAD, "sql")
@@ -177,16 +164,13 @@ def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it(
 
 def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
     scene = Scene(SQL)
-    held = scene.ask("sql")
-    assert isinstance(held, Ticket)
+    held = queued(scene.ask("sql"))
 
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
 
-    result = scene.router.resume(held, now=scene.now)
-    assert isinstance(result, Pick)
+    result = routed(scene.router.resume(held, now=scene.now))
     assert result.address == address(2)
 
 
@@ -197,17 +181,15 @@ def test_one_whose_pods_have_just_gone_waits_for_others() -> None:
     scene.tick()
     scene.lists(1)
 
-    assert refusal(scene.ask_at(-5.0)) == (503, Reason.NO_ENDPOINTS)
+    assert refused(scene.ask_at(-5.0)) == (503, Reason.NO_ENDPOINTS)
     asked = scene.num_cold
-    held = scene.ask("sql")
-    assert isinstance(held, Ticket)
+    held = queued(scene.ask("sql"))
     assert held.reason == "load"
     assert scene.num_cold > asked
 
     scene.lists(2, ("sql", "/adapters/sql"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
     assert isinstance(scene.router.resume(held, now=scene.now), Pick)
 
 
@@ -220,12 +202,12 @@ def test_one_whose_pods_are_all_full_is_told_so() -> None:
     picker.configure(picker.policy, "founding", admission=full)
     scene.picked("sql")
 
-    assert refusal(scene.ask("sql")) == (429, Reason.SATURATED)
+    assert refused(scene.ask("sql")) == (429, Reason.SATURATED)
 
 
 def test_it_waits_no_longer_than_cold_wait_s() -> None:
     scene = Scene(SQL, cold_wait_s=5.0)
-    assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
 def test_requests_do_not_follow_an_adapter_to_a_pod_that_is_gone() -> None:
@@ -260,12 +242,11 @@ def test_a_route_that_waits_for_less_says_that_the_adapter_is_not_there_yet(
     scene = Scene(SQL)
     scene.router.max_hold_s = max_hold_s
     scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=max_wait_s)], {})
-    held = scene.ask("sql")
-    assert isinstance(held, Ticket)
+    held = queued(scene.ask("sql"))
 
     result = scene.router.resume(held, now=scene.now + 2.0)
 
-    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(result) == (503, Reason.ADAPTER_UNAVAILABLE)
     assert isinstance(result, Rejection)
     assert result.retry_after_s
 
@@ -273,8 +254,7 @@ def test_a_route_that_waits_for_less_says_that_the_adapter_is_not_there_yet(
 def test_a_route_that_waits_for_less_has_its_fallback_then() -> None:
     scene = Scene(Offer(SQL, fallback=BASE))
     scene.router.routes.configure([ModelRoute("r", ("sql",), max_wait_s=2.0)], {})
-    held = scene.ask("sql")
-    assert isinstance(held, Ticket)
+    held = queued(scene.ask("sql"))
 
     result = scene.router.resume(held, now=scene.now + 2.0)
 
@@ -285,15 +265,14 @@ def test_a_route_that_waits_for_less_has_its_fallback_then() -> None:
 def test_one_that_waited_in_vain_is_told_when_those_that_wait_will_have_gone() -> None:
     """At the pace at which they leave: where more is asked for than may be loaded, not at once."""
     scene = Scene(SQL, *(Declaration(f"a{number}", "/a") for number in range(4)), cold_wait_s=5.0)
-    assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
     for name in ("sql", "a0", "a1", "a2", "a3"):
         assert isinstance(scene.ask(name), Ticket)
     scene.now += 3
     for number in (1, 2):
         scene.lists(number, ("sql", "/adapters/sql"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
     scene.lists(1)
     scene.lists(2)
     scene.tick()
@@ -313,7 +292,7 @@ def test_where_it_cannot_be_loaded_the_reason_is_said_at_once() -> None:
 
     result = scene.ask("sql")
 
-    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(result) == (503, Reason.ADAPTER_UNAVAILABLE)
     assert isinstance(result, Rejection)
     assert "(files)" in result.message
     assert "nothing there" in result.why
@@ -339,9 +318,9 @@ def test_a_pod_that_unloads_an_adapter_gets_no_requests_for_it_from_then_on() ->
     [unload] = begun
     there = frozenset({unload.address})
 
-    assert refusal(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
+    assert refused(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
     scene.catalog.planner.finished(unload, Result(), now=scene.now)
-    assert refusal(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
+    assert refused(scene.ask("sql", subset=there)) == (503, Reason.NO_ENDPOINTS)
     assert scene.picked("sql").address != unload.address
 
 
@@ -358,10 +337,9 @@ def test_the_gateways_own_subset_counts_as_well() -> None:
     for number in (1, 2):
         scene.lists(number, ("sql", "/adapters/sql"))
     scene.tick()
-    result = scene.ask("sql", subset=frozenset({address(1)}))
-    assert isinstance(result, Pick)
+    result = routed(scene.ask("sql", subset=frozenset({address(1)})))
     assert result.candidates[0].address == address(1)
-    assert refusal(scene.ask("sql", subset=frozenset({"1.1.1.1"})))[0] == 503
+    assert refused(scene.ask("sql", subset=frozenset({"1.1.1.1"})))[0] == 503
 
 
 def test_pods_read_the_version_that_serves_and_the_client_its_own_name() -> None:
@@ -398,7 +376,7 @@ def test_what_another_router_cannot_load_for_this_one_is_refused_with_its_reason
 
     result = scene.ask("sql")
 
-    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(result) == (503, Reason.ADAPTER_UNAVAILABLE)
     assert isinstance(result, Rejection)
     assert "(files)" in result.message
     assert result.why == "nothing there"
@@ -462,8 +440,7 @@ def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
     hashes = prefix_hashes("sql", bytes(2048))
 
     def cached() -> dict[str, int]:
-        result = scene.ask("sql", prefix_hashes=hashes)
-        assert isinstance(result, Pick)
+        result = routed(scene.ask("sql", prefix_hashes=hashes))
         return dict(result.request.cached_bytes)
 
     assert [cached(), cached()] == [{}, {address(1): 2048}]
@@ -479,7 +456,7 @@ def test_a_deleted_adapter_is_not_served_before_the_first_look_at_pods_either() 
     scene.catalog.planner.declare([], deleted=[SQL], now=scene.now)
     scene.lists(1, ("sql", "/adapters/sql"))
     for _ in range(2):
-        assert refusal(scene.ask("sql")) == (404, Reason.MODEL_NOT_FOUND)
+        assert refused(scene.ask("sql")) == (404, Reason.MODEL_NOT_FOUND)
         assert scene.listed() == [BASE]
         scene.tick()
 
@@ -487,7 +464,7 @@ def test_a_deleted_adapter_is_not_served_before_the_first_look_at_pods_either() 
 def test_another_router_s_name_for_what_a_resolver_finds_is_known() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), num_pods=1)
     pool = scene.router.pool
-    assert refusal(scene.ask("sql@2"))[0] == 404
+    assert refused(scene.ask("sql@2"))[0] == 404
     pool.configure(PoolSettings(resolver=True))
     pool.declare({"sql@2": ModelCard("sql@2", BASE)}, now=scene.now)
     scene.tick()
@@ -516,7 +493,7 @@ def test_adapters_that_nobody_declares_are_admitted_or_refused(is_admitted: bool
     assert isinstance(scene.ask(BASE), Pick)
     assert isinstance(scene.ask("sql@1"), Pick)  # a version of what is declared
     if not is_admitted:
-        assert refusal(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
+        assert refused(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
 
 
 @pytest.mark.parametrize(
@@ -533,7 +510,7 @@ def test_what_is_deleted_gets_no_requests_while_pods_still_list_it(sql: Offer) -
     scene.declare()
 
     for name in ("sql", served):
-        assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
+        assert refused(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
     assert scene.listed() == [BASE, "own"]
     assert isinstance(scene.ask("own"), Pick)
 
@@ -570,10 +547,10 @@ def test_other_tenants_find_no_such_model_in_no_version() -> None:
 
     assert isinstance(scene.ask("sql", hints=Hints(fairness_id="acme")), Pick)
     for name in ("sql", "sql@2"):
-        assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
+        assert refused(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
     assert isinstance(scene.ask("own"), Pick)
     assert (scene.listed(), scene.listed("acme")) == ([BASE, "own"], [BASE, "own", "sql"])
-    assert refusal(scene.router.models.find("sql", None, now=scene.now))[0] == 404
+    assert refused(scene.router.models.find("sql", None, now=scene.now))[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -597,17 +574,14 @@ def test_a_fallback_serves_where_nothing_else_is_left(
 
 def test_a_held_request_gets_the_first_version_that_its_adapter_gets() -> None:
     scene = Scene(SQL)
-    held = scene.ask("sql")
-    assert isinstance(held, Ticket)
+    held = queued(scene.ask("sql"))
 
     scene.declare(Declaration("sql", "/adapters/sql-2", "2"))
     scene.lists(1, ("sql@2", "/adapters/sql-2"))
     scene.tick()
-    scene.router.queue.freed(scene.now)
-    scene.router.offer(now=scene.now)
+    scene.offer()
 
-    result = scene.router.resume(held, now=scene.now)
-    assert isinstance(result, Pick)
+    result = routed(scene.router.resume(held, now=scene.now))
     assert (result.request.model, result.request.client_model) == ("sql@2", "sql")
 
 
@@ -626,16 +600,16 @@ def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> No
     scene = Scene(Offer(SQL, fallback=BASE), cold_wait_s=0.0)
     assert isinstance(scene.ask("sql"), Pick)
     result = scene.ask("sql", fixed=NOT_REWRITABLE)
-    assert refusal(result) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(result) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
 def test_a_name_is_unknown_for_sure_once_all_that_is_declared_has_been_read() -> None:
     scene = Scene(SQL, source=UNREAD)
-    assert refusal(scene.ask("later")) == (503, Reason.ADAPTERS_UNKNOWN)
-    assert refusal(scene.router.models.find("later", None, now=scene.now))[0] == 503
+    assert refused(scene.ask("later")) == (503, Reason.ADAPTERS_UNKNOWN)
+    assert refused(scene.router.models.find("later", None, now=scene.now))[0] == 503
 
     scene.source = READ
-    assert refusal(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
+    assert refused(scene.ask("later")) == (404, Reason.MODEL_NOT_FOUND)
 
 
 def test_what_nobody_declares_is_admitted_by_default_until_some_adapter_is_somebodys_own() -> None:
@@ -648,7 +622,7 @@ def test_what_nobody_declares_is_admitted_by_default_until_some_adapter_is_someb
 
     for declared in ([Offer(SQL, tenants=frozenset({"acme"}))], []):
         scene.declare(*declared)
-        assert refusal(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
+        assert refused(scene.ask("own")) == (404, Reason.MODEL_NOT_FOUND)
         assert scene.listed() == [BASE]
 
     scene.catalog.configure(CatalogSettings(undeclared=Undeclared.ADMIT))
@@ -661,7 +635,7 @@ def test_before_all_terms_are_read_what_nobody_declares_may_be_somebodys_own() -
     scene.tick()
 
     result = scene.ask("own")
-    assert refusal(result) == (503, Reason.ADAPTERS_UNKNOWN)
+    assert refused(result) == (503, Reason.ADAPTERS_UNKNOWN)
     assert isinstance(result, Rejection)
     assert result.retry_after_s
     assert scene.listed() == [BASE, "sql"]
@@ -679,7 +653,7 @@ def test_names_alone_that_are_not_read_restrict_nobody() -> None:
     scene.lists(1, ("own", "/own"))
 
     assert isinstance(scene.ask("own"), Pick)
-    assert refusal(scene.ask("alias")) == (503, Reason.ADAPTERS_UNKNOWN)
+    assert refused(scene.ask("alias")) == (503, Reason.ADAPTERS_UNKNOWN)
 
 
 def test_an_adapter_whose_declaration_cannot_be_used_is_nobodys_and_others_are_served() -> None:
@@ -690,7 +664,7 @@ def test_an_adapter_whose_declaration_cannot_be_used_is_nobodys_and_others_are_s
     scene.catalog.withhold(frozenset({"own"}))
 
     for name in ("own", "own@1"):
-        assert refusal(scene.ask(name)) == (503, Reason.ADAPTERS_UNKNOWN)
+        assert refused(scene.ask(name)) == (503, Reason.ADAPTERS_UNKNOWN)
     assert scene.listed() == [BASE, "other"]
     assert isinstance(scene.ask("other"), Pick)
 
@@ -701,9 +675,8 @@ def test_a_fallback_is_for_those_alone_who_may_ask_for_it() -> None:
     scene.lists(1, ("b", "/adapters/b"))
     scene.tick()
 
-    assert refusal(scene.ask("sql"))[0] == 503
-    result = scene.ask("sql", hints=Hints(fairness_id="acme"))
-    assert isinstance(result, Pick)
+    assert refused(scene.ask("sql"))[0] == 503
+    result = routed(scene.ask("sql", hints=Hints(fairness_id="acme")))
     assert result.request.model == "b"
 
 
@@ -716,14 +689,14 @@ def test_a_fallback_that_was_deleted_is_none_though_pods_still_list_it() -> None
 
     scene.declare(sql)
 
-    assert refusal(scene.ask("sql"))[0] == 503
+    assert refused(scene.ask("sql"))[0] == 503
 
 
 @pytest.mark.parametrize("fallback", ["nobody", "cold"])
 def test_a_fallback_that_no_pod_has_is_none(fallback: str) -> None:
     cold = Declaration("cold", "/adapters/cold")
     scene = Scene(Offer(SQL, fallback=fallback), Offer(cold), cold_wait_s=5.0)
-    assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert refused(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
@@ -752,7 +725,7 @@ def test_a_deleted_adapter_is_unknown_although_pods_have_it_until_it_is_unloaded
 
     assert scene.listed() == [BASE, "own"]
     for name in ("sql", served):
-        assert refusal(scene.ask(name))[0] == 404
+        assert refused(scene.ask(name))[0] == 404
     assert scene.picked("own").request.model == "own"
 
 

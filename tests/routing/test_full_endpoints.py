@@ -10,19 +10,23 @@ from extproc.fleet.evidence import Evidence, likeness
 from extproc.fleet.pool import Pool
 from extproc.phrases import FOR_ROOM
 from extproc.types import EndpointView, Pick, RequestInfo, Wait
-from tests.builders import address, cards, endpoint, endpoint_view, pick, report, request, snapshot
-from tests.routing.test_picker import picker
+from tests.builders import (
+    address,
+    cards,
+    endpoint_view,
+    fill,
+    pick,
+    report,
+    request,
+    snapshot,
+)
+from tests.routing.scene import picker
 
 A, B, C = address(1), address(2), address(3)
 
 
 def pool() -> Pool:
-    made = Pool()
-    made.set_endpoints(map(endpoint, (1, 2, 3)))
-    for each in (A, B, C):
-        made.record_report(each, report(), taken_at_s=0.0)
-        made.record_models(each, cards("a"), now=0.0)
-    return made
+    return fill(Pool(), 1, 2, 3, load=report())
 
 
 def start(made: Pool, pick_id: str = "r-1", now: float = 1.0, alternates: str = "BC") -> Pick:
@@ -104,9 +108,7 @@ def test_one_that_has_had_more_is_full_where_another_takes_what_it_refused(
 
 
 def test_one_whose_report_never_comes_has_room_again_once_it_lists_its_models() -> None:
-    made = Pool()
-    made.set_endpoints([endpoint(1)])
-    made.record_models(A, cards("a"), now=0.0)
+    made = fill(Pool(), 1)
     start(made, alternates="")
     made.flights.refused("r-1", A, now=1.0)
     made.flights.finish("r-1", now=1.0, verdict=Evidence.FULL, address=A, num_attempts=3)

@@ -14,8 +14,7 @@ from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, cards, endpoint, report, request
-from tests.routing.test_router import refused, routed, router
-from tests.routing.test_router_queue import Slots
+from tests.routing.scene import Slots, queued, refused, routed, router
 
 NO_ENDPOINTS = (503, Reason.NO_ENDPOINTS)
 EMPTY = frozenset({"10.9.9.9:8000"})
@@ -33,8 +32,7 @@ def lose(made: Router, *numbers: int) -> None:
 
 
 def held(made: Router, now: float = 1.0, **fields: object) -> Ticket:
-    result = made.route(asked(now, **fields), now=now)
-    assert isinstance(result, Ticket)
+    result = queued(made.route(asked(now, **fields), now=now))
     assert result.reason == FOR_POD
     return result
 
@@ -61,8 +59,7 @@ def test_where_nobody_answers_requests_wait_and_are_sent_to_who_is_back(policy: 
 
 def test_what_was_held_for_room_goes_on_waiting_where_its_endpoints_have_gone() -> None:
     made = router(1)
-    ticket = made.hold(asked(), Wait(2.0, "slot"), now=1.0, wake=lambda: None)
-    assert isinstance(ticket, Ticket)
+    ticket = queued(made.hold(asked(), Wait(2.0, "slot"), now=1.0, wake=lambda: None))
     lose(made, 1)
     made.offer(now=2.0)
     assert (ticket.result, ticket.reason) == (None, FOR_POD)
@@ -129,8 +126,7 @@ def test_a_declared_adapter_whose_pod_is_gone_is_waited_for_as_long_as_may_be() 
 
     reasons = []
     for now in (1.0, 31.0):
-        result = made.route(asked(1.0), now=now)
-        assert isinstance(result, Ticket)
+        result = queued(made.route(asked(1.0), now=now))
         reasons.append(result.reason)
     assert reasons == [FOR_ADAPTER, FOR_POD]
 
@@ -183,8 +179,7 @@ def test_a_broken_connection_leaves_its_room_to_nobody_until_the_endpoint_has_an
     made = router(1)
     made.pool.configure(made.pool._settings, OutlierSettings(enabled=enabled))
     first = routed(made.route(asked(), now=1.0))
-    waiting = made.hold(asked(), Wait(9.0, "slot"), now=1.0, wake=lambda: None)
-    assert isinstance(waiting, Ticket)
+    waiting = queued(made.hold(asked(), Wait(9.0, "slot"), now=1.0, wake=lambda: None))
     made.pool.flights.finish(first.id, now=2.0, verdict=verdict)
     made.offer(now=2.0)
     assert waiting.result is None
@@ -230,6 +225,5 @@ def test_a_declared_adapter_is_waited_for_beyond_cold_wait_s_only_where_nobody_i
 
     assert refused(made.route(old, now=31.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
     lose(made, 1, 2)
-    result = made.route(old, now=31.0)
-    assert isinstance(result, Ticket)
+    result = queued(made.route(old, now=31.0))
     assert result.reason == FOR_POD

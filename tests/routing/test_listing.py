@@ -6,15 +6,11 @@ import json
 
 from extproc.fleet.pool import Pool
 from extproc.routing.models import ModelListing
-from tests.builders import BASE, address, cards, endpoint
+from tests.builders import BASE, address, cards, fill
 
 
 def pool() -> Pool:
-    made = Pool()
-    made.set_endpoints([endpoint(1), endpoint(2)])
-    for number in (1, 2):
-        made.record_models(address(number), cards("a", "b"), now=0.0)
-    return made
+    return fill(Pool(), 1, 2, adapters="ab")
 
 
 def body(listing: ModelListing, made: Pool, *numbers: int) -> bytes:

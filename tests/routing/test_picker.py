@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
@@ -12,10 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.paths import NO_PATH, RESPONSES_PATH
-from extproc.routing.admission import AdmissionSettings
+from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import BUILT_IN, Founding, LeastHarm, Policy
-from extproc.routing.ranks import Ranks
 from extproc.types import (
     Choice,
     EndpointView,
@@ -27,31 +25,8 @@ from extproc.types import (
     Wait,
 )
 from tests.builders import address, endpoint_view, request, snapshot
+from tests.routing.scene import picker, rejected, routed
 from tests.strategies import requests, snapshots
-
-
-def picker(
-    policy: Policy | None = None,
-    *,
-    seed: int = 0,
-    max_pending: int | None = None,
-    ranks: Ranks | None = None,
-    **settings: Any,
-) -> Picker:
-    ids = itertools.count(1)
-    return Picker(
-        policy or Founding(),
-        "policy",
-        rng=random.Random(seed),
-        next_id=lambda: f"id-{next(ids)}",
-        settings=PickerSettings(**settings),
-        admission=AdmissionSettings(max_pending, retry_after_s=3, ranks=ranks or Ranks()),
-    )
-
-
-def picked(result: Pick | Rejection | Wait) -> Pick:
-    assert isinstance(result, Pick)
-    return result
 
 
 class Answers:
@@ -106,7 +81,7 @@ def test_only_ready_registered_allowed_endpoints_are_picked_and_those_that_answe
         assert isinstance(result, Rejection)
         assert (result.status, result.reason) == (503, Reason.NO_ENDPOINTS)
         return
-    pick = picked(result)
+    pick = routed(result)
     assert list(pick.candidates) == best
     assert set(pick.endpoints) <= {view.address for view in best}
     assert len(pick.endpoints) == len(set(pick.endpoints)) == min(1 + num_fallbacks, len(best))
@@ -148,7 +123,7 @@ def test_a_subset_allows_ipv6_with_and_without_brackets_and_port(host: str) -> N
     view = replace(endpoint_view(), address="[2001:db8::1]:8000")
     result = picker().pick(snapshot(view), request(subset=frozenset({host})))
 
-    assert picked(result).address == view.address
+    assert routed(result).address == view.address
 
 
 def test_a_subset_names_whole_addresses() -> None:
@@ -161,8 +136,8 @@ def test_a_pick_tells_how_it_came_about() -> None:
     views = snapshot(endpoint_view(1), endpoint_view(2, gpu_adapters=("a",)), now=7.0)
     asked = request()
 
-    assert picked(picker().pick(views, asked)) == Pick(
-        id="id-1",
+    assert routed(picker().pick(views, asked)) == Pick(
+        id="r-0",
         request=asked,
         endpoints=(address(2),),
         policy="policy",
@@ -183,7 +158,7 @@ def test_fallbacks_have_the_adapter_first_and_then_the_least_pending() -> None:
         endpoint_view(4, num_pending=1),
     )
 
-    order = picked(picker(num_fallbacks=9).pick(views, request())).endpoints
+    order = routed(picker(num_fallbacks=9).pick(views, request())).endpoints
 
     assert order == tuple(address(number) for number in (3, 2, 1, 4))
 
@@ -195,7 +170,7 @@ def test_of_many_with_the_adapter_the_fallbacks_are_those_with_the_least_pending
         *(endpoint_view(number, pending_by_adapter={"a": number}) for number in (3, 4, 5)),
     )
 
-    order = picked(picker(num_fallbacks=2).pick(views, request())).endpoints
+    order = routed(picker(num_fallbacks=2).pick(views, request())).endpoints
 
     assert order == tuple(address(number) for number in (5, 2, 3))
 
@@ -207,7 +182,7 @@ def test_fallbacks_of_the_base_model_have_the_least_pending() -> None:
         endpoint_view(3, num_pending=1),
     )
 
-    order = picked(picker(num_fallbacks=2).pick(views, request(None))).endpoints
+    order = routed(picker(num_fallbacks=2).pick(views, request(None))).endpoints
 
     assert order == tuple(address(number) for number in (2, 3, 1))
 
@@ -230,9 +205,9 @@ def test_alternates_are_chosen_as_fallbacks_are_and_stand_beside_the_destination
         *(endpoint_view(number, registered={"base"}, num_pending=number) for number in (1, 2, 3, 4))
     )
 
-    fallbacks = picked(picker(num_fallbacks=2).pick(views, request(None)))
-    alternates = picked(picker(num_alternates=2).pick(views, request(None)))
-    both = picked(picker(num_fallbacks=1, num_alternates=2).pick(views, request(None)))
+    fallbacks = routed(picker(num_fallbacks=2).pick(views, request(None)))
+    alternates = routed(picker(num_alternates=2).pick(views, request(None)))
+    both = routed(picker(num_fallbacks=1, num_alternates=2).pick(views, request(None)))
 
     assert fallbacks.alternates == both.alternates == ()
     assert (*alternates.endpoints, *alternates.alternates) == fallbacks.endpoints
@@ -245,7 +220,7 @@ def test_the_policy_may_name_fallbacks_itself_and_the_number_holds() -> None:
     first, second, third, _ = views.endpoints
     policy = Answers(third, first, third, second)
 
-    order = picked(picker(policy, num_fallbacks=2).pick(views, request())).endpoints
+    order = routed(picker(policy, num_fallbacks=2).pick(views, request())).endpoints
 
     assert order == (third.address, first.address, second.address)
 
@@ -256,7 +231,7 @@ def test_an_endpoint_that_the_policy_describes_anew_is_not_its_own_fallback() ->
 
     result = picker(policy, num_fallbacks=2).pick(snapshot(view), request())
 
-    assert picked(result).endpoints == (view.address,)
+    assert routed(result).endpoints == (view.address,)
 
 
 @pytest.mark.parametrize("chosen", [(), (endpoint_view(9),), (endpoint_view(1), endpoint_view(9))])
@@ -292,7 +267,7 @@ def guarded(policy: Policy, fallback: Policy | None) -> tuple[Picker, list[str]]
 def test_the_fallback_takes_the_request_for_which_the_policy_fails(policy: Policy) -> None:
     made, errors = guarded(policy, Answers(endpoint_view(1)))
 
-    result = picked(made.pick(snapshot(endpoint_view(1)), request()))
+    result = routed(made.pick(snapshot(endpoint_view(1)), request()))
 
     assert (result.policy, result.address) == ("spare", endpoint_view(1).address)
     assert [error.partition(":")[0] for error in errors] == ["mine"]
@@ -319,7 +294,7 @@ def test_a_session_stays_where_it_was_sent_first() -> None:
     idle, busy = snapshot(endpoint_view(1)), snapshot(endpoint_view(1, num_pending=9))
     made.pick(idle, request(session="s"))
 
-    again = picked(made.pick(snapshot(*busy.endpoints, endpoint_view(2)), request(session="s")))
+    again = routed(made.pick(snapshot(*busy.endpoints, endpoint_view(2)), request(session="s")))
 
     assert (again.address, again.reason) == (address(1), "session")
 
@@ -330,8 +305,8 @@ def test_a_session_moves_when_its_endpoint_may_not_be_chosen_and_stays_there() -
     away = snapshot(endpoint_view(1, is_ready=False), endpoint_view(2))
     back = snapshot(endpoint_view(1), endpoint_view(2, num_pending=3))
 
-    moved = picked(made.pick(away, request(session="s")))
-    later = picked(made.pick(back, request(session="s")))
+    moved = routed(made.pick(away, request(session="s")))
+    later = routed(made.pick(back, request(session="s")))
 
     assert (moved.address, moved.reason) == (address(2), "cold")
     assert (later.address, later.reason) == (address(2), "session")
@@ -342,18 +317,17 @@ def test_requests_without_a_session_are_never_held_together() -> None:
     made.pick(snapshot(endpoint_view(1)), request())
 
     views = snapshot(endpoint_view(1, num_pending=9), endpoint_view(2))
-    assert picked(made.pick(views, request())).address == address(2)
+    assert routed(made.pick(views, request())).address == address(2)
 
 
 def test_a_stored_response_goes_to_its_sessions_endpoint_and_nowhere_else() -> None:
     made = picker()
     views = snapshot(endpoint_view(1), endpoint_view(2))
-    home = picked(made.pick(views, request(session="s"))).address
+    home = routed(made.pick(views, request(session="s"))).address
     stored = request(None, model="", session="s")
 
-    assert picked(made.pick(views, stored)).address == home
-    strange = made.pick(views, request(None, model="", session="other"))
-    assert isinstance(strange, Rejection)
+    assert routed(made.pick(views, stored)).address == home
+    strange = rejected(made.pick(views, request(None, model="", session="other")))
     assert strange.reason is Reason.STORED_RESPONSE
 
 
@@ -365,8 +339,8 @@ def test_a_session_stays_where_its_responses_may_be_stored_whatever_the_price(pa
 
     made.pick(snapshot(endpoint_view(1)), asked)
     made.pick(snapshot(endpoint_view(2)), replace(asked, path="/v1/chat/completions"))
-    again = picked(made.pick(snapshot(full, endpoint_view(2)), asked))
-    stored = picked(made.pick(snapshot(full, endpoint_view(2)), replace(asked, model="")))
+    again = routed(made.pick(snapshot(full, endpoint_view(2)), asked))
+    stored = routed(made.pick(snapshot(full, endpoint_view(2)), replace(asked, model="")))
 
     assert (again.address, again.reason) == (address(1), "session")
     assert (stored.address, stored.reason) == (address(1), "session")
@@ -378,7 +352,7 @@ FULL = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
 def test_where_the_policy_weighs_what_is_cached_a_session_is_no_reason_of_its_own() -> None:
     made, asked = picker(LeastHarm()), request("a", session="s", prefix_hashes=(7,))
     made.pick(snapshot(endpoint_view(1)), asked)
-    again = picked(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+    again = routed(made.pick(snapshot(FULL, endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(2), "open")
 
@@ -388,9 +362,9 @@ def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_
     """Also after a turn that had hashes, as of a conversation that has become too long for them."""
     made, asked = picker(LeastHarm()), request("a", session="s", body_bytes=num_bytes)
     made.pick(snapshot(endpoint_view(1)), asked)
-    again = picked(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+    again = routed(made.pick(snapshot(FULL, endpoint_view(2)), asked))
     made.pick(snapshot(FULL, endpoint_view(2)), replace(asked, prefix_hashes=(7,)))
-    moved = picked(made.pick(snapshot(endpoint_view(1), endpoint_view(2)), asked))
+    moved = routed(made.pick(snapshot(endpoint_view(1), endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")
     assert (moved.address, moved.reason) == (address(2), "session")
@@ -400,7 +374,7 @@ def test_stored_responses_do_not_follow_a_conversation_that_moves() -> None:
     made, asked = picker(LeastHarm()), request("a", session="s", path=RESPONSES_PATH)
     made.pick(snapshot(endpoint_view(1)), asked)
     made.pick(snapshot(endpoint_view(2)), request("a", session="s", prefix_hashes=(7,)))
-    again = picked(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+    again = routed(made.pick(snapshot(FULL, endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")
 
@@ -442,7 +416,7 @@ def test_another_policy_and_other_thresholds_hold_from_the_next_request_on() -> 
     policy = BUILT_IN["least_pending"]()
     made.configure(policy, "other", PickerSettings(num_fallbacks=1), AdmissionSettings(2))
 
-    pick = picked(made.pick(views, request()))
+    pick = routed(made.pick(views, request()))
 
     assert made.policy is policy
     assert (pick.policy, pick.reason) == ("other", "least-pending")
@@ -455,7 +429,7 @@ def test_sessions_outlive_another_rule() -> None:
     made.configure(BUILT_IN["random"](), "random")
     views = snapshot(endpoint_view(1), endpoint_view(2))
 
-    assert picked(made.pick(views, request(session="s"))).address == address(1)
+    assert routed(made.pick(views, request(session="s"))).address == address(1)
 
 
 class Holds:
@@ -471,7 +445,7 @@ def test_the_reason_of_a_policy_is_short_and_can_be_encoded(reason: Any) -> None
         def choose(self, asked: Snapshot, info: RequestInfo, *, rng: random.Random) -> Choice:
             return Choice(asked.endpoints[:1], reason)
 
-    pick = picked(picker(Wordy()).pick(snapshot(endpoint_view(1)), request()))
+    pick = routed(picker(Wordy()).pick(snapshot(endpoint_view(1)), request()))
 
     assert len(pick.reason.encode()) <= 64
 
@@ -482,7 +456,7 @@ def test_a_policy_that_waits_is_passed_on_and_starts_no_session() -> None:
 
     assert held.pick(snapshot(endpoint_view(), now=5.0), asked) == Wait(6.0, "full")
     held.configure(BUILT_IN["founding"](), "founding")
-    assert picked(held.pick(snapshot(endpoint_view()), asked)).reason != "session"
+    assert routed(held.pick(snapshot(endpoint_view()), asked)).reason != "session"
 
 
 def test_a_pick_has_the_terms_of_the_policy_that_chose_and_a_sessions_has_none() -> None:
@@ -490,8 +464,8 @@ def test_a_pick_has_the_terms_of_the_policy_that_chose_and_a_sessions_has_none()
     made = picker(policy)
     asked = request("a", session="s", path=RESPONSES_PATH)
 
-    first = picked(made.pick(snapshot(endpoint_view()), asked))
-    again = picked(made.pick(snapshot(endpoint_view()), asked))
+    first = routed(made.pick(snapshot(endpoint_view()), asked))
+    again = routed(made.pick(snapshot(endpoint_view()), asked))
 
     assert first.terms == policy.terms
     assert (again.reason, again.terms) == ("session", None)
@@ -507,7 +481,7 @@ class CountsRouters:
 def test_a_policy_is_told_how_many_routers_there_are() -> None:
     asked = Snapshot(snapshot(endpoint_view()).endpoints, num_routers=4)
 
-    assert picked(picker(CountsRouters()).pick(asked, request())).reason == "routers-4"
+    assert routed(picker(CountsRouters()).pick(asked, request())).reason == "routers-4"
 
 
 # --- ranks -----------------------------------------------------------------------------------
@@ -526,7 +500,7 @@ def test_no_policy_sends_an_adapter_where_its_rank_does_not_fit(
     seen = snapshot(SMALL, replace(LARGE, **flaw))
     made = picker(BUILT_IN[name](), ranks=RANKS, num_fallbacks=2)
 
-    assert picked(made.pick(seen, request("a"))).endpoints == (address(2),)
+    assert routed(made.pick(seen, request("a"))).endpoints == (address(2),)
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -540,10 +514,10 @@ def test_no_policy_is_asked_where_no_endpoint_takes_the_rank(name: str) -> None:
 def test_a_session_does_not_stay_where_the_rank_does_not_fit() -> None:
     made = picker()
     info = request("a", session="s")
-    assert picked(made.pick(snapshot(SMALL), info)).address == address(1)
+    assert routed(made.pick(snapshot(SMALL), info)).address == address(1)
     made.configure(Founding(), "policy", admission=AdmissionSettings(ranks=RANKS))
 
-    assert picked(made.pick(snapshot(SMALL, LARGE), info)).address == address(2)
+    assert routed(made.pick(snapshot(SMALL, LARGE), info)).address == address(2)
 
 
 # --- what is held ----------------------------------------------------------------------------
@@ -561,6 +535,6 @@ def test_a_session_makes_a_held_request_a_kind_of_its_own_once_it_is_known() -> 
     made, asked = picker(LeastHarm()), request("a", session="s")
     assert made.kind_of(asked) == made.kind_of(request("a", session="t"))
 
-    picked(made.pick(snapshot(endpoint_view(1)), asked))
+    routed(made.pick(snapshot(endpoint_view(1)), asked))
 
     assert made.kind_of(asked) != made.kind_of(request("a", session="t"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.routing import ranks
-from extproc.routing.ranks import MAX_REMEMBERED, Ranks
+from extproc.routing import admission
+from extproc.routing.admission import MAX_REMEMBERED, Ranks
 
 RANKS = Ranks.of_rules({"*-r64": 64, "sql": 8, "big-*": 32, "big-r64": 16, "[x]": 4})
 
@@ -40,9 +40,9 @@ def test_what_a_shell_would_match_besides_is_not_meant(pattern: str, adapter: st
 def test_patterns_are_compared_with_an_adapter_once_for_many_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ranks._first_match.cache_clear()
+    admission._first_match.cache_clear()
     compared: list[tuple[str, str]] = []
-    monkeypatch.setattr(ranks, "fnmatchcase", lambda *each: compared.append(each))
+    monkeypatch.setattr(admission, "fnmatchcase", lambda *each: compared.append(each))
     for _ in range(3):
         assert Ranks.of_rules({"once-*": 8, "twice-*": 8}).of("requested often") is None
 
@@ -53,4 +53,4 @@ def test_no_more_adapters_are_remembered_than_that() -> None:
     for number in range(2 * MAX_REMEMBERED):
         RANKS.of(f"nobody-{number}")
 
-    assert ranks._first_match.cache_info().currsize == MAX_REMEMBERED
+    assert admission._first_match.cache_info().currsize == MAX_REMEMBERED

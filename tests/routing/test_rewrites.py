@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.openai import Spelling
 from extproc.routing.rewrites import Rewrites, Rule
+from extproc.types import ModelCard
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 
@@ -52,6 +54,14 @@ def test_rules_are_not_chained() -> None:
     chain = rewrites(alias("b", "a"), alias("c", "b"), alias("d"))
 
     assert (chain.target("a"), chain.target("b")) == ("b", "c")
+
+
+def test_what_is_declared_last_may_have_another_name_at_pods() -> None:
+    made = rewrites()
+    for names in (["a"], ["b"]):
+        made.declare(names)
+
+    assert [made.is_declared(model) for model in ("a", "b")] == [False, True]
 
 
 def test_a_generic_rule_serves_bodies_without_a_model_and_one_that_names_it_does_not() -> None:
@@ -144,3 +154,19 @@ def test_the_target_is_one_of_the_first_fitting_rule(
     made = rewrites(*rules, seed=seed)
     assert made.target(model) in dict(first.shares())
     assert made.concerns(model) == bool(exact or generic)
+
+
+def test_a_model_concerns_us_where_pods_read_its_name_after_its_base_model_s() -> None:
+    cards = {"sql": ModelCard("sql", "qwen"), "qwen": ModelCard("qwen")}
+    made = Rewrites([Rule("r", ("alias",), (("qwen", None),))], rng=Random(1))
+    spelled = Rewrites((), rng=Random(1), spelling=Spelling(cards.get, joins=True))
+    spelled.declare({"qwen"})
+
+    assert (spelled.is_active, Rewrites((), rng=Random(1)).is_active) == (True, False)
+    assert [spelled.concerns(name) for name in ("sql", "qwen:sql", "qwen", "x")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert [made.concerns(name) for name in ("sql", "alias")] == [False, True]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +12,8 @@ from msgspec.structs import replace
 from extproc.adapters.declared import Declaration
 from extproc.fleet.evidence import Evidence
 from extproc.fleet.tracked import MAX_SILENCES
-from extproc.phrases import FOR_POD
 from extproc.queue import Ticket
-from extproc.routing.admission import AdmissionSettings
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
@@ -30,52 +24,19 @@ from extproc.types import (
     Pick,
     Reason,
     Rejection,
-    Wait,
 )
-from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request, routing
+from tests.builders import (
+    BASE,
+    adapter_card,
+    address,
+    cards,
+    endpoint,
+    report,
+    request,
+)
+from tests.routing.scene import queued, refused, refused_in_the_end, rejected, routed, router
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
-
-
-def router(
-    *numbers: int,
-    policy: str = "founding",
-    seed: int = 0,
-    max_pending: int | None = None,
-    **parts: Any,
-) -> Router:
-    """A router over endpoints that were scraped and list the base and the adapter a."""
-    ids = itertools.count(1)
-    picker = Picker(
-        BUILT_IN[policy](),
-        policy,
-        rng=random.Random(seed),
-        next_id=lambda: f"id-{next(ids)}",
-        admission=AdmissionSettings(max_pending),
-    )
-    made = routing(picker, **parts)
-    made.pool.set_endpoints(endpoint(number) for number in numbers)
-    for number in sorted(numbers):
-        made.pool.record_report(address(number), report(), taken_at_s=0.0)
-        made.pool.record_models(address(number), cards("a"), now=0.0)
-    return made
-
-
-def routed(result: Pick | Rejection | Wait | Ticket) -> Pick:
-    assert isinstance(result, Pick)
-    return result
-
-
-def refused(result: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
-    assert isinstance(result, Rejection)
-    return result.status, result.reason
-
-
-def refused_in_the_end(made: Router, held: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
-    """What a request is told that waits for an endpoint, and none comes."""
-    assert isinstance(held, Ticket)
-    assert held.reason == FOR_POD
-    return refused(made.resume(held, now=held.give_up_s))
 
 
 def listed(made: Router, subset: frozenset[str] | None = None) -> list[str] | int:
@@ -100,6 +61,15 @@ def test_an_endpoint_that_sleeps_gets_nothing_and_503_says_so_where_all_do() -> 
     assert refused(made.route(elsewhere, now=2.0)) == (503, Reason.NO_ENDPOINTS)
     made.pool.record_report(address(1), report(), taken_at_s=3.0)
     assert routed(made.route(ASKED, now=3.0)).address == address(1)
+
+
+def test_a_name_is_known_by_pods_lists_and_by_declarations() -> None:
+    made, declared = router(1), Declaration("new", source="/new", origin="test")
+    made.catalog.planner.declare([declared], now=0.0)
+    made.catalog.declare({"new": Offer(declared)}, {frozenset(): BASE})
+    found = [made.card(name) for name in ("a", "new", "other")]
+
+    assert [card and card.id for card in found] == ["a", "new", None]
 
 
 def test_a_declared_adapter_is_not_waited_for_while_everyone_sleeps() -> None:
@@ -188,8 +158,7 @@ def test_after_a_restart_the_only_endpoint_of_a_model_is_waited_for() -> None:
     made.pool.record_report(address(1), report(process_start_wall_s=9.0), taken_at_s=2.0)
     mine = request(None, model="mine")
 
-    held = made.route(mine, now=2.0)
-    assert isinstance(held, Ticket)
+    held = queued(made.route(mine, now=2.0))
     made.pool.record_models(address(1), only, now=2.0)
     made.offer(now=2.0)
     assert routed(made.resume(held, now=2.0)).address == address(1)
@@ -248,8 +217,7 @@ def test_models_are_those_of_the_pool() -> None:
 
     assert listed(made) == [BASE, "a"]
     assert made.models.find("a", None, now=1.0) == adapter_card("a")
-    nobodys = made.models.find("nobody", None, now=1.0)
-    assert isinstance(nobodys, Rejection)
+    nobodys = rejected(made.models.find("nobody", None, now=1.0))
     assert (nobodys.status, nobodys.model) == (404, "nobody")
 
 
@@ -303,8 +271,7 @@ def test_aliases_are_listed_where_one_of_their_targets_is() -> None:
     [card] = [each for each in json.loads(of_all)["data"] if each["id"] == "default"]
     assert (card["parent"], card["root"]) == (BASE, "mine")
     for name, subset, status in (("none", None, 404), ("default", frozenset({"10.9.9.9"}), 503)):
-        found = made.models.find(name, subset, now=1.0)
-        assert isinstance(found, Rejection)
+        found = rejected(made.models.find(name, subset, now=1.0))
         assert (found.status, found.model) == (status, name)
 
     made.models.aliases.configure({})

@@ -31,29 +31,13 @@ from extproc.types import (
     Snapshot,
     Wait,
 )
-from tests.builders import address, cards, endpoint, report, request
-from tests.fleet.test_accounting import completion
-from tests.routing.test_router import refused, routed
-from tests.routing.test_router import router as router_of
+from tests.builders import address, cards, completion, endpoint, report, request
+from tests.routing.scene import Slots, refused, routed
+from tests.routing.scene import router as router_of
 
 HOLD_S = QueueSettings().slot_hold_s
 LATER_S = 9.0
 """A time by which every rest of the queue is over."""
-
-
-class Slots:
-    """A policy for which an endpoint has room for `num` requests; it may name a time."""
-
-    def __init__(self, num: int = 1, until_s: float = inf, ttft_s: float | None = None) -> None:
-        self.num, self.until_s, self.ttft_s = num, until_s, ttft_s
-
-    def choose(
-        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
-    ) -> Choice | Wait:
-        if request.path == "/bug":
-            raise ArithmeticError("a bug")
-        free = [view for view in snapshot.endpoints if view.num_pending < self.num]
-        return Choice(free[:1], "free") if free else Wait(self.until_s, "slot")
 
 
 @dataclass(eq=False)
@@ -241,7 +225,7 @@ def test_where_one_endpoint_keeps_its_slot_another_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = router_of(1, 2)
-    monkeypatch.setattr(made.queue, "kept_from", lambda *_, **__: {address(1): 99.0})
+    monkeypatch.setattr(made.queue.reservations, "kept_from", lambda *_, **__: {address(1): 99.0})
 
     for _ in range(3):
         assert routed(made.route(request("a"), now=0.0)).address == address(2)
@@ -382,11 +366,11 @@ def test_a_slot_is_kept_for_nobody_once_the_one_it_was_kept_for_has_left() -> No
     now = LATER_S + 0.1
     views = made.pool.snapshot(now=now).endpoints
     asked = [request(name, claim=Claim(tenant=name)) for name in ("greedy", "other")]
-    before = [made.queue.kept_from(each, views, now=now) for each in asked]
+    before = [made.queue.reservations.kept_from(each, views, now=now) for each in asked]
     made.leave(modest.ticket, now=now)
 
     assert any(before)
-    assert [made.queue.kept_from(each, views, now=now) for each in asked] == [{}, {}]
+    assert [made.queue.reservations.kept_from(each, views, now=now) for each in asked] == [{}, {}]
 
 
 def test_a_newcomer_whose_model_nobody_has_does_not_stand_in_line() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections import Counter
 from dataclasses import dataclass
 
@@ -11,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.belief import STILL_S
 from extproc.fleet.evidence import Evidence
+from extproc.fleet.foreign import STILL_S
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Ticket
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog
-from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
 from extproc.types import EndpointView, LoadReport, Pick, Reason, Rejection
-from tests.builders import BASE, address, cards, endpoint, pick, report, request
+from tests.builders import BASE, address, cards, endpoint, fill, pick, picker_of, report, request
+from tests.routing.scene import rejected, routed
 
 EXPIRY_S = 2.0
 POLICIES = sorted(BUILT_IN)
@@ -31,22 +29,11 @@ LATE_S = 60.0
 
 def pool_of(*numbers: int) -> Pool:
     """A pool whose pods have listed the base model and the adapter a."""
-    pool = Pool(PoolSettings(report_expiry_s=EXPIRY_S))
-    pool.set_endpoints(endpoint(number) for number in numbers)
-    for number in numbers:
-        pool.record_models(address(number), cards("a"), now=0.0)
-    return pool
+    return fill(Pool(PoolSettings(report_expiry_s=EXPIRY_S)), *numbers)
 
 
 def router_of(pool: Pool, policy: str, max_pending: int | None = None) -> Router:
-    ids = itertools.count(1)
-    picker = Picker(
-        BUILT_IN[policy](),
-        policy,
-        rng=random.Random(1),
-        next_id=lambda: f"id-{next(ids)}",
-        admission=AdmissionSettings(max_pending),
-    )
+    picker = picker_of(policy, seed=1, admission=AdmissionSettings(max_pending))
     return Router(pool, picker, HoldQueue(), Catalog())
 
 
@@ -58,8 +45,7 @@ def shares(router: Router, num_requests: int, *, model: str = BASE, now: float) 
     """How many of some requests at once the pods 1 and 2 get."""
     counts: Counter[str] = Counter()
     for _ in range(num_requests):
-        result = router.route(request(None, model=model, body_bytes=100), now=now)
-        assert isinstance(result, Pick)
+        result = routed(router.route(request(None, model=model, body_bytes=100), now=now))
         counts[result.address] += 1
     return [counts[address(number)] for number in (1, 2)]
 
@@ -127,8 +113,7 @@ def test_a_silent_pod_gets_nothing_that_another_takes_even_if_that_is_full(polic
     router = router_of(pool, policy, max_pending=4)
 
     assert shares(router, 4, now=LATE_S) == [0, 4]
-    refused = router.route(request(None, model=BASE), now=LATE_S)
-    assert isinstance(refused, Rejection)
+    refused = rejected(router.route(request(None, model=BASE), now=LATE_S))
     assert refused.reason is Reason.SATURATED
 
 

@@ -7,8 +7,10 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
+from extproc.config import Config
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers
@@ -21,17 +23,33 @@ from extproc.service.clocks import Clocks
 from extproc.service.peering import Peering
 from extproc.wire import server as wire
 from extproc.wire.rpc import Method, Session
-from tests.builders import address, cards, endpoint, routing
-from tests.service.test_peering import KEY_FILE, configured
-from tests.waiting import eventually
+from tests.builders import fill, routing
+from tests.waiting import beside, eventually
 from tests.wire.fake_call import FakeCall, begin
+
+KEY_FILE = Path(__file__).with_name("peers_key.txt")
+
+
+def configured(peers: dict[str, Any] | None, server: dict[str, Any] | None = None) -> Config:
+    """A configuration whose peers have a key, unless `peers` says otherwise."""
+    if peers is not None:
+        peers = {"key_file": KEY_FILE, **peers}
+    sections: dict[str, Any] = {"discovery": {"static": []}, "peers": peers, "server": server or {}}
+    return Config.model_validate(sections)
 
 
 class Peered:
-    """A router with two endpoints that list the adapter `a`; `peers` is its configuration."""
+    """A router with two endpoints that list the adapter `a`; `peers` is its configuration.
+
+    Attributes:
+        taken: Entries that others passed on to it.
+        sizes: How many routers there were, each time that it changed.
+    """
 
     def __init__(self, router_id: str, peers: dict[str, Any] | None) -> None:
         clock, self.observers = time.monotonic, Observers()
+        self.taken: list[bytes] = []
+        self.sizes: list[int] = []
         self.telling = Telling(
             Links(clock),
             call_later=asyncio.get_running_loop().call_later,
@@ -44,10 +62,7 @@ class Peered:
             on_change=None if peers is None else self.telling.waits,
             catalog=self.catalog,
         )
-        self.pool = self.router.pool
-        self.pool.set_endpoints([endpoint(1), endpoint(2)])
-        for number in (1, 2):
-            self.pool.record_models(address(number), cards("a"), now=0.0)
+        self.pool = fill(self.router.pool, 1, 2)
         self.relay = Relay()
         self.adapters = AdapterPeers(
             router_id,
@@ -64,22 +79,24 @@ class Peered:
                 self.router, self.adapters, self.telling, clock=clock, observers=self.observers
             ),
             router_id=router_id,
-            on_entries=lambda _: None,
-            on_num_routers=self.pool.set_num_routers,
+            on_entries=self.taken.extend,
+            on_num_routers=self._count,
             on_garbage=lambda: None,
             observers=self.observers,
             world=Clocks(clock, time.time, random.Random(router_id)),
         )
-        self._task: asyncio.Future[None] | None = None
 
-    def run(self) -> None:
-        self._task = asyncio.ensure_future(self.peering.run())
+    def _count(self, num_routers: int) -> None:
+        self.sizes.append(num_routers)
+        self.pool.set_num_routers(num_routers)
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.peering.aclose()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with beside(self.peering.run()):
+                yield
+        finally:
+            await self.peering.aclose()
 
 
 def begin_proven(methods: Iterable[Method], router_id: str) -> tuple[FakeCall, Session]:
@@ -109,10 +126,7 @@ async def linking(
     server = await wire.serve(far.peering.methods())
     near = dial(server.address)
     before(near, far)
-    for each in (near, far):
-        each.run()
-    await eventually(lambda: near.pool.told.num_routers == far.pool.told.num_routers == 1)
-    yield near, far
-    for each in (near, far):
-        await each.close()
+    async with near.running(), far.running():
+        await eventually(lambda: near.pool.told.num_routers == far.pool.told.num_routers == 1)
+        yield near, far
     await server.close()

@@ -1,27 +1,28 @@
-"""A dispatcher over one endpoint, with all that looks on, in one process and without a wire."""
+"""A router over one endpoint, with all that looks on, in one process and without a wire."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from extproc.fleet.accounting import Accounting, Completion
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.accounting import Accounting
+from extproc.fleet.peerpicks import pick_ids
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.relay import Relay
 from extproc.queue import Ticket
+from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
 from extproc.routing.picker import Picker
 from extproc.routing.policies import Founding
 from extproc.routing.rewrites import Rewrites
-from extproc.service.dispatch import Dispatcher, Endings
+from extproc.service.endings import Endings
 from extproc.service.recorder import Recorder
 from extproc.tenancy import NO_CLAIM
-from extproc.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
-from tests.builders import address, cards, endpoint, report, request, routing
+from extproc.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
+from tests.builders import fill, report, request, routing
 
 
 class Waiting:
@@ -50,10 +51,7 @@ class Scene:
             self.waiting or Founding(), "p", rng=random.Random(0), next_id=pick_ids("r")
         )
         router = routing(picker)
-        self.pool = router.pool
-        self.pool.set_endpoints([endpoint(1)])
-        self.pool.record_report(address(1), report(), taken_at_s=0.0)
-        self.pool.record_models(address(1), cards("a"), now=0.0)
+        self.pool = fill(router.pool, 1, load=report())
         self.observers = Observers()
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.doubtful: list[str] = []
@@ -74,8 +72,10 @@ class Scene:
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.0,
         )
-        self.dispatcher = Dispatcher(
-            router, accounting, recorder, lambda: self.now, Rewrites(rng=random.Random(0)), Lists()
+        self.router = router
+        rewrites = Rewrites(rng=random.Random(0))
+        self.parts = StreamParts(
+            router, router.models, rewrites, accounting, Lists(), recorder, lambda: self.now
         )
         self.endings = Endings(
             accounting,
@@ -92,17 +92,9 @@ class Scene:
     def doubt(self, address: str) -> None:
         self.failed.append(address)
 
-    def route(self, now: float = 0.0) -> Pick | Rejection | Wait | Ticket:
+    def route(self, now: float = 0.0) -> Pick | Rejection | Ticket:
         """Route a request for the adapter `a` as a stream does."""
         asked = request(None, model="a", arrived_at_s=now)
-        return self.dispatcher.route(asked, now=now, wake=lambda: None, num_bytes=0)
-
-
-def completion(pick_id: str, **changes: Any) -> Completion:
-    """A request that the endpoint has answered."""
-    answered: dict[str, Any] = {
-        "pick_id": pick_id, "request_id": "", "address": address(1), "status": 200,
-        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
-        "duration_s": 0.2, "attempts": 1, "lag_s": 0.0, "orca": "", "first_body_byte_s": 0.1,
-    }  # fmt: skip
-    return Completion(**(answered | changes))
+        result = self.router.route(asked, now=now)
+        self.recorder.decided(result, 0.001, now=now)
+        return result

@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from extproc.adapters.states import Action, Failure, Kind, Result
 from extproc.config.file import parse_config
@@ -15,6 +14,7 @@ from extproc.service import configured
 from extproc.service.adaptercalls import AdapterCalls
 from extproc.types import Endpoint
 from tests.builders import address, cards, endpoint, pick
+from tests.servers import web_server
 
 CONFIG = "{discovery: {file: pods.yaml}, adapters: {roots: [{pod: /adapters, router: /%s}]}}"
 
@@ -52,9 +52,6 @@ class EffectPod:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.has_logprobs = True
-        app = web.Application()
-        app.router.add_post("/{tail:.*}", self.answer)
-        self.server = TestServer(app)
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -72,9 +69,8 @@ class EffectPod:
 async def test_an_adapter_that_is_loaded_is_compared_with_its_base_model(
     name: str, no_effect: str
 ) -> None:
-    pod, result = EffectPod(), None
-    async with pod.server:
-        result = await load(pod, name, f"{{verify: effect, no_effect: {no_effect}}}")
+    pod = EffectPod()
+    result = await load(pod, name, f"{{verify: effect, no_effect: {no_effect}}}")
     asked = ["/v1/load_lora_adapter " + name, "/v1/completions base", "/v1/completions " + name]
 
     if name == "sql":
@@ -90,20 +86,19 @@ async def test_an_adapter_that_is_loaded_is_compared_with_its_base_model(
 async def test_an_effect_that_cannot_be_tried_is_none_of_the_adapter_s_failures() -> None:
     pod = EffectPod()
     pod.has_logprobs = False
-    async with pod.server:
-        assert (await load(pod, "same", "{verify: effect}")).failure is None
-        assert (await load(pod, "same", "{}")) == Result()
 
+    assert (await load(pod, "same", "{verify: effect}")).failure is None
+    assert (await load(pod, "same", "{}")) == Result()
     assert pod.asked.count("/v1/completions base") == 1
 
 
 async def load(pod: EffectPod, name: str, adapters: str) -> Result:
     config = parse_config(f"{{discovery: {{file: pods.yaml}}, adapters: {adapters}}}")
     pool = Pool(configured.pool_settings(config))
-    where = Endpoint(address(1), str(pod.server.make_url("")))
-    pool.set_endpoints([where])
-    pool.record_models(address(1), cards(), now=0.0)
     calls = AdapterCalls(config, pool=pool, on_change=lambda _sources: None, clock=lambda: 0.0)
-    calls.set_endpoints([where])
-    async with calls.opened():
+    async with web_server(pod.answer) as url, calls.opened():
+        where = Endpoint(address(1), url)
+        pool.set_endpoints([where])
+        pool.record_models(address(1), cards(), now=0.0)
+        calls.set_endpoints([where])
         return await calls.make(Action(Kind.LOAD, address(1), name, "/a"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from extproc.adapters.sources import SourceStatus
+from extproc.adapters.declared import SourceStatus
 from extproc.config.file import check_sections
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.policies import Founding
@@ -25,7 +25,7 @@ class Scene:
     def __init__(self, folder: Path, **adapters: object) -> None:
         self.now = 0.0
         self.of_cluster: list[SourceStatus] = []
-        self.reports: list[tuple[object, object]] = []
+        self.news: list[object] = []
         store = {"sqlite": {"file": str(folder / "adapters.db"), "interval_s": 0.1}}
         sections = {"discovery": {"file": "pods.yaml"}, "adapters": {"store": store, **adapters}}
         config, world = check_sections(sections), Clocks(self._clock, time.time, random.Random(0))
@@ -34,7 +34,7 @@ class Scene:
             config,
             self.routing,
             poke=lambda _address: None,
-            report=lambda lost, states: self.reports.append((lost, states)),
+            on_news=lambda: self.news.append(self.service.take_news()),
             say=None,
             router_id="r",
             world=world,
@@ -71,9 +71,9 @@ async def test_a_router_is_ready_and_sure_of_names_once_its_store_has_been_read(
 async def test_who_lost_what_is_reported_once_it_is_known(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     async with beside(scene.service.run()):
-        await eventually(lambda: scene.reports)
+        await eventually(lambda: scene.news)
 
-    assert scene.reports[0] == ({}, None)
+    assert scene.news[0] == ({}, None)
 
 
 @pytest.mark.parametrize("wait_s", [None, 60.0])

@@ -17,9 +17,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric, Sample
 
-from extproc.service.admin import MAX_DEBUGGING, AdminServer, describe_snapshot, is_loopback
+from extproc.service.admin import MAX_DEBUGGING, describe_snapshot, is_loopback
 from extproc.types import EndpointView, Snapshot
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
+from tests.service.adminport import admin_server
 from tests.waiting import eventually
 
 VIEW = EndpointView(
@@ -60,9 +61,8 @@ class Admin:
         self.num_described = self.most_describing = self._num_describing = 0
         self.registry = registry = CollectorRegistry()
         Counter("extproc_things", "Things", registry=registry).inc(3)
-        self.server = AdminServer(
+        self.server = admin_server(
             host,
-            0,
             registry=registry,
             snapshot=lambda: Snapshot((VIEW,), now=100.0),
             queue=lambda: {"num_held": 7},

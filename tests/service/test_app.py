@@ -67,7 +67,7 @@ async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: 
 async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
     pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.service.app.READINESS_LIMIT_S", 1.0)
+    monkeypatch.setattr("extproc.service.parts.READINESS_LIMIT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [pods[0].address, "127.0.0.1:{1}".format(*silent.getsockname())]
         config = configuration([], discovery={"static": addresses}, scrape={"timeout_s": 60})
@@ -85,7 +85,7 @@ async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
 async def test_pods_that_refuse_to_list_their_models_delay_readiness_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extproc.service.app.READINESS_LIMIT_S", 3600.0)
+    monkeypatch.setattr("extproc.service.parts.READINESS_LIMIT_S", 3600.0)
     async with (
         running_pod(PodConfig(api_key="secret")) as pod,
         starting(configuration([pod])) as service,
@@ -134,25 +134,6 @@ async def test_an_access_log_entry_ends_its_pick(pods: list[RunningPod]) -> None
 
 async def _is_zero(service: Service) -> bool:
     return await service.in_flight() == 0
-
-
-async def test_a_pod_that_served_in_another_s_place_is_the_one_that_has_the_adapter(
-    pods: list[RunningPod],
-) -> None:
-    """The pick's own pod refused the connection: its engine never saw the request."""
-    async with serving(configuration(pods)) as service:
-        log = clients.AccessLog(service.channel)
-        pick = await clients.route(service.channel, "a")
-        [other] = {pod.address for pod in pods} - {pick.destination}
-        await log.tell(pick.pick_id, other)
-        await eventually(lambda: _is_zero(service))
-        snapshot = await service.admin("/debug/snapshot")
-        completed = await service.metric('extproc_completions_total{outcome="completed"}')
-        await log.close()
-
-    holding = {each["address"] for each in snapshot["endpoints"] if "a" in each["gpu_adapters"]}
-    assert holding == {other}
-    assert completed == 1
 
 
 async def test_without_an_access_log_the_pods_own_counts_end_a_pick(

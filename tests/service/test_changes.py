@@ -114,7 +114,7 @@ async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningP
 async def test_endpoints_beyond_the_limit_are_left_out_the_last_by_address(
     pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("extproc.service.app.MAX_ENDPOINTS", 1)
+    monkeypatch.setattr("extproc.service.discovery.MAX_ENDPOINTS", 1)
     async with serving(configuration(pods[::-1])) as service:
         shown = await service.endpoints()
         num_left_out = await service.metric("extproc_endpoints_left_out ")

@@ -13,12 +13,12 @@ from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import address, cards, endpoint, report, request
+from tests.routing.scene import queued
 from tests.service.scene import Scene
 
 
 def held(scene: Scene) -> Ticket:
-    ticket = scene.route()
-    assert isinstance(ticket, Ticket)
+    ticket = queued(scene.route())
     return ticket
 
 
@@ -29,10 +29,11 @@ def sample(scene: Scene, name: str, **labels: str) -> float | None:
 def test_a_held_request_is_one_wait_and_in_the_end_one_decision() -> None:
     scene = Scene(num_waits=1)
     ticket = held(scene)
-    dispatcher = scene.dispatcher
-    too_early = dispatcher.resume(ticket, now=0.5)
-    dispatcher.router.offer(now=1.0)
-    pick = dispatcher.resume(ticket, now=1.0)
+    too_early = scene.router.resume(ticket, now=0.5)
+    scene.router.offer(now=1.0)
+    pick = scene.router.resume(ticket, now=1.0)
+    assert not isinstance(pick, Ticket)
+    scene.recorder.decided(pick, None, now=1.0)
 
     assert too_early is ticket
     assert isinstance(pick, Pick)
@@ -48,11 +49,11 @@ def test_a_client_that_leaves_while_held_is_no_decision_and_leaves_nothing(
     scene = Scene(num_waits=1)
     ticket = held(scene)
     if is_settled:
-        scene.dispatcher.router.offer(now=1.0)
-    scene.dispatcher.gone(ticket, now=1.0)
-    scene.dispatcher.router.offer(now=2.0)
+        scene.router.offer(now=1.0)
+    scene.router.leave(ticket, now=1.0)
+    scene.router.offer(now=2.0)
 
-    assert len(scene.dispatcher.router.queue) == len(scene.pool.flights) == 0
+    assert len(scene.router.queue) == len(scene.pool.flights) == 0
     assert list(scene.decisions.last(9)) == []
 
 
@@ -73,8 +74,7 @@ def shut() -> tuple[Routing, Ticket]:
     routing.set_endpoints([endpoint(1)])
     routing.pool.record_report(address(1), report(), taken_at_s=0.0)
     routing.pool.record_models(address(1), cards("a"), now=0.0)
-    ticket = routing.router.route(request(None, model="a"), now=0.0)
-    assert isinstance(ticket, Ticket)
+    ticket = queued(routing.router.route(request(None, model="a"), now=0.0))
     return routing, ticket
 
 

@@ -3,95 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import AdapterPeers
-from extproc.peers.links import Links
-from extproc.peers.relay import Relay
-from extproc.peers.service import METHOD
-from extproc.peers.telling import Hearing, Telling
-from extproc.service.clocks import Clocks
+from extproc.peers.links import METHOD
 from extproc.service.peeraccess import check_peers, peer_port
-from extproc.service.peering import Peering
 from extproc.wire import server as wire
 from extproc.wire.rpc import Call, Code, Metadata, Method
-from tests.builders import routing
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
+from tests.service.peered import Peered, configured
 from tests.service.scene import Scene
-from tests.waiting import beside, eventually
+from tests.waiting import eventually
+from tests.wire.fake_call import Idle
 
 PATIENCE_S = 60.0
-KEY_FILE = Path(__file__).with_name("peers_key.txt")
 ELSEWHERE = "192.0.2.1"
 """Documentation range (RFC 5737): nobody answers there."""
 
 
-def configured(peers: dict[str, Any] | None, server: dict[str, Any] | None = None) -> Config:
-    """A configuration whose peers have a key, unless `peers` says otherwise."""
-    if peers is not None:
-        peers = {"key_file": KEY_FILE, **peers}
-    sections: dict[str, Any] = {"discovery": {"static": []}, "peers": peers, "server": server or {}}
-    return Config.model_validate(sections)
+class Replica(Peered):
+    """A router that passes on what access logs tell of other routers' picks."""
 
-
-class Replica:
-    """A router as far as its peers go. `peers`: the section of its configuration."""
-
-    def __init__(
-        self, router_id: str, peers: dict[str, Any] | None, server: dict[str, Any] | None = None
-    ) -> None:
-        self.taken: list[bytes] = []
-        self.counts: list[int] = []
-        scene, clock = Scene(), time.monotonic
-        self.observers, self.relay = scene.observers, Relay()
-        self._endings = replace(scene.endings, relay=self.relay, clock=clock)
-        telling = Telling(
-            Links(clock), call_later=lambda _s, _do: None, clock=clock, observers=self.observers
-        )
-        router = routing()
-        adapters = AdapterPeers(
-            router_id,
-            router.catalog,
-            poke=lambda _: None,
-            look=lambda: None,
-            clock=clock,
-            say=None,
-        )
-        self.peering = Peering(
-            configured(peers, server),
-            self.relay,
-            Hearing(router, adapters, telling, clock=clock, observers=self.observers),
-            router_id=router_id,
-            on_entries=self.taken.extend,
-            on_num_routers=self.counts.append,
-            on_garbage=lambda: None,
-            observers=self.observers,
-            world=Clocks(clock, time.time, random.Random(router_id)),
-        )
+    def __init__(self, router_id: str, peers: dict[str, Any] | None) -> None:
+        super().__init__(router_id, peers)
+        scene = Scene()
+        self.observers = scene.observers
+        self._endings = replace(scene.endings, relay=self.relay, clock=time.monotonic)
 
     def pass_on(self, pick_id: str, entry: bytes) -> None:
         self._endings.pass_on(pick_id, entry)
         self._endings.flush()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        try:
-            async with beside(self.peering.run()):
-                yield
-        finally:
-            await self.peering.aclose()
 
 
 @asynccontextmanager
@@ -101,7 +50,7 @@ async def two() -> AsyncIterator[tuple[Replica, Replica]]:
     server = await wire.serve(far.peering.methods())
     near = Replica("aa", {"static": [server.address]})
     async with near.running(), far.running():
-        await eventually(lambda: near.counts == [2])
+        await eventually(lambda: near.sizes == [2])
         yield near, far
     await server.close()
 
@@ -134,7 +83,7 @@ class DeadCall:
         pass
 
 
-def test_a_relay_that_fails_is_counted_and_no_access_log_breaks_off_for_it() -> None:
+async def test_a_relay_that_fails_is_counted_and_no_access_log_breaks_off_for_it() -> None:
     replica = Replica("aa", {"static": [], "key_file": None})
     [method] = replica.peering.methods()
     session = method.open(DeadCall(), {})
@@ -161,21 +110,13 @@ async def test_before_the_end_what_is_left_is_passed_on() -> None:
         assert len(far.taken) == 100
 
 
-class Silent:
+class Silent(Idle):
     """A peer that says who it is and then takes nothing."""
 
     def __init__(self, call: Call, metadata: Metadata) -> None:
+        super().__init__(call, metadata)
         hello = peers_pb2.Hello(router_id="bb", believes_callers=True)
         call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
-
-    def receive(self, message: bytes) -> None:
-        pass
-
-    def half_close(self) -> None:
-        pass
-
-    def closed(self) -> None:
-        pass
 
 
 async def test_the_end_does_not_wait_for_a_peer_that_hangs(
@@ -184,7 +125,7 @@ async def test_the_end_does_not_wait_for_a_peer_that_hangs(
     server = await wire.serve([Method(METHOD, Silent)])
     near = Replica("aa", {"static": [server.address], "key_file": None})
     async with near.running():
-        await eventually(lambda: near.counts == [2])
+        await eventually(lambda: near.sizes == [2])
         near.pass_on("bb-1", b"1")
         async with asyncio.timeout(PATIENCE_S):
             await near.peering.drain()
@@ -221,7 +162,7 @@ async def test_routers_are_counted_as_the_name_system_lists_them() -> None:
             await eventually(lambda: replica.peering.num_routers == 1)
         await server.close()
 
-    assert replica.counts == [2, 3, 1]
+    assert replica.sizes == [2, 3, 1]
 
 
 def test_by_name_the_port_must_be_known() -> None:

@@ -8,7 +8,6 @@ from extproc.config.file import parse_config
 from extproc.routing.policies import Founding
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
-from tests.service.scene import Scene
 
 CONFIG = """
 discovery: {file: pods.yaml}
@@ -23,13 +22,3 @@ def test_targets_take_effect_when_the_configuration_changes() -> None:
     routing.configure(parse_config(CONFIG.replace("model: a}", "model: b}")))
 
     assert (before, routing.rewrites.target("alias")) == ("a", "b")
-
-
-def test_streams_ask_by_the_rules_in_force() -> None:
-    dispatcher = Scene().dispatcher
-    plain = dispatcher.may_rewrite
-    dispatcher.rewrites.declare({"a"})
-
-    assert (plain, dispatcher.may_rewrite, dispatcher.concerns("a")) == (False, True, True)
-    assert (dispatcher.is_declared("a"), dispatcher.is_declared("b")) == (True, False)
-    assert dispatcher.target_of("a", "") == "a"

@@ -12,8 +12,8 @@ from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.service.services import Services
 from tests.envoy.test_completions import encode, entry
+from tests.service.peered import configured
 from tests.service.scene import Scene
-from tests.service.test_peering import configured
 
 
 @pytest.mark.parametrize("peers", [None, {"static": []}])

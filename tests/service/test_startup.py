@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from extproc.address import MAX_UNIX_PATH_BYTES
 from extproc.commands.epp import run
-from extproc.commands.main import app
 from extproc.config.file import ConfigError
 from extproc.observe import logs
 from extproc.service.app import App
-from tests.service.test_peering import KEY_FILE
+from tests.commandline import invoke
+from tests.service.peered import KEY_FILE
 from tests.waiting import eventually
 from tests.wire.pki import Pki
 
@@ -108,8 +108,7 @@ def both(files: Files, sections: dict[str, Any]) -> tuple[Result, Result]:
         document[name] = {**document[name], **section} if is_part else section
     config = files.write("extproc.yaml", yaml.safe_dump(document))
     check, serve = (
-        CliRunner().invoke(app, [command, "--config", str(config)])
-        for command in ("check-config", "serve")
+        invoke(command, "--config", str(config)) for command in ("check-config", "serve")
     )
     return check, serve
 
@@ -454,7 +453,7 @@ def test_the_check_takes_no_connection_and_leaves_a_running_service_s_socket(
         before = path.stat().st_ino
         config = {"server": {"address": f"unix:{path}"}, "discovery": {"static": []}}
         file = files.write("extproc.yaml", yaml.safe_dump(config))
-        check = CliRunner().invoke(app, ["check-config", "--config", str(file)])
+        check = invoke("check-config", "--config", str(file))
 
         assert check.exit_code == 0
         assert path.stat().st_ino == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, pa
 from extproc.discovery.kubernetes.store import ApiError, error_of
 from extproc.service.statuses import Statuses
 from tests.discovery.kubernetes.declared import item, listed
+from tests.logs import warnings
 from tests.virtualtime import in_virtual_time
 
 QUERY = routes_query()
@@ -159,18 +159,15 @@ async def test_an_answer_that_is_no_object_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 404, 409, 422])
-def test_an_object_that_is_another_by_now_is_let_go(code: int) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        written = Written()
-        written.api.failures = [error_of(code, "no")]
-        written.know(item({}, "a"), item({}, "b"))
-        written.statuses.want({origin("a"): said(), origin("b"): said()})
+@in_virtual_time
+async def test_an_object_that_is_another_by_now_is_let_go(code: int) -> None:
+    written = Written()
+    written.api.failures = [error_of(code, "no")]
+    written.know(item({}, "a"), item({}, "b"))
+    written.statuses.want({origin("a"): said(), origin("b"): said()})
 
-        assert await written.after(2 * RELIST_S) == ["b"]
-        assert written.api.num_tries == 2
-
-    run()
+    assert await written.after(2 * RELIST_S) == ["b"]
+    assert written.api.num_tries == 2
 
 
 @in_virtual_time
@@ -186,19 +183,16 @@ async def test_after_a_failure_it_is_tried_again_ever_more_seldom() -> None:
     assert await written.after(120.0) == ["a", "b"]
 
 
-def test_a_role_without_the_right_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        written = Written()
-        written.api.failures = [error_of(403, "no") for _ in range(3)]
-        written.know(*(item({}, f"o{number}") for number in range(50)))
-        written.statuses.want({origin(f"o{number}"): said() for number in range(50)})
+@in_virtual_time
+async def test_a_role_without_the_right_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    written = Written()
+    written.api.failures = [error_of(403, "no") for _ in range(3)]
+    written.know(*(item({}, f"o{number}") for number in range(50)))
+    written.statuses.want({origin(f"o{number}"): said() for number in range(50)})
 
-        assert await written.after(2.5 * RELIST_S) == []
-        assert written.api.num_tries == 3
-        assert len(await written.after(RELIST_S)) == 50
+    assert await written.after(2.5 * RELIST_S) == []
+    assert written.api.num_tries == 3
+    assert len(await written.after(RELIST_S)) == 50
 
-    run()
-
-    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    lines = warnings(caplog)
     assert lines == ["status not written: 403: no"]

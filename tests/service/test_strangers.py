@@ -12,9 +12,9 @@ from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
 from extproc.service.peeraccess import check_peers, unproven_peers
 from tests.builders import address
+from tests.peers.scene import message
 from tests.peers.test_adapterpeers import SQL
-from tests.service.peered import Peered
-from tests.service.test_peering import KEY_FILE, configured
+from tests.service.peered import KEY_FILE, Peered, configured
 from tests.wire.fake_call import begin
 
 
@@ -26,11 +26,6 @@ class Loader(Peered):
         self.adapters.declare([SQL])
 
 
-def sent(**content: Any) -> bytes:
-    encoded: bytes = peers_pb2.PeerMessage(**content).SerializeToString()
-    return encoded
-
-
 @pytest.mark.parametrize("key_file", [None, KEY_FILE])
 @pytest.mark.parametrize("nonce", [b"", b"n" * 16])
 async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no_picks(
@@ -38,7 +33,7 @@ async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no
 ) -> None:
     router = Loader({"static": [], "key_file": key_file})
     call, session = begin(router.peering.methods(), "Link")
-    session.receive(sent(hello=peers_pb2.Hello(router_id="0", nonce=nonce)))
+    session.receive(message(hello=peers_pb2.Hello(router_id="0", nonce=nonce)))
     router.adapters.tell([], {}, loads=True, now=0.0)
     await asyncio.sleep(0)
     heard = [peers_pb2.PeerMessage.FromString(each) for each in call.sent]
@@ -55,15 +50,15 @@ async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no
         is_first=True, started=[peers_pb2.StartedPick(number=1, address=address(1))]
     )
     for each in (
-        sent(adapters=echo),
-        sent(picks=picks),
-        sent(entries=peers_pb2.Entries(log_entries=[b"ends a pick"])),
+        message(adapters=echo),
+        message(picks=picks),
+        message(entries=peers_pb2.Entries(log_entries=[b"ends a pick"])),
     ):
         session.receive(each)
 
     assert not router.adapters.is_led(may_load=True, now=0.0)
     assert not router.adapters.is_led(may_load=False, now=0.0)
-    assert not router.adapters._peers.leaving(0.0)
+    assert not router.catalog.planner.leaving_elsewhere
     assert router.catalog.failed == {}
     assert not router.pool.told.num_in_flight
     assert not router.relay.is_fed

@@ -15,8 +15,8 @@ from extproc.observe.tracing import DEFAULT_SERVICE_NAME, Tracing
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.stream import Stream
-from extproc.service.dispatch import new_stream_of
-from extproc.service.traced import make_tracing
+from extproc.service.startup import make_tracing
+from extproc.service.traced import new_stream_of
 from tests.builders import address, body, request_headers
 from tests.service.scene import Scene
 
@@ -45,6 +45,12 @@ def spans() -> Iterator[Spans]:
     made.tracing.close()
 
 
+def begin(scene: Scene, tracing: Tracing | None, metadata: dict[str, str]) -> Stream:
+    """A stream over the scene's router."""
+    new_stream = new_stream_of(scene.parts, StreamSettings(), scene.recorder, tracing)
+    return new_stream(metadata, lambda: None)
+
+
 def decide(
     tracing: Tracing | None,
     metadata: dict[str, str],
@@ -55,13 +61,13 @@ def decide(
 ) -> Stream:
     """One request, through the stream, from headers to the answer and the end."""
     scene = Scene(num_waits=num_waits)
-    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)(metadata, lambda: None)
+    stream = begin(scene, tracing, metadata)
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):
         list(stream.handle(m.RequestBody(body(model), end_of_stream=True), now=2.0))
         for number in range(num_waits):
-            scene.dispatcher.router.offer(now=3.0 + number)
+            scene.router.offer(now=3.0 + number)
             list(stream.handle(m.Wakeup(), now=3.0 + number))
     list(stream.handle(m.Ended(), now=9.0))
     return stream
@@ -99,7 +105,7 @@ def test_the_span_of_a_request_whose_client_leaves_while_it_is_held_ends_then(
     spans: Spans,
 ) -> None:
     scene = Scene(num_waits=9)
-    stream = new_stream_of(scene.dispatcher, StreamSettings(), spans.tracing)(TRACED, lambda: None)
+    stream = begin(scene, spans.tracing, TRACED)
     stream.handle(request_headers(body_mode=m.BodyMode.NONE, model="a"), now=1.0)
     stream.handle(m.Ended(), now=3.0)
     (span,) = spans.finished()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
+from tests.logs import warnings
+from tests.servers import host_and_port, web_server
 from tests.service.serving import configuration, serving
 from tests.waiting import eventually
 
@@ -22,24 +22,20 @@ class Pod:
     def __init__(self) -> None:
         self.page = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n"
         self.status, self.models_status, self.is_late = 200, 200, False
-        application = web.Application()
-        application.router.add_get("/v1/models", self._models)
-        for path in ("/metrics", "/metrics/"):
-            application.router.add_get(path, self._metrics)
-        self.server = TestServer(application, host="127.0.0.1")
+        self.address = ""
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        listed = {"object": "list", "data": [{"id": "base", "object": "model", "parent": None}]}
-        return web.json_response(listed, status=self.models_status)
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.path == "/v1/models":
+            listed = {"object": "list", "data": [{"id": "base", "object": "model", "parent": None}]}
+            return web.json_response(listed, status=self.models_status)
+        if request.path.rstrip("/") != "/metrics":
+            return web.Response(status=404)
         if self.is_late:
             await asyncio.sleep(3600)
         return web.Response(text=self.page, status=self.status)
 
     def configuration(self, **scrape: Any) -> dict[str, Any]:
-        discovery = {"static": [f"127.0.0.1:{self.server.port}"]}
-        return configuration([], discovery=discovery, scrape=scrape)
+        return configuration([], discovery={"static": [self.address]}, scrape=scrape)
 
 
 @pytest_asyncio.fixture
@@ -47,9 +43,9 @@ async def pod(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pod]:
     monkeypatch.setattr("extproc.service.app.UPKEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr("extproc.fleet.losses.PATIENCE_S", 0.2)
     made = Pod()
-    await made.server.start_server()
-    yield made
-    await made.server.close()
+    async with web_server(made.answer) as url:
+        made.address = host_and_port(url)
+        yield made
 
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"is_late": True}], ids=["fails", "late"])
@@ -100,5 +96,4 @@ async def test_a_line_that_cannot_be_read_costs_its_fact_and_one_line_of_the_log
 
         await eventually(has_scraped_more)
 
-    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len([line for line in said if "not a number in ' many'" in line]) == 1
+    assert len([line for line in warnings(caplog) if "not a number in ' many'" in line]) == 1

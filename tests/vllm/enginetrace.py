@@ -15,8 +15,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from extproc.lab.engine.caches import AdapterLoad
 from extproc.lab.engine.engine import Engine
-from extproc.lab.engine.lru import AdapterLoad
 from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.engine.records import EngineRequest, Step
 from tests.vllm.server import ADAPTERS, VllmServer

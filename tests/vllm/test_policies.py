@@ -23,9 +23,9 @@ import pytest_asyncio
 from rich.console import Console
 
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.loadtest.blocks import Block, rotated
 from extproc.lab.loadtest.compare import Round
 from extproc.lab.loadtest.fleetfiles import gateway_bootstrap, router_config
+from extproc.lab.loadtest.loads import Block, rotated
 from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.loadtest.results import LoadResult, describe_machine, real_run, save
 from extproc.lab.loadtest.runs import BlockRun

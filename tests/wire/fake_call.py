@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from extproc.wire.rpc import Code, Method, Session
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 
 @dataclass
@@ -32,6 +32,22 @@ class FakeCall:
     @property
     def code(self) -> Code | None:
         return None if self.ended is None else self.ended[0]
+
+
+class Idle:
+    """A session that does nothing with what it hears."""
+
+    def __init__(self, call: Call, metadata: Metadata) -> None:
+        self.call = call
+
+    def receive(self, message: bytes) -> None:
+        pass
+
+    def half_close(self) -> None:
+        pass
+
+    def closed(self) -> None:
+        pass
 
 
 def begin(methods: Iterable[Method], name: str) -> tuple[FakeCall, Session]:

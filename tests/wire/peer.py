@@ -14,9 +14,10 @@ from typing import TypeVar
 import hpack
 from hyperframe import frame as hf
 
-from extproc.wire import Call, Connection, Counters, Limits, Method, frames
+from extproc.wire import Connection, Counters, Limits, frames
 from extproc.wire.budget import Budget
 from extproc.wire.limits import DEFAULT_LIMITS, ErrorCode
+from extproc.wire.rpc import Call, Method
 
 F = TypeVar("F", bound=hf.Frame)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -15,10 +14,9 @@ _PAGE = (_ROOT / "docs" / "wire.md").read_text()
 def test_every_test_named_in_the_page_exists() -> None:
     named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", _PAGE))
     existing = {
-        (path.name, node.name)
+        (path.name, name)
         for path in (_ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
     }
 
     assert len(named) > 80

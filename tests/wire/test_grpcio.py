@@ -18,41 +18,28 @@ import pytest
 from grpc import aio
 from grpclib.client import Channel, StreamStreamMethod
 from grpclib.const import Status
-from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
-from extproc.request.stream import Stream
 from extproc.types import Outcome, RequestInfo, Wait
 from extproc.wire.budget import Budget
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import BASE, body
 from tests.request import ext_proc
-from tests.request.dispatcher import PICK, FakeDispatcher
 from tests.request.ext_proc import destination, phase, read, request_body, request_headers
-from tests.routing.test_router import router
+from tests.request.fakerouter import PICK, FakeRouter
+from tests.routing.scene import router
 from tests.waiting import eventually
+from tests.wire.rawcodec import RawCodec
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 MAX_MESSAGE_BYTES = 200_000
 BODY = body()
 SOON_S = 60.0
 """Deadline that only detects a hang."""
-
-
-class RawCodec(CodecBase):
-    """Messages stay bytes."""
-
-    __content_subtype__ = "proto"
-
-    def encode(self, message: Any, message_type: Any) -> bytes:
-        return bytes(message)
-
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        return data
 
 
 @contextlib.asynccontextmanager
@@ -91,9 +78,9 @@ async def status_of(channel: Channel, *messages: bytes, path: str = PROCESS) -> 
     return Status.OK
 
 
-def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:
+def processor(router: Any, **settings: Any) -> ExternalProcessor:
     return ExternalProcessor(
-        new_stream=lambda _metadata, wake: Stream(dispatcher, StreamSettings(**settings), wake),
+        new_stream=lambda _metadata, wake: router.stream(StreamSettings(**settings), wake),
         codec=Codec(),
         clock=time.monotonic,
         call_later=asyncio.get_running_loop().call_later,
@@ -105,7 +92,7 @@ async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) 
     """gRPC's core assembles messages itself; only the bytes that a service keeps are counted."""
     budget = Budget(150_000)
     held = Wait(until_s=time.monotonic() + 3600)
-    service = processor(FakeDispatcher(held))
+    service = processor(FakeRouter(held))
     chunk = body(prompt=100_000 * "p") if is_whole else b" " * 100_000
     async with serving(service.methods(), budget) as (_, channel):
         async with rpc(channel) as old, rpc(channel) as young:
@@ -128,7 +115,7 @@ async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) 
 async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
     made = router(1, 2, 3)
 
-    class Counting(FakeDispatcher):
+    class Counting(FakeRouter):
         def route(self, request: RequestInfo, *, now: float, **_: Any) -> Any:
             return made.route(request, now=now)
 
@@ -151,7 +138,7 @@ async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
 async def test_garbage_ends_its_own_stream_and_no_other() -> None:
     junk = (b"\xff\xff", b"", b"\x0a\x7f")
     async with (
-        serving(processor(FakeDispatcher()).methods()) as (_, channel),
+        serving(processor(FakeRouter()).methods()) as (_, channel),
         rpc(channel) as other,
     ):
         await other.send_message(request_headers())
@@ -165,7 +152,7 @@ async def test_garbage_ends_its_own_stream_and_no_other() -> None:
 
 
 async def test_a_half_close_before_the_response_is_not_ok() -> None:
-    async with serving(processor(FakeDispatcher()).methods()) as (_, channel), rpc(channel) as call:
+    async with serving(processor(FakeRouter()).methods()) as (_, channel), rpc(channel) as call:
         await call.send_message(request_headers(), end=True)
         assert phase(await call.recv_message()) == "request_headers"
         with pytest.raises(GRPCError) as ended:
@@ -175,8 +162,8 @@ async def test_a_half_close_before_the_response_is_not_ok() -> None:
 
 
 async def test_a_client_that_leaves_ends_its_session_once() -> None:
-    dispatcher = FakeDispatcher()
-    service = processor(dispatcher, uses_response_phases=True)
+    router = FakeRouter()
+    service = processor(router, uses_response_phases=True)
     async with serving(service.methods()) as (_, channel):
         async with rpc(channel) as call:
             await call.send_message(request_headers())
@@ -187,9 +174,7 @@ async def test_a_client_that_leaves_ends_its_session_once() -> None:
         await eventually(lambda: service.num_open == 0)
         await asyncio.sleep(0.05)
 
-    assert [(pick, outcome) for pick, outcome, _ in dispatcher.finished] == [
-        (PICK, Outcome.CANCELLED)
-    ]
+    assert [(pick, outcome) for pick, outcome, _ in router.finished] == [(PICK, Outcome.CANCELLED)]
     assert service.num_open == 0
 
 
@@ -197,8 +182,8 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    dispatcher = FakeDispatcher()
-    service = processor(dispatcher, uses_response_phases=True)
+    router = FakeRouter()
+    service = processor(router, uses_response_phases=True)
 
     async def leave(channel: Channel, after: int) -> None:
         messages = [request_headers(), request_body(BODY), ext_proc.response_headers({})]
@@ -214,7 +199,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
         await eventually(lambda: service.num_open == 0)
         assert await status_of(channel, request_headers(), request_body(BODY)) is Status.OK
 
-    assert len(dispatcher.finished) == len(dispatcher.routed)
+    assert len(router.finished) == len(router.routed)
     assert caplog.records == []
 
 
@@ -426,7 +411,7 @@ async def asking(service: ExternalProcessor) -> AsyncIterator[tuple[GrpcioServer
 
 
 async def test_stopping_lets_rpcs_in_progress_end() -> None:
-    async with asking(processor(FakeDispatcher())) as (server, peer):
+    async with asking(processor(FakeRouter())) as (server, peer):
         stopping = asyncio.ensure_future(server.stop(SOON_S))
         await asyncio.sleep(0.05)
         assert not stopping.done()
@@ -437,7 +422,7 @@ async def test_stopping_lets_rpcs_in_progress_end() -> None:
 
 
 async def test_rpcs_that_exceed_the_grace_period_are_cancelled() -> None:
-    service = processor(FakeDispatcher())
+    service = processor(FakeRouter())
     async with asking(service) as (server, peer):
         await server.stop(0.05)
         assert (await peer.ended())[0] is not Code.OK

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec
 
 import pytest
 import uvloop
@@ -26,16 +28,24 @@ LARGE_BYTES = 8 * 1024 * 1024
 PATIENT = HttpLimits(request_s=NEVER_S, idle_s=NEVER_S, answer_s=NEVER_S, tick_s=0.02)
 """The limits; each test shortens the one that it tries."""
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
+P = ParamSpec("P")
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def run_one(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(main, 3 * PATIENCE_S))
+def on_each_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs on an event loop of each kind."""
 
-    return run_one
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        make_loop = LOOPS[str(kwargs.pop("kind_of_loop"))]
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(asyncio.wait_for(test(*args, **kwargs), 3 * PATIENCE_S))
+
+    own = inspect.signature(test)
+    kind = inspect.Parameter("kind_of_loop", inspect.Parameter.KEYWORD_ONLY)
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), kind])  # type: ignore[attr-defined]
+    on_each: Callable[..., None] = pytest.mark.parametrize("kind_of_loop", LOOPS)(run)
+    return on_each
 
 
 class Served:
@@ -121,218 +131,179 @@ HEAD = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n"
 @pytest.mark.parametrize(
     "sent", [b"", b"G", HEAD % b"small", HEAD % b"small" + b"X-A: " + b"a" * 4000]
 )
-def test_requests_that_never_get_complete_are_dropped(run: Run, sent: bytes) -> None:
-    async def main() -> None:
-        async with serving(request_s=0.5) as served, stalling(served, sent):
-            assert await served.get() == "small"
-            await eventually(lambda: served.dropped[HttpLimit.REQUEST] == NUM_CLIENTS)
-            await eventually(lambda: served.num_open == 0)
+@on_each_loop
+async def test_requests_that_never_get_complete_are_dropped(sent: bytes) -> None:
+    async with serving(request_s=0.5) as served, stalling(served, sent):
+        assert await served.get() == "small"
+        await eventually(lambda: served.dropped[HttpLimit.REQUEST] == NUM_CLIENTS)
+        await eventually(lambda: served.num_open == 0)
 
-            assert await served.get() == "small"
-
-    run(main())
+        assert await served.get() == "small"
 
 
-def test_headers_that_come_drop_by_drop_have_no_more_time(run: Run) -> None:
-    async def main() -> None:
-        async with serving(request_s=0.5) as served, stalling(served, HEAD % b"small", 1) as [one]:
-            await send_until_gone(one, b"X-A: a\r\n", rest_s=0.02)
+@on_each_loop
+async def test_headers_that_come_drop_by_drop_have_no_more_time() -> None:
+    async with serving(request_s=0.5) as served, stalling(served, HEAD % b"small", 1) as [one]:
+        await send_until_gone(one, b"X-A: a\r\n", rest_s=0.02)
 
-            assert served.dropped == {HttpLimit.REQUEST: 1}
-
-    run(main())
+        assert served.dropped == {HttpLimit.REQUEST: 1}
 
 
 @pytest.mark.parametrize(
     "head", [b"Content-Length: 1000000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"]
 )
-def test_a_body_that_never_ends_is_not_waited_for(run: Run, head: bytes) -> None:
-    async def main() -> None:
-        async with (
-            serving(body_s=0.2) as served,
-            stalling(served, HEAD % b"small" + head) as clients,
-        ):
-            await eventually(lambda: served.num_open == 0)
-            answers = [client.recv(4096) for client in clients]
+@on_each_loop
+async def test_a_body_that_never_ends_is_not_waited_for(head: bytes) -> None:
+    async with (
+        serving(body_s=0.2) as served,
+        stalling(served, HEAD % b"small" + head) as clients,
+    ):
+        await eventually(lambda: served.num_open == 0)
+        answers = [client.recv(4096) for client in clients]
 
-        assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
-        assert not served.dropped
-
-    run(main())
+    assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+    assert not served.dropped
 
 
-def test_a_connection_with_an_unread_response_is_dropped(run: Run) -> None:
-    async def main() -> None:
-        asked = HEAD % b"large" + b"\r\n"
-        async with serving(answer_s=0.3) as served, stalling(served, asked):
-            assert await served.get() == "small"
-            await eventually(lambda: served.dropped[HttpLimit.ANSWER] == NUM_CLIENTS)
-            await eventually(lambda: served.num_open == 0)
-
-    run(main())
+@on_each_loop
+async def test_a_connection_with_an_unread_response_is_dropped() -> None:
+    asked = HEAD % b"large" + b"\r\n"
+    async with serving(answer_s=0.3) as served, stalling(served, asked):
+        assert await served.get() == "small"
+        await eventually(lambda: served.dropped[HttpLimit.ANSWER] == NUM_CLIENTS)
+        await eventually(lambda: served.num_open == 0)
 
 
-def test_unread_responses_are_bounded_together(run: Run) -> None:
-    async def main() -> None:
-        async with (
-            serving(max_unread_bytes=LARGE_BYTES) as served,
-            stalling(served, HEAD % b"large" + b"\r\n"),
-        ):
-            await eventually(lambda: served.num_large == NUM_CLIENTS)
-            await eventually(lambda: served.num_unread_bytes <= LARGE_BYTES)
-            assert served.dropped[HttpLimit.ANSWER] > 0
-            # One is counted as dropped before its connection is closed.
-            await eventually(
-                lambda: served.num_open == NUM_CLIENTS - served.dropped[HttpLimit.ANSWER]
-            )
-            assert await served.get() == "small"
-
-    run(main())
+@on_each_loop
+async def test_unread_responses_are_bounded_together() -> None:
+    async with (
+        serving(max_unread_bytes=LARGE_BYTES) as served,
+        stalling(served, HEAD % b"large" + b"\r\n"),
+    ):
+        await eventually(lambda: served.num_large == NUM_CLIENTS)
+        await eventually(lambda: served.num_unread_bytes <= LARGE_BYTES)
+        assert served.dropped[HttpLimit.ANSWER] > 0
+        # One is counted as dropped before its connection is closed.
+        await eventually(lambda: served.num_open == NUM_CLIENTS - served.dropped[HttpLimit.ANSWER])
+        assert await served.get() == "small"
 
 
-def test_connections_with_small_unread_responses_are_dropped_after_the_idle_time_too(
-    run: Run,
-) -> None:
+@on_each_loop
+async def test_connections_with_small_unread_responses_end_after_the_idle_time_too() -> None:
     """aiohttp then closes, which would wait for what was written to be read."""
-
-    async def main() -> None:
-        asked = (HEAD % b"small" + b"\r\n") * 200
-        async with (
-            serving(idle_s=0.2, answer_s=0.6) as served,
-            stalling(served, asked, 2) as clients,
-        ):
-            for client in clients:
-                await send_until_gone(client, asked, rest_s=0)
-            await eventually(lambda: served.num_open == 0)
-
-    run(main())
+    asked = (HEAD % b"small" + b"\r\n") * 200
+    async with (
+        serving(idle_s=0.2, answer_s=0.6) as served,
+        stalling(served, asked, 2) as clients,
+    ):
+        for client in clients:
+            await send_until_gone(client, asked, rest_s=0)
+        await eventually(lambda: served.num_open == 0)
 
 
-def test_an_idle_connection_is_closed_without_being_counted(run: Run) -> None:
-    async def main() -> None:
-        asked = HEAD % b"small" + b"\r\n"
-        async with serving(idle_s=0.2) as served, stalling(served, asked):
-            await eventually(lambda: served.num_open == 0)
+@on_each_loop
+async def test_an_idle_connection_is_closed_without_being_counted() -> None:
+    asked = HEAD % b"small" + b"\r\n"
+    async with serving(idle_s=0.2) as served, stalling(served, asked):
+        await eventually(lambda: served.num_open == 0)
 
-        assert not served.dropped
-
-    run(main())
+    assert not served.dropped
 
 
-def test_a_stream_that_is_read_is_not_dropped(run: Run) -> None:
-    async def main() -> None:
-        limits = {"request_s": 0.5, "idle_s": 0.5, "answer_s": 0.5}
-        async with serving(**limits) as served, ClientSession() as http:
-            url = f"http://127.0.0.1:{served.listener.port}/stream"
-            async with http.get(url) as response:
-                for _ in range(50):  # of 0.02 s at least
-                    assert await response.content.readline() == b"more\n"
+@on_each_loop
+async def test_a_stream_that_is_read_is_not_dropped() -> None:
+    limits = {"request_s": 0.5, "idle_s": 0.5, "answer_s": 0.5}
+    async with serving(**limits) as served, ClientSession() as http:
+        url = f"http://127.0.0.1:{served.listener.port}/stream"
+        async with http.get(url) as response:
+            for _ in range(50):  # of 0.02 s at least
+                assert await response.content.readline() == b"more\n"
 
-        assert not served.dropped
-
-    run(main())
+    assert not served.dropped
 
 
-def test_connections_beyond_the_limit_are_dropped_at_once_and_a_place_becomes_free(
-    run: Run,
-) -> None:
-    async def main() -> None:
-        asked = HEAD % b"stream" + b"\r\n"
-        async with serving(max_connections=5) as served:
-            async with stalling(served, asked, 5):
-                await eventually(
-                    lambda: (
-                        served.num_open == 5
-                        and all(each.is_answering for each in served.listener.guards.values())
-                    )
-                )
-                async with stalling(served, b"") as further:
-                    for client in further:
-                        await send_until_gone(client, b"x", rest_s=0.01)
-                    assert served.num_open == 5
-                await eventually(lambda: served.dropped == {HttpLimit.CONNECTIONS: NUM_CLIENTS})
-            await eventually(lambda: served.num_open == 0)
-
-            assert await served.get() == "small"
-
-    run(main())
-
-
-@pytest.mark.parametrize("sent", [b"", HEAD % b"small", HEAD % b"small" + b"\r\n"])
-def test_connections_that_ask_for_nothing_make_room_for_others(run: Run, sent: bytes) -> None:
-    """Silent, half a request, idle after an answer: the oldest go, one for each further one."""
-
-    async def main() -> None:
-        async with serving(max_connections=5) as served, stalling(served, sent, 5):
-            await eventually(lambda: served.num_open == 5)
-            answers = [await served.get() for _ in range(3)]
-            async with stalling(served, b""):
-                assert await served.get() == "small"
-
-            assert answers == ["small"] * 3
-            assert served.num_open <= 5
-
-    run(main())
-
-
-def test_connections_that_do_not_read_make_room_for_others(run: Run) -> None:
-    async def main() -> None:
-        asked = HEAD % b"large" + b"\r\n"
-        async with serving(max_connections=5) as served, stalling(served, asked, 5):
-            await eventually(lambda: served.num_large == 5 and served.num_unread_bytes > 0)
-
-            assert await served.get() == "small"
-
-    run(main())
-
-
-def test_whoever_does_not_read_loses_more_than_who_reads_then(run: Run) -> None:
-    """A large answer to one who reads is served, however much others have left unread."""
-
-    async def main() -> None:
-        asked = HEAD % b"large" + b"\r\n"
-        limits = {"max_unread_bytes": 2 * LARGE_BYTES}
-        async with serving(**limits) as served, stalling(served, asked), ClientSession() as http:
-            url = f"http://127.0.0.1:{served.listener.port}/large"
-            for _ in range(3):
-                async with http.get(url) as response:
-                    assert len(await response.read()) == LARGE_BYTES
-            assert served.num_unread_bytes <= 2 * LARGE_BYTES
-
-    run(main())
-
-
-def test_one_address_does_not_keep_another_out_even_where_all_its_requests_are_answered(
-    run: Run,
-) -> None:
-    async def main() -> None:
-        asked = HEAD % b"stream" + b"\r\n"
-        async with serving(max_connections=5) as served, stalling(served, asked, 5):
+@on_each_loop
+async def test_connections_beyond_the_limit_are_dropped_at_once_and_a_place_becomes_free() -> None:
+    asked = HEAD % b"stream" + b"\r\n"
+    async with serving(max_connections=5) as served:
+        async with stalling(served, asked, 5):
             await eventually(
                 lambda: (
                     served.num_open == 5
                     and all(each.is_answering for each in served.listener.guards.values())
                 )
             )
-            other = TCPConnector(local_addr=("127.0.0.2", 0))
-            assert await served.get(other) == "small"
-            assert served.dropped == {HttpLimit.CONNECTIONS: 1}
+            async with stalling(served, b"") as further:
+                for client in further:
+                    await send_until_gone(client, b"x", rest_s=0.01)
+                assert served.num_open == 5
+            await eventually(lambda: served.dropped == {HttpLimit.CONNECTIONS: NUM_CLIENTS})
+        await eventually(lambda: served.num_open == 0)
 
-    run(main())
+        assert await served.get() == "small"
 
 
-def test_stopping_waits_for_no_one_who_stalls(run: Run) -> None:
-    async def main() -> None:
-        body = HEAD % b"small" + b"Content-Length: 9\r\n\r\n"
-        async with (
-            serving(stop_s=0.1) as served,
-            stalling(served, b"", 3),
-            stalling(served, HEAD % b"large" + b"\r\n", 3),
-            stalling(served, body, 3),
-        ):
-            await eventually(lambda: served.num_open >= 6)
-            async with asyncio.timeout(PATIENCE_S):
-                await served.listener.stop()
-            await eventually(lambda: served.num_open == 0)
+@pytest.mark.parametrize("sent", [b"", HEAD % b"small", HEAD % b"small" + b"\r\n"])
+@on_each_loop
+async def test_connections_that_ask_for_nothing_make_room_for_others(sent: bytes) -> None:
+    """Silent, half a request, idle after an answer: the oldest go, one for each further one."""
+    async with serving(max_connections=5) as served, stalling(served, sent, 5):
+        await eventually(lambda: served.num_open == 5)
+        answers = [await served.get() for _ in range(3)]
+        async with stalling(served, b""):
+            assert await served.get() == "small"
 
-    run(main())
+        assert answers == ["small"] * 3
+        assert served.num_open <= 5
+
+
+@on_each_loop
+async def test_connections_that_do_not_read_make_room_for_others() -> None:
+    asked = HEAD % b"large" + b"\r\n"
+    async with serving(max_connections=5) as served, stalling(served, asked, 5):
+        await eventually(lambda: served.num_large == 5 and served.num_unread_bytes > 0)
+
+        assert await served.get() == "small"
+
+
+@on_each_loop
+async def test_whoever_does_not_read_loses_more_than_who_reads_then() -> None:
+    """A large answer to one who reads is served, however much others have left unread."""
+    asked = HEAD % b"large" + b"\r\n"
+    limits = {"max_unread_bytes": 2 * LARGE_BYTES}
+    async with serving(**limits) as served, stalling(served, asked), ClientSession() as http:
+        url = f"http://127.0.0.1:{served.listener.port}/large"
+        for _ in range(3):
+            async with http.get(url) as response:
+                assert len(await response.read()) == LARGE_BYTES
+        assert served.num_unread_bytes <= 2 * LARGE_BYTES
+
+
+@on_each_loop
+async def test_one_address_keeps_no_other_out_even_where_all_its_requests_are_answered() -> None:
+    asked = HEAD % b"stream" + b"\r\n"
+    async with serving(max_connections=5) as served, stalling(served, asked, 5):
+        await eventually(
+            lambda: (
+                served.num_open == 5
+                and all(each.is_answering for each in served.listener.guards.values())
+            )
+        )
+        other = TCPConnector(local_addr=("127.0.0.2", 0))
+        assert await served.get(other) == "small"
+        assert served.dropped == {HttpLimit.CONNECTIONS: 1}
+
+
+@on_each_loop
+async def test_stopping_waits_for_no_one_who_stalls() -> None:
+    body = HEAD % b"small" + b"Content-Length: 9\r\n\r\n"
+    async with (
+        serving(stop_s=0.1) as served,
+        stalling(served, b"", 3),
+        stalling(served, HEAD % b"large" + b"\r\n", 3),
+        stalling(served, body, 3),
+    ):
+        await eventually(lambda: served.num_open >= 6)
+        async with asyncio.timeout(PATIENCE_S):
+            await served.listener.stop()
+        await eventually(lambda: served.num_open == 0)

@@ -22,6 +22,7 @@ from extproc.wire.rpc import Method
 from extproc.wire.server import WireServer, serve
 from extproc.wire.tls import Certificates
 from tests.waiting import eventually
+from tests.wire.fake_call import Idle
 from tests.wire.peer import literals, message, raw, request
 from tests.wire.pki import Pki
 from tests.wire.wire_echo import ECHO, WATCH, grpcio_echo, running, stream
@@ -299,7 +300,7 @@ def echo_request(stream_id: int) -> bytes:
     return block + raw(frames.DATA, 0, stream_id, message(b"x"))
 
 
-class Notifying:
+class Notifying(Idle):
     """A session that calls back on each message."""
 
     def __init__(self, on_message: Callable[[], object]) -> None:
@@ -307,12 +308,6 @@ class Notifying:
 
     def receive(self, message: bytes) -> None:
         self._on_message()
-
-    def half_close(self) -> None:
-        pass
-
-    def closed(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["to its end", "lost between the passes"])

@@ -18,11 +18,11 @@ import h2.events
 import pytest
 import uvloop
 from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
-from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from extproc.wire.server import WireServer
 from tests.waiting import eventually
+from tests.wire.rawcodec import RawCodec
 from tests.wire.wire_echo import ECHO, FAIL, WATCH, grpcio_echo, running, stream
 
 SIZES = [0, 1, 300, 16_379, 16_380, 70_000, 1_000_000]
@@ -110,22 +110,10 @@ async def test_many_grpcio_calls_at_once() -> None:
 # ---- grpclib
 
 
-class Raw(CodecBase):
-    """Messages as bytes."""
-
-    __content_subtype__ = "proto"
-
-    def encode(self, message: Any, message_type: Any) -> bytes:
-        return bytes(message)
-
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        return data
-
-
 @contextlib.asynccontextmanager
 async def grpclib_channel(server: WireServer) -> AsyncIterator[Channel]:
     """A grpclib channel that sends bytes."""
-    channel = Channel("127.0.0.1", server.port, codec=Raw())
+    channel = Channel("127.0.0.1", server.port, codec=RawCodec())
     try:
         yield channel
     finally:

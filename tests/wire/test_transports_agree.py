@@ -19,10 +19,11 @@ from extproc.request.stream import Stream
 from extproc.wire import server as wire
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.limits import Limits
-from extproc.wire.rpc import Call, Code, Metadata, Method, Session
+from extproc.wire.rpc import Code, Method
 from tests import clients
-from tests.request.dispatcher import FakeDispatcher
+from tests.request.fakerouter import FakeRouter
 from tests.strategies import stream_settings
+from tests.wire.fake_call import Idle
 from tests.wire.h2client import Heard, call
 
 MAX_MESSAGE_BYTES = 4096
@@ -30,36 +31,26 @@ SCRIPT = "/test.Script/Run"
 PATIENCE_S = 60.0
 
 
-class Script:
+class Script(Idle):
     """Does what its messages say."""
-
-    def __init__(self, call: Call, _metadata: Metadata) -> None:
-        self._call = call
 
     def receive(self, message: bytes) -> None:
         verb, rest = message[:1], message[1:]
         if verb == b"e":
-            self._call.send(rest)
+            self.call.send(rest)
         elif verb == b"t":
-            self._call.send(rest)
-            self._call.send(rest[::-1])
+            self.call.send(rest)
+            self.call.send(rest[::-1])
         elif verb == b"o":
-            self._call.end()
+            self.call.end()
         elif verb == b"f":
-            self._call.end(Code.FAILED_PRECONDITION, rest.decode("utf-8", "replace"))
+            self.call.end(Code.FAILED_PRECONDITION, rest.decode("utf-8", "replace"))
         elif verb == b"l":
             # Said after the pass: by a timer, as an answer to a held request is.
-            asyncio.get_running_loop().call_later(0.001, self._call.send, rest)
+            asyncio.get_running_loop().call_later(0.001, self.call.send, rest)
 
     def half_close(self) -> None:
-        asyncio.get_running_loop().call_later(0.01, self._call.end)
-
-    def closed(self) -> None:
-        pass
-
-
-def open_script(call: Call, metadata: Metadata) -> Session:
-    return Script(call, metadata)
+        asyncio.get_running_loop().call_later(0.01, self.call.end)
 
 
 class Servers:
@@ -77,10 +68,10 @@ class Servers:
 
     def methods(self) -> list[Method]:
         def new_stream(_metadata: Any, wake: Any) -> Stream:
-            return Stream(FakeDispatcher(), StreamSettings(**self.settings), wake)
+            return FakeRouter().stream(StreamSettings(**self.settings), wake)
 
         processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)
-        return [*processor.methods(), Method(SCRIPT, open_script)]
+        return [*processor.methods(), Method(SCRIPT, Script)]
 
     async def _start(self) -> list[str]:
         limits = Limits(max_message_bytes=MAX_MESSAGE_BYTES)

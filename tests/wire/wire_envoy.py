@@ -8,8 +8,8 @@ from pathlib import Path
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from extproc.stack.envoy import Envoy, find_envoy
 from extproc.stack.processes import StackError
+from extproc.stack.stack import Envoy, find_envoy
 from extproc.wire import Limits
 from extproc.wire.limits import DEFAULT_LIMITS
 from extproc.wire.rpc import Call, Method

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from extproc.adapters.declared import Declaration, DeclarationError, LoadMode
+from extproc.adapters.declared import Declaration, DeclarationError, Replicas, Written
 from extproc.errors import ExtprocError
 
 
@@ -78,19 +78,12 @@ class Put(Struct, frozen=True):
     change: Change
 
 
-class _Replicas(Struct, forbid_unknown_fields=True):
-    min: int = 1
-    max: int | None = None
+class _Replicas(Replicas, forbid_unknown_fields=True):
+    """In a store there is no other field."""
 
 
-class _Adapter(Struct, omit_defaults=True):
-    name: str
-    source: str = ""
-    version: str = ""
-    base: str = ""
-    rank: int | None = None
-    replicas: _Replicas | UnsetType = UNSET
-    load: LoadMode = LoadMode.AUTO
+class _Adapter(Written, omit_defaults=True):
+    replicas: _Replicas | UnsetType = UNSET  # not null, which only Kubernetes sends
 
 
 class _Content(_Adapter, omit_defaults=True):
@@ -151,7 +144,7 @@ def decode(content: bytes) -> Stored:
         DeclarationError: It is no declaration, or one that cannot stand.
     """
     found = _parse(_CONTENT, content)
-    return Stored(_checked(found), tag_of(content), found.deleted)
+    return Stored(found.declaration(origin="store"), tag_of(content), found.deleted)
 
 
 def decode_asked(body: bytes) -> Declaration:
@@ -160,7 +153,7 @@ def decode_asked(body: bytes) -> Declaration:
     Raises:
         DeclarationError: As `decode`; also for a field that does not exist.
     """
-    return _checked(_parse(_ASKED, body))
+    return _parse(_ASKED, body).declaration(origin="store")
 
 
 def tag_of(content: bytes) -> str:
@@ -175,23 +168,6 @@ def _parse(decoder: msgspec.json.Decoder[_Parsed], content: bytes) -> _Parsed:
         return decoder.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DeclarationError(f"not a declaration: {error}") from error
-
-
-def _checked(found: _Adapter) -> Declaration:
-    replicas = _Replicas() if found.replicas is UNSET else found.replicas
-    declaration = Declaration(
-        name=found.name,
-        source=found.source,
-        version=found.version,
-        base=found.base,
-        rank=found.rank,
-        min_replicas=replicas.min,
-        max_replicas=replicas.max,
-        load=found.load,
-        origin="store",
-    )
-    declaration.check()
-    return declaration
 
 
 class Medium(Protocol):

@@ -10,16 +10,13 @@ from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import FAILED, failure, gone
+from extproc.commands.failure import FAILED, failure
 
 
 def demo(
     seconds: Annotated[float, typer.Option(help="Length of each of the three runs.")] = 7.0,
     rate: Annotated[float, typer.Option(help="Requests per second.")] = 20.0,
     slots: Annotated[int, typer.Option(min=1, help="Adapter slots on the GPU of each pod.")] = 3,
-    keep: Annotated[
-        bool | None, gone("`extproc up --fake-pods 4` runs the same pods until Ctrl-C")
-    ] = None,
 ) -> None:
     """Compare three policies, explain one request, register an adapter: with a real Envoy.
 
@@ -32,9 +29,8 @@ def demo(
 
     from extproc.commands.demo.adapters import show_life
     from extproc.commands.demo.policies import compare, make_workload
-    from extproc.stack.envoy import find_envoy
-    from extproc.stack.processes import StackError
-    from extproc.stack.signals import SignalledError, until_signalled
+    from extproc.stack.processes import SignalledError, StackError, until_signalled
+    from extproc.stack.stack import find_envoy
 
     workload = make_workload(seconds, rate)
     if not workload.arrivals:

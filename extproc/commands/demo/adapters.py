@@ -45,70 +45,50 @@ async def show_life(console: Console, slots: int) -> None:
                 aiohttp.ClientSession(f"{stack.routers[0].admin_url}/", headers=headers) as admin,
                 aiohttp.ClientSession(f"{stack.url}/") as gateway,
             ):
-                await _Life(console, admin, gateway).tell()
+                await _tell(console, admin, gateway)
         finally:
             await stack.close()
 
 
-class _Life:
-    def __init__(
-        self, console: Console, admin: aiohttp.ClientSession, gateway: aiohttp.ClientSession
-    ) -> None:
-        self._console = console
-        self._admin = admin
-        self._gateway = gateway
+def _declared(version: int) -> Mapping[str, str]:
+    source = f"/adapters/{NAME}-{version}"
+    return {"name": NAME, "source": source, "version": str(version), "load": "lazy"}
 
-    async def tell(self) -> None:
-        self._console.print("\nAn adapter's life, on two new pods that have none")
-        await self._declare("registered", "201", version=1)
-        await self._use("used; the request waits for the load", f"200 {NAME}@1")
-        tag = (await self._look("on pods", f"200 {NAME}@1")).get("etag", "")
-        await self._declare("rolled", "200", version=2, headers={"if-match": tag})
-        await self._use("used", f"200 {NAME}@2")
-        await self._look("version 1 unloaded after its last request", f"200 {NAME}@2")
-        await self._ask(self._admin, "removed", "204", "DELETE", f"v1/adapters/{NAME}")
-        await self._use("not there any more", "404")
 
-    async def _declare(
-        self, what: str, wanted: str, *, version: int, headers: Mapping[str, str] | None = None
-    ) -> None:
-        source = f"/adapters/{NAME}-{version}"
-        body = {"name": NAME, "source": source, "version": str(version), "load": "lazy"}
-        await self._ask(self._admin, what, wanted, "POST", "v1/adapters", body, headers)
-
-    async def _use(self, what: str, wanted: str) -> None:
-        body = {"model": NAME, "prompt": "hi"}
-        await self._ask(self._gateway, what, wanted, "POST", "v1/completions", body)
-
-    async def _look(self, what: str, wanted: str) -> Mapping[str, str]:
-        return await self._ask(self._admin, what, wanted, "GET", f"v1/adapters/{NAME}")
-
-    async def _ask(
-        self,
-        http: aiohttp.ClientSession,
-        what: str,
-        wanted: str,
-        method: str,
-        path: str,
-        body: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Mapping[str, str]:
-        """Print a request, repeat it until it is answered with what is wanted, and print that."""
-        self._console.print(method, f"/{path}", json.dumps(body) if body else "")
+async def _tell(
+    console: Console, admin: aiohttp.ClientSession, gateway: aiohttp.ClientSession
+) -> None:
+    """Print each request, repeat it until it is answered with what is wanted, and print that."""
+    console.print("\nAn adapter's life, on two new pods that have none")
+    all_adapters, own = ("POST", "v1/adapters"), f"v1/adapters/{NAME}"
+    use, prompt = ("POST", "v1/completions"), {"model": NAME, "prompt": "hi"}
+    tag = ""
+    for what, wanted, http, method, path, body in (
+        ("registered", "201", admin, *all_adapters, _declared(1)),
+        ("used; the request waits for the load", f"200 {NAME}@1", gateway, *use, prompt),
+        ("on pods", f"200 {NAME}@1", admin, "GET", own, None),
+        ("rolled", "200", admin, *all_adapters, _declared(2)),
+        ("used", f"200 {NAME}@2", gateway, *use, prompt),
+        ("version 1 unloaded after its last request", f"200 {NAME}@2", admin, "GET", own, None),
+        ("removed", "204", admin, "DELETE", own, None),
+        ("not there any more", "404", gateway, *use, prompt),
+    ):
+        console.print(method, f"/{path}", json.dumps(body) if body else "")
         started_s, found = asyncio.get_running_loop().time(), "no answer"
+        headers = {"if-match": tag} if what == "rolled" else None
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
                     async with http.request(method, path, json=body, headers=headers) as answer:
-                        text = await answer.text()
-                    if (found := _excerpt(answer, text)) == wanted:
+                        found = _excerpt(answer, await answer.text())
+                    if found == wanted:
                         break
                     await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
             raise StackError(f"{what}: {found}, not {wanted}") from None
         took_s = asyncio.get_running_loop().time() - started_s
-        self._console.print(f"  {what}: {found}, {took_s:.2f} s", style="green")
-        return answer.headers
+        console.print(f"  {what}: {found}, {took_s:.2f} s", style="green")
+        tag = answer.headers.get("etag", "")
 
 
 def _excerpt(answer: aiohttp.ClientResponse, text: str) -> str:

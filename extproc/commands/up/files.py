@@ -18,12 +18,12 @@ from extproc.address import Address
 from extproc.commands.hints import own_command, shown
 from extproc.commands.up.pods import Access, Pod
 from extproc.config.file import ConfigError, check_sections
-from extproc.config.policy import PolicyConfig
+from extproc.config.sections import PolicyConfig
 from extproc.envoy.bootstrap import BootstrapOptions, TlsFiles, render
 from extproc.service import configured
 from extproc.service.startup import check_start
-from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import StackError, check_port, free_port
+from extproc.stack.stack import find_envoy
 
 _LOOPBACK = "127.0.0.1"
 _ROUTER_PORT, _ADMIN_PORT, _ENVOY_ADMIN_PORT = 9002, 9090, 9901

@@ -20,11 +20,14 @@ from extproc.commands.hints import own_command
 from extproc.commands.up.files import Plan
 from extproc.commands.up.pods import Pod, ask, cause
 from extproc.phrases import listed
-from extproc.stack.envoy import find_envoy
-from extproc.stack.processes import ChildProcess, StackError, get_page
-from extproc.stack.routers import Router
-from extproc.stack.signals import SignalledError, until_signalled
-from extproc.stack.stack import Stack
+from extproc.stack.processes import (
+    ChildProcess,
+    SignalledError,
+    StackError,
+    get_page,
+    until_signalled,
+)
+from extproc.stack.stack import Router, Stack, find_envoy
 
 SLOTS = 3
 """Adapter slots of a fake pod, as in the demo."""

@@ -80,6 +80,9 @@ class KubernetesClient:
             what KUBECONFIG names, else `~/.kube/config`.
         service_account: The mounted folder of a pod's account.
 
+    Attributes:
+        known_namespace: Our own namespace as last read; empty before.
+
     Raises:
         MissingLibraryError: The extra `kubernetes` is not installed.
     """
@@ -92,7 +95,7 @@ class KubernetesClient:
         self._service_account = service_account
         self._access: _Access | None = None
         self._connecting = asyncio.Lock()
-        self._namespace = ""
+        self.known_namespace = ""
 
     async def namespace(self) -> str:
         """Return our own: the service account's, or that of the kubeconfig's context.
@@ -101,11 +104,6 @@ class KubernetesClient:
             ApiError: The credentials cannot be read.
         """
         return (await self._connect()).namespace
-
-    @property
-    def known_namespace(self) -> str:
-        """Our own namespace as last read; empty before."""
-        return self._namespace
 
     async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
         """GET a path; return the body.
@@ -229,7 +227,7 @@ class KubernetesClient:
                     self._access = await self._load()
                 except Exception as error:  # files, plugins, and commands of plugins
                     raise ApiError("credentials", f"credentials: {error}") from error
-                self._namespace = self._access.namespace
+                self.known_namespace = self._access.namespace
             return self._access
 
     async def _renew(self, access: _Access | None) -> None:

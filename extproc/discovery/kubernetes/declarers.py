@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from extproc.discovery.kubernetes.objects import DeclaringObject
+from extproc.discovery.kubernetes.objects import NO_VALUE, DeclaringObject, Withheld
 
 MAX_OBJECTS = 10_000
 """Of one kind that count; the newest beyond are refused."""
@@ -30,8 +30,6 @@ MAX_STATUS_BYTES = 64 * 1024
 """A longer one is as none, and written anew."""
 MAX_STATUSES_BYTES = 64 * 1024 * 1024
 """Of all of one kind: 10,000 of 6 KB; those of the newest beyond are as none."""
-
-_NONE = Raw(b"null")
 
 D = TypeVar("D", bound=DeclaringObject)
 S = TypeVar("S")
@@ -57,17 +55,6 @@ class Reading(Struct, Generic[T], frozen=True):
     problem: str = ""
     ignored: str = ""
     withheld: str = ""
-
-
-class _Withheld(Struct, frozen=True, array_like=True):
-    """What is kept in a spec's place: no spec is an array."""
-
-    num_bytes: int
-    named: str
-    is_kept: bool = False
-
-
-_withheld = msgspec.json.Decoder(_Withheld)
 
 
 class Declared(Generic[D, T]):
@@ -96,26 +83,27 @@ class Declared(Generic[D, T]):
         """Return what to keep of an object; None where it is not ours."""
         if not self._is_ours(found):
             return None
-        is_long = _num_bytes(found.spec) > MAX_SPEC_BYTES
-        return replace(
+        kept = replace(
             found,
             metadata=replace(found.metadata, labels=None),
-            spec=self._stand_in(found) if is_long else found.spec.copy(),
-            status=_NONE if _num_bytes(found.status) > MAX_STATUS_BYTES else found.status.copy(),
+            status=NO_VALUE if _num_bytes(found.status) > MAX_STATUS_BYTES else found.status.copy(),
+            withheld=None,
         )
+        is_long = _num_bytes(found.spec) > MAX_SPEC_BYTES
+        return self._without_spec(kept) if is_long else replace(kept, spec=found.spec.copy())
 
     def bound(self, objects: dict[tuple[str, str], D]) -> None:
         """Keep no specs, or statuses, of the newest until all are within their limit."""
         _shrink(
             objects,
             lambda each: _num_bytes(each.spec),
-            lambda each: replace(each, spec=self._stand_in(each)),
+            self._without_spec,
             MAX_SPECS_BYTES,
         )
         _shrink(
             objects,
             lambda each: _num_bytes(each.status),
-            lambda each: replace(each, status=_NONE),
+            lambda each: replace(each, status=NO_VALUE),
             MAX_STATUSES_BYTES,
         )
 
@@ -124,23 +112,24 @@ class Declared(Generic[D, T]):
         known, self._known = self._known, {}
         readings: list[Reading[T]] = []
         total_bytes = 0
-        for each in _oldest_first(objects):
-            withheld = _withheld_of(each) or _Withheld(_num_bytes(each.spec), "", is_kept=True)
-            if withheld.num_bytes <= MAX_SPEC_BYTES:
-                total_bytes += withheld.num_bytes
-            why = _why_refused(len(readings), total_bytes, withheld)
+        living = [each for each in objects if not each.metadata.deletion_timestamp]
+        for each in sorted(living, key=_age):
+            withheld: Withheld | None = each.withheld
+            num_bytes = _num_bytes(each.spec) if withheld is None else withheld.num_bytes
+            if num_bytes <= MAX_SPEC_BYTES:
+                total_bytes += num_bytes
+            is_kept = withheld is None
+            why = _why_refused(len(readings), total_bytes, num_bytes, is_kept=is_kept)
             if why:
-                named = self._named_in(each) if withheld.is_kept else withheld.named
+                named = self._named_in(each) if withheld is None else withheld.named
                 readings.append(_refused(each, why, named))
             else:
                 readings.append(self._known_of(each, known))
         return readings
 
-    def _stand_in(self, each: D) -> Raw:
-        if _withheld_of(each) is not None:
-            return each.spec
-        withheld = _Withheld(_num_bytes(each.spec), self._named_in(each))
-        return Raw(msgspec.json.encode(withheld))
+    def _without_spec(self, each: D) -> D:
+        withheld: Withheld = each.withheld or Withheld(_num_bytes(each.spec), self._named_in(each))
+        return replace(each, spec=NO_VALUE, withheld=withheld)
 
     def _known_of(self, each: D, known: Mapping[str, tuple[D, Reading[T]]]) -> Reading[T]:
         origin = origin_of(each)
@@ -198,31 +187,20 @@ def _shrink(
             total_bytes += num_bytes_of(objects[key]) - num_bytes_of(each)
 
 
-def _why_refused(num_older: int, total_bytes: int, withheld: _Withheld) -> str:
+def _why_refused(num_older: int, total_bytes: int, num_bytes: int, *, is_kept: bool) -> str:
     """Return why an object cannot count beside those before it; "" where it can be read."""
     if num_older >= MAX_OBJECTS:
         return f"there are {MAX_OBJECTS} older ones; allowed: so many"
-    if withheld.num_bytes <= MAX_SPEC_BYTES and total_bytes > MAX_SPECS_BYTES:
+    if num_bytes <= MAX_SPEC_BYTES and total_bytes > MAX_SPECS_BYTES:
         return f"spec: with the older ones {total_bytes} bytes; allowed: {MAX_SPECS_BYTES}"
-    if withheld.is_kept:
+    if is_kept:
         return ""  # one that is too long is refused where it is read
-    return _too_long(withheld.num_bytes) or "spec: older ones left no room; read at the next list"
+    return _too_long(num_bytes) or "spec: older ones left no room; read at the next list"
 
 
 def _too_long(num_bytes: int) -> str:
     is_too_long = num_bytes > MAX_SPEC_BYTES
     return f"spec: {num_bytes} bytes; allowed: {MAX_SPEC_BYTES}" if is_too_long else ""
-
-
-def _withheld_of(each: DeclaringObject) -> _Withheld | None:
-    """Return what stands in the place of a spec that is not kept."""
-    spec = memoryview(each.spec)
-    if bytes(spec[:1]) != b"[":
-        return None
-    try:
-        return _withheld.decode(spec)
-    except msgspec.DecodeError:
-        return None  # an object's own
 
 
 def _num_bytes(raw: Raw) -> int:
@@ -233,7 +211,3 @@ def _age(each: DeclaringObject) -> tuple[str, str, str]:
     """Return what the oldest has least of."""
     metadata = each.metadata
     return metadata.creation_timestamp or "", metadata.namespace, metadata.name
-
-
-def _oldest_first(objects: Iterable[D]) -> list[D]:
-    return sorted((each for each in objects if not each.metadata.deletion_timestamp), key=_age)

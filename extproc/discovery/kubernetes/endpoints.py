@@ -1,4 +1,4 @@
-"""From Kubernetes' objects to endpoints.
+"""From Kubernetes' objects to endpoints, and to the priorities of objectives.
 
 1. Every pod with an address is an endpoint. It is *ready* if it may get new requests: a pod that is
    being deleted or fails its readiness probe stays, unready, until it is gone, so that its requests
@@ -11,15 +11,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from extproc.address import Address
 from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
+    InferenceObjective,
     InferencePool,
     Pod,
+    PoolRef,
     SliceConditions,
     SliceEndpoint,
 )
@@ -164,3 +166,36 @@ def _merged(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
     ):
         by_address.setdefault(endpoint.address, endpoint)
     return tuple(by_address.values())
+
+
+# --- From InferenceObjectives to the priorities of the objectives that requests name.
+#
+# Source: the definition v1alpha2 of both API groups: an unset priority is 0, and the pool that is
+# referred to is in the same namespace. One of the pools' own group, in v1, may refer to several.
+
+_INT32 = 2**31
+
+
+def priorities(objectives: Iterable[InferenceObjective], pools: Collection[str]) -> dict[str, int]:
+    """Return the priority of each objective of some pools, by name.
+
+    All are of the pools' namespace. The older definition allows any number; one beyond 32 bits
+    counts as the nearest within.
+    """
+    ours = {PoolRef(each) for each in pools}
+    return {
+        each.metadata.name: int(max(-_INT32, min(each.spec.priority or 0, _INT32 - 1)))
+        for each in objectives
+        if not ours.isdisjoint(_pools_of(each)) and each.metadata.deletion_timestamp is None
+    }
+
+
+def without_pool(objectives: Iterable[InferenceObjective]) -> list[str]:
+    """Return the names of objectives that refer to no pool, as far as they can be read."""
+    return [
+        each.metadata.name for each in objectives if not any(ref.name for ref in _pools_of(each))
+    ]
+
+
+def _pools_of(objective: InferenceObjective) -> tuple[PoolRef, ...]:
+    return objective.spec.pool_ref, *(objective.spec.pool_refs or ())

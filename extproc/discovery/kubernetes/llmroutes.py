@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from extproc.adapters.declared import Declaration, LoadMode, check_fallback
+from extproc.adapters.declared import Written, check_fallback
 from extproc.discovery.kubernetes.declarers import Declared, decode_spec, origin_of
 from extproc.discovery.kubernetes.objects import LLMRoute, PoolRef
 from extproc.fleet.engines import PROFILES
@@ -42,11 +42,6 @@ NO_PARENTS = "parentRefs has no effect: the gateways' own routes say what comes 
 _Tenant = Annotated[str, Meta(min_length=1, max_length=253)]
 
 
-class _Replicas(Struct):
-    min: int = 1
-    max: int | None = None
-
-
 class _Quantile(Struct):
     numerator: Annotated[int, Meta(ge=1)]
     denominator: int = 100
@@ -66,14 +61,7 @@ class _Metrics(Struct):
     format: str = "Prometheus"
 
 
-class _Adapter(Struct):
-    name: str
-    source: str = ""
-    version: str = ""
-    base: str = ""
-    rank: int | None = None
-    replicas: _Replicas | None = None
-    load: LoadMode = LoadMode.AUTO
+class _Adapter(Written):
     priority: Annotated[int, Meta(ge=-_INT32, le=_INT32)] | None = None
     objectives: tuple[_Objective, ...] | None = None
     metrics: _Metrics | None = None
@@ -146,20 +134,8 @@ def _pools_of(source: LLMRoute, pools: Collection[PoolRef]) -> frozenset[str]:
 
 
 def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:
-    adapter, replicas = spec.adapter, spec.adapter.replicas or _Replicas()
-    declaration = Declaration(
-        name=adapter.name,
-        source=adapter.source,
-        version=adapter.version,
-        base=adapter.base,
-        rank=adapter.rank,
-        min_replicas=replicas.min,
-        max_replicas=replicas.max,
-        load=adapter.load,
-        pools=pools,
-        origin=origin_of(source),
-    )
-    declaration.check()
+    adapter = spec.adapter
+    declaration = adapter.declaration(origin=origin_of(source), pools=pools)
     if spec.fallback:
         check_fallback(spec.fallback, adapter.name)
     return Offer(

@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Raw, Struct, field
 
+NO_VALUE = Raw(b"null")
 POOL_GROUP = "inference.networking.k8s.io"
 """API group of InferencePools."""
 _OF_POOLS = (f"/apis/{POOL_GROUP}/v1",)
@@ -157,11 +158,24 @@ class InferenceObjective(KubeObject, frozen=True):
     spec: ObjectiveSpec = ObjectiveSpec()
 
 
-class DeclaringObject(KubeObject, frozen=True):
-    """An object that declares something, and that we write the status of."""
+class Withheld(Struct, frozen=True):
+    """What is kept of a spec that is not: its length, and the name of the adapter it is about."""
 
-    spec: Raw = Raw(b"null")
-    status: Raw = Raw(b"null")
+    num_bytes: int
+    named: str
+
+
+class DeclaringObject(KubeObject, frozen=True):
+    """An object that declares something, and that we write the status of.
+
+    Attributes:
+        withheld: Of what is kept: stands for a spec that is not, None where it is. An API server
+            sends no such field; if one did, whatever it were, no object would be lost for it.
+    """
+
+    spec: Raw = NO_VALUE
+    status: Raw = NO_VALUE
+    withheld: Any = field(default=None, name=".withheld")
 
     def differs(self, before: KubeObject) -> bool:
         """Return whether the spec, or that it counts, is another: our own writes are no news."""
@@ -242,9 +256,13 @@ def pods_query(label_selector: str, *, namespace: str = "") -> Query[Pod]:
 
 def slices_query(service: str, *, namespace: str = "") -> Query[EndpointSlice]:
     """Query the EndpointSlices of a Service."""
-    selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
-    apis = ("/apis/discovery.k8s.io/v1",)
-    return Query(EndpointSlice, "endpointslices", apis, namespace, selector)
+    return Query(
+        EndpointSlice,
+        "endpointslices",
+        ("/apis/discovery.k8s.io/v1",),
+        namespace,
+        {"labelSelector": f"kubernetes.io/service-name={service}"},
+    )
 
 
 def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
@@ -255,9 +273,12 @@ def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
 
 def objectives_query(namespace: str = "") -> Query[InferenceObjective]:
     """Query InferenceObjectives: in the newer API group, the older one, and the pools' own."""
-    apis = _BESIDE_POOLS + _OF_POOLS
     return Query(
-        InferenceObjective, "inferenceobjectives", apis, namespace=namespace, is_optional=True
+        InferenceObjective,
+        "inferenceobjectives",
+        _BESIDE_POOLS + _OF_POOLS,
+        namespace,
+        is_optional=True,
     )
 
 
@@ -265,13 +286,23 @@ def rewrites_query(
     namespace: str = "", keeper: Keeper | None = None
 ) -> Query[InferenceModelRewrite]:
     """Query InferenceModelRewrites, in the newer API group and the older one."""
-    resource = "inferencemodelrewrites"
     return Query(
-        InferenceModelRewrite, resource, _BESIDE_POOLS, namespace, is_optional=True, keeper=keeper
+        InferenceModelRewrite,
+        "inferencemodelrewrites",
+        _BESIDE_POOLS,
+        namespace,
+        is_optional=True,
+        keeper=keeper,
     )
 
 
 def routes_query(namespace: str = "", keeper: Keeper | None = None) -> Query[LLMRoute]:
     """Query LLMRoutes."""
-    apis = (f"/apis/{ROUTE_GROUP}/v1alpha1",)
-    return Query(LLMRoute, "llmroutes", apis, namespace, is_optional=True, keeper=keeper)
+    return Query(
+        LLMRoute,
+        "llmroutes",
+        (f"/apis/{ROUTE_GROUP}/v1alpha1",),
+        namespace,
+        is_optional=True,
+        keeper=keeper,
+    )

@@ -16,7 +16,17 @@ from typing import Any
 
 import yaml
 
-from extproc.envoy.bootstrap import cors, registration
+from extproc.envoy.bootstrap.besides import (
+    CORS,
+    EXT_PROC,
+    cors_cluster,
+    cors_filter,
+    cors_policy,
+    cors_route,
+    registration_cluster,
+    registration_reply,
+    registration_routes,
+)
 from extproc.envoy.bootstrap.sockets import (
     TYPE_PREFIX,
     TlsFiles,
@@ -174,16 +184,16 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     static["clusters"] += _set_access_log(manager, clusters["router"], options)
     if options.registration:
         guard = next(n for n, route in enumerate(host["routes"]) if "path" in route["match"])
-        host["routes"][guard:guard] = registration.routes()
-        manager["local_reply_config"]["mappers"].insert(0, registration.local_reply())
-        static["clusters"].append(registration.cluster(options.registration))
+        host["routes"][guard:guard] = registration_routes()
+        manager["local_reply_config"]["mappers"].insert(0, registration_reply())
+        static["clusters"].append(registration_cluster(options.registration))
     if options.keep_request_ids:
         manager["preserve_external_request_id"] = True
     if options.cors_origins:
-        host["typed_per_filter_config"][cors.FILTER] = cors.policy(options.cors_origins)
-        host["routes"].insert(0, cors.route())
-        static["clusters"].append(cors.cluster())
-        manager["http_filters"].insert(0, cors.http_filter())
+        host["typed_per_filter_config"][CORS] = cors_policy(options.cors_origins)
+        host["routes"].insert(0, cors_route())
+        static["clusters"].append(cors_cluster())
+        manager["http_filters"].insert(0, cors_filter())
     if options.pod_tls is not None:
         clusters["pods"]["transport_socket"] = tls_socket(options.pod_tls, "http/1.1")
     if options.static_pods:
@@ -217,7 +227,7 @@ def _seconds(duration_s: float) -> str:
 
 def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     filters = manager["http_filters"]
-    config = next(f for f in filters if f["name"] == registration.EXT_PROC)["typed_config"]
+    config = next(f for f in filters if f["name"] == EXT_PROC)["typed_config"]
     config["message_timeout"] = _seconds(options.message_timeout_s)
     config["max_message_timeout"] = _seconds(options.max_message_timeout_s)
     if options.failure_mode_allow is not None:

@@ -12,9 +12,8 @@ from time import perf_counter
 import aiohttp
 
 from extproc.errors import needs_extra
-from extproc.lab.calibration.fitting import errors_of, fit
 from extproc.lab.calibration.live import CalibrationError, LiveServer, Phase
-from extproc.lab.calibration.samples import Sample
+from extproc.lab.calibration.samples import Sample, errors_of, fit
 from extproc.lab.engine.profiles import EngineProfile
 
 WINDOW_S = 2.0

@@ -16,7 +16,7 @@ those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 5. The adapters of the batch are brought onto the GPU before the forward pass; the batch waits.
 
 6. KV of a shared beginning is found again under the same adapter, and what a preempted request
-   lost by itself as far as nobody has allocated it (`extproc.lab.engine.blocks`).
+   lost by itself as far as nobody has allocated it (`extproc.lab.engine.caches`).
 
 One simplification: the adapters of a batch are placed in the batch's order (vLLM iterates over a
 set, an order that differs between processes).
@@ -28,8 +28,7 @@ from collections.abc import Mapping
 
 from extproc.lab.engine.activity import NEVER_S, Activity
 from extproc.lab.engine.ahead import StepsAhead
-from extproc.lab.engine.blocks import PrefixKey
-from extproc.lab.engine.lru import AdapterCache, AdapterLoad
+from extproc.lab.engine.caches import AdapterCache, AdapterLoad, PrefixKey
 from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.engine.records import (
     Advance,

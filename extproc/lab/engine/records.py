@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from extproc.lab.engine.blocks import PrefixKey
-from extproc.lab.engine.lru import AdapterLoad
+from extproc.lab.engine.caches import AdapterLoad, PrefixKey
 from extproc.lab.workload.requests import Arrival
 
 

@@ -8,13 +8,14 @@ and it is the newest of the batch.
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec import Struct
 
-from extproc.lab.engine.blocks import BlockPool, Prefix
+from extproc.lab.engine.caches import BlockPool, Prefix
 from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.engine.records import EngineRequest, EngineStats, Timeline
-from extproc.lab.engine.sequences import Decoders, Sequence
-from extproc.lab.engine.waiting import WaitingQueue
+from extproc.lab.engine.sequences import Decoders, Sequence, WaitingQueue
 
 
 class Batch(Struct):
@@ -227,7 +228,7 @@ class Scheduler:
             is_full = len(self._num_by_adapter) >= self._max_loras
             sequence = self.waiting.first(self._num_by_adapter if is_full else None)
             if sequence is None:
-                self.waiting.defer_all(now=now)
+                self.waiting.defer(inf, now=now)
                 return
             self.waiting.defer(sequence.order, now=now)
             if not self._has_room(sequence):

@@ -6,7 +6,7 @@ The text names the pod and the model.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,7 +52,6 @@ class Api(Protocol):
 
     def whole(self, reply: Reply) -> Json:
         """Return the body of a response that is not streamed."""
-        ...
 
     def start(self, reply: Reply) -> bytes:
         """Return the events before the first token: none for most."""
@@ -60,11 +59,14 @@ class Api(Protocol):
 
     def token(self, reply: Reply, index: int) -> bytes:
         """Return the events of the token at `index`."""
-        ...
 
     def end(self, reply: Reply, *, has_usage: bool) -> bytes:
         """Return the events after the last token; token counts only if `has_usage`."""
-        ...
+        counts = {**self.head(reply), "choices": [], "usage": reply.usage}
+        return (event(counts) if has_usage else b"") + b"data: [DONE]\n\n"
+
+    def head(self, reply: Reply) -> Json:
+        """Return what its responses, or events, begin with."""
 
 
 class CompletionApi(Api):
@@ -80,7 +82,7 @@ class CompletionApi(Api):
             "stop_reason": None,
             "prompt_logprobs": None,
         }
-        return {**self._head(reply), "choices": [choice], "usage": reply.usage}
+        return {**self.head(reply), "choices": [choice], "usage": reply.usage}
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`."""
@@ -91,13 +93,10 @@ class CompletionApi(Api):
             "finish_reason": reply.finish_reason(index),
             "stop_reason": None,
         }
-        return event({**self._head(reply), "choices": [choice]})
+        return event({**self.head(reply), "choices": [choice]})
 
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+    def head(self, reply: Reply) -> Json:
         """See `Api`."""
-        return _usage_and_done(self._head(reply), reply, has_usage)
-
-    def _head(self, reply: Reply) -> Json:
         return {
             "id": f"cmpl-{reply.id}",
             "object": "text_completion",
@@ -118,7 +117,7 @@ class ChatApi(Api):
             "finish_reason": "length",
             "stop_reason": None,
         }
-        head = self._head(reply, "chat.completion")
+        head = {**self.head(reply), "object": "chat.completion"}
         return {**head, "choices": [choice], "usage": reply.usage}
 
     def token(self, reply: Reply, index: int) -> bytes:
@@ -128,18 +127,15 @@ class ChatApi(Api):
             return content
         return self._chunk(reply, {"role": "assistant", "content": ""}, None) + content
 
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
-        """See `Api`."""
-        return _usage_and_done(self._head(reply, "chat.completion.chunk"), reply, has_usage)
-
     def _chunk(self, reply: Reply, delta: Json, finish_reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return event({**self._head(reply, "chat.completion.chunk"), "choices": [choice]})
+        return event({**self.head(reply), "choices": [choice]})
 
-    def _head(self, reply: Reply, object_: str) -> Json:
+    def head(self, reply: Reply) -> Json:
+        """See `Api`."""
         return {
             "id": f"chatcmpl-{reply.id}",
-            "object": object_,
+            "object": "chat.completion.chunk",
             "created": reply.created_wall_s,
             "model": reply.model,
         }
@@ -171,11 +167,6 @@ def _card(name: str, root: str, parent: str | None, max_len: int | None, created
     }
 
 
-def _usage_and_done(head: Json, reply: Reply, has_usage: bool) -> bytes:
-    usage = event({**head, "choices": [], "usage": reply.usage}) if has_usage else b""
-    return usage + b"data: [DONE]\n\n"
-
-
 def event(body: Json) -> bytes:
     """Encode a server-sent event."""
     return b"data: " + encode(body) + b"\n\n"
@@ -189,3 +180,129 @@ def stream_error(error: ApiError) -> bytes:
 def encode(body: Json) -> bytes:
     """Encode compact JSON."""
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# --- OpenAI's `/v1/responses`, as vLLM 0.32 writes it for a model without tools and reasoning.
+#
+# A stream begins with `response.created` before the engine does; events are numbered. Responses
+# are not stored: the gateway does not route by their ids.
+
+_NUM_OPENING = 4
+"""Events before the first token's delta."""
+
+
+class ResponsesApi(Api):
+    """`/v1/responses`."""
+
+    def whole(self, reply: Reply) -> Json:
+        """Responses end at their length, so they are incomplete."""
+        usage = {
+            "input_tokens": reply.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": reply.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0},
+            "total_tokens": reply.prompt_tokens + reply.output_tokens,
+        }
+        return {
+            **self.head(reply),
+            "output": [self._message(reply, "completed")],
+            "status": "incomplete",
+            "incomplete_details": {"reason": "max_output_tokens"},
+            "usage": usage,
+        }
+
+    def start(self, reply: Reply) -> bytes:
+        """See `Api`."""
+        response = self.head(reply)
+        kinds = ("response.created", "response.in_progress")
+        return _events(0, *({"type": kind, "response": response} for kind in kinds))
+
+    def token(self, reply: Reply, index: int) -> bytes:
+        """The message and its part are opened with the first token."""
+        place, delta = self._place(reply), {"delta": reply.token(index), "logprobs": []}
+        text = {"type": "response.output_text.delta", **place, **delta}
+        if index:
+            return _events(_NUM_OPENING + index, text)
+        message = {**self._message(reply, "in_progress"), "content": []}
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return _events(
+            _NUM_OPENING - 2,
+            {"type": "response.output_item.added", "output_index": 0, "item": message},
+            {"type": "response.content_part.added", **place, "part": part},
+            text,
+        )
+
+    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+        """The last event is the whole response, token counts included."""
+        place, message = self._place(reply), self._message(reply, "completed")
+        return _events(
+            _NUM_OPENING + reply.output_tokens,
+            {"type": "response.output_text.done", **place, "text": reply.text, "logprobs": []},
+            {"type": "response.content_part.done", **place, "part": message["content"][0]},
+            {"type": "response.output_item.done", "output_index": 0, "item": message},
+            {"type": "response.completed", "response": self.whole(reply)},
+        )
+
+    def _place(self, reply: Reply) -> Json:
+        return {"item_id": f"msg_{reply.id}", "output_index": 0, "content_index": 0}
+
+    def _message(self, reply: Reply, status: str) -> Json:
+        text: Json = {"type": "output_text", "text": reply.text}
+        text |= {"annotations": [], "logprobs": None}
+        return {
+            "id": f"msg_{reply.id}",
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [text],
+        }
+
+    def head(self, reply: Reply) -> Json:
+        """The response as it is at first."""
+        return {
+            "id": f"resp_{reply.id}",
+            "created_at": reply.created_wall_s,
+            "model": reply.model,
+            "object": "response",
+            "output": [],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "max_output_tokens": reply.output_tokens,
+            "status": "in_progress",
+            "usage": None,
+        }
+
+
+def _events(number: int, *bodies: Json) -> bytes:
+    """Encode events with their types as names, numbered from `number` on."""
+    return b"".join(
+        f"event: {body['type']}\n".encode() + event({**body, "sequence_number": number + place})
+        for place, body in enumerate(bodies)
+    )
+
+
+# --- Lengths of prompts by a toy tokenizer: every four bytes are one token.
+
+
+def prompt_tokens(prompt: object) -> int:
+    """Count the tokens of a text, a list of token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return len(prompt.encode()) // 4 + 1
+    if not isinstance(prompt, Sequence):
+        return 1
+    return max(1, sum(1 if isinstance(part, int) else prompt_tokens(part) for part in prompt))
+
+
+def chat_tokens(messages: object) -> int:
+    """Count the tokens of a chat: four for each message (its role and its ends) and its texts."""
+    if not isinstance(messages, list):
+        return 1
+    return max(1, sum(4 + prompt_tokens(_texts(message)) for message in messages))
+
+
+def _texts(message: object) -> list[str]:
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]

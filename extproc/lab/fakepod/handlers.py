@@ -25,10 +25,8 @@ from extproc.lab.fakepod.apierrors import (
     unknown_model,
 )
 from extproc.lab.fakepod.config import PodConfig
-from extproc.lab.fakepod.formats import Api, Reply
-from extproc.lab.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.lab.fakepod.formats import Api, Reply, ResponsesApi, chat_tokens, prompt_tokens
 from extproc.lab.fakepod.registry import AdapterRegistry
-from extproc.lab.fakepod.responses import ResponsesApi
 from extproc.lab.fakepod.runner import EngineDeadError, EngineRunner, Generation
 from extproc.lab.fakepod.vllmpage import CONTENT_TYPE, VllmPage
 
@@ -53,13 +51,7 @@ class Pod:
         self, config: PodConfig, *, clock: Callable[[], float], wall: Callable[[], float]
     ) -> None:
         self.config = config
-        self.registry = AdapterRegistry(
-            config.base_model,
-            config.ranks_by_path,
-            config.ranks_by_name,
-            config.errors_by_path,
-            config.resolver_dir if config.loads_at_runtime else "",
-        )
+        self.registry = AdapterRegistry(config)
         self.last_requests: deque[Json] = deque(maxlen=_KEPT_REQUESTS)
         self.is_draining = False
         self._wall = wall
@@ -97,6 +89,10 @@ class Pod:
 
     def routes(self) -> list[web.RouteDef]:
         """Return every endpoint."""
+        runtime = (
+            web.post("/v1/load_lora_adapter", self.load_adapter),
+            web.post("/v1/unload_lora_adapter", self.unload_adapter),
+        )
         return [
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.chat),
@@ -107,13 +103,7 @@ class Pod:
             web.get("/metrics/", self.filtered_metrics),
             web.get("/health", self.health),
             web.get("/debug/engine", self.debug_engine),
-            *(self._runtime_routes() if self.config.loads_at_runtime else ()),
-        ]
-
-    def _runtime_routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/v1/load_lora_adapter", self.load_adapter),
-            web.post("/v1/unload_lora_adapter", self.unload_adapter),
+            *(runtime if self.config.loads_at_runtime else ()),
         ]
 
     async def completions(self, request: web.Request) -> web.StreamResponse:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from extproc.lab.engine.engine import Engine
 from extproc.lab.fakepod.apierrors import ApiError, missing_field
+from extproc.lab.fakepod.config import PodConfig
 from extproc.lab.fakepod.runner import EngineRunner
 
 
@@ -44,32 +45,16 @@ class AdapterRegistry:
     are evicted, and a name that is loaded again is a new adapter to it.
 
     Args:
-        base_model: Name of the base model.
-        ranks_by_path: Rank of the adapter at each path that exists; None if every path exists and
-            holds an adapter of the engine's `max_lora_rank`.
-        ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
-        errors_by_path: The worker's error about the adapter at each path that it cannot serve.
-        resolver_dir: Folder in which a resolver looks for unknown adapters; "" without one.
+        config: Says which adapters there are, and what they are like.
 
     Attributes:
         trouble: None by default.
     """
 
-    def __init__(
-        self,
-        base_model: str,
-        ranks_by_path: Mapping[str, int] | None = None,
-        ranks_by_name: Mapping[str, int] | None = None,
-        errors_by_path: Mapping[str, str] | None = None,
-        resolver_dir: str = "",
-    ) -> None:
+    def __init__(self, config: PodConfig) -> None:
+        self._config = config
         self.names_by_key: dict[str, str] = {}
         self.trouble = Trouble()
-        self._base_model = base_model
-        self._ranks_by_path = ranks_by_path
-        self._ranks_by_name = ranks_by_name or {}
-        self._errors_by_path = errors_by_path or {}
-        self._resolver_dir = resolver_dir
         self._adapters: dict[str, Adapter] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -78,23 +63,19 @@ class AdapterRegistry:
         """Path of each served adapter, in the order of loading."""
         return {adapter.name: adapter.path for adapter in self._adapters.values()}
 
-    def get(self, name: str) -> Adapter | None:
-        """Return the adapter served as `name`."""
-        return self._adapters.get(name)
-
     async def find(self, name: str, runner: EngineRunner) -> Adapter | None:
         """Return the adapter that a request names, loaded by a resolver where there is one.
 
         Raises:
             ApiError: It is there, and cannot be loaded.
         """
-        found = self.get(name)
-        if found is not None or not self._resolver_dir:
+        found, config = self._adapters.get(name), self._config
+        if found is not None or not (config.resolver_dir and config.loads_at_runtime):
             return found
         async with self._locks[name]:
             if name not in self._adapters:
                 try:
-                    adapter = self._prepare(name, f"{self._resolver_dir}/{name}", runner.engine)
+                    adapter = self._prepare(name, f"{config.resolver_dir}/{name}", runner.engine)
                     await runner.load_adapter(adapter.key)
                 except ApiError as error:
                     if error.status == 404:
@@ -152,7 +133,7 @@ class AdapterRegistry:
     def _check_load(self, name: str, path: str) -> None:
         if not name or not path:
             raise _bad_input("Both 'lora_name' and 'lora_path' must be provided.")
-        if name == self._base_model:
+        if name == self._config.base_model:
             raise _bad_input(f"The lora adapter '{name}' conflicts with a served base model.")
         if name in self._adapters:
             raise _bad_input(
@@ -163,17 +144,18 @@ class AdapterRegistry:
     def _prepare(self, name: str, path: str, engine: Engine) -> Adapter:
         """Check the path and set the rank in the engine."""
         key = f"{name}#{len(self.names_by_key)}"
-        if self._ranks_by_path is not None and path not in self._ranks_by_path:
+        ranks, errors = self._config.ranks_by_path, self._config.errors_by_path
+        if ranks is not None and path not in ranks:
             shown = "<path>" if path.startswith("/") else path
             message = f"Loading lora {name} failed: No adapter found for {shown}"
             raise ApiError(404, message, "NotFoundError")
         if not engine.max_loras:
             raise ApiError(500, "LoRA is not enabled.", "InternalServerError")
-        rank = self._ranks_by_name.get(name, engine.max_lora_rank)
-        rank = (self._ranks_by_path or {}).get(path, rank)
+        rank = self._config.ranks_by_name.get(name, engine.max_lora_rank)
+        rank = (ranks or {}).get(path, rank)
         try:
-            if path in self._errors_by_path:
-                raise ValueError(self._errors_by_path[path])
+            if path in errors:
+                raise ValueError(errors[path])
             engine.set_rank(key, rank)
         except ValueError as error:
             message = (

@@ -186,7 +186,7 @@ class EngineRunner:
         # also when that request was aborted.
         if self.reported != self.engine.stats:
             self.reported = self.engine.stats
-            self.page.record_idle(wall=self._wall())
+            self.page.set_gauges(EngineStats(), wall=self._wall())
         self._wake.clear()
         await self._wake.wait()
         self._free_at = self._clock()

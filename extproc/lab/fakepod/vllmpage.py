@@ -122,7 +122,7 @@ class VllmPage:
                 queue_s = max(0.0, timeline.scheduled_s - timeline.submitted_s)
                 self._histograms[_QUEUE_S].observe(queue_s)
                 self.forget(timeline.request)
-        self._set_gauges(step.stats, wall)
+        self.set_gauges(step.stats, wall=wall)
 
     def forget(self, request: EngineRequest) -> None:
         """Forget a request that has ended. The page shows it with the next step."""
@@ -133,10 +133,6 @@ class VllmPage:
             ids.discard(request.id)
             if not ids:
                 del self._active[name]
-
-    def record_idle(self, *, wall: float) -> None:
-        """Record that nothing runs or waits, at wall time `wall` (seconds)."""
-        self._set_gauges(EngineStats(), wall)
 
     def select(self, names: Collection[str]) -> Collector:
         """Return the metrics called `names`, or all if there are none."""
@@ -160,7 +156,8 @@ class VllmPage:
                 self._histograms[_TOKEN_S].observe(ended_s - last_s)
             self._last_token_s[request.id] = ended_s
 
-    def _set_gauges(self, stats: EngineStats, wall: float) -> None:
+    def set_gauges(self, stats: EngineStats, *, wall: float) -> None:
+        """Show the engine as it is at wall time `wall` (seconds)."""
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._capacity.set(stats.num_waiting - stats.num_deferred)

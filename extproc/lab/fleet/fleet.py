@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING
 
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.declaring import Declaring
-from extproc.lab.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.lab.fleet.knowledge import Knowledge
 from extproc.lab.fleet.pod import FleetPod, started_engine
 from extproc.lab.fleet.router import BODY_BYTES_PER_TOKEN, FleetRouter, claim_of, prefix_hashes
-from extproc.lab.fleet.settings import FleetSettings, Loading
+from extproc.lab.fleet.settings import (
+    AdapterRegistered,
+    FleetEvent,
+    FleetSettings,
+    Loading,
+    PodJoin,
+    PodLoss,
+    SlowPod,
+)
 from extproc.lab.fleet.telling import FleetTelling
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 from extproc.lab.workload.requests import PLAIN
@@ -47,7 +54,6 @@ class Fleet:
         seed: Of everything random.
         events: Events besides arrivals.
         policy_name: For the picks.
-        clock: Real seconds, to time decisions; does not change the run.
         gives_up: Whether to stop, given the requests so far and the time.
     """
 
@@ -60,7 +66,6 @@ class Fleet:
         seed: int,
         events: Sequence[FleetEvent] = (),
         policy_name: str = "policy",
-        clock: Callable[[], float] | None = None,
         gives_up: Callable[[Iterable[Flight], float], bool] | None = None,
     ) -> None:
         self.settings = settings
@@ -77,8 +82,6 @@ class Fleet:
         }
         self._plain_claim = claim_of(PLAIN, declared)
         self._agenda = Agenda()
-        self._decision_s: list[float] = []
-        self._clock = clock
         self._gives_up = gives_up
         self._rng = random.Random(f"fleet/{seed}")
         late = {event.adapter for event in events if isinstance(event, AdapterRegistered)}
@@ -130,7 +133,7 @@ class Fleet:
         Raises:
             ValueError: The policy broke its contract.
         """
-        end_s = self.settings.drain_s
+        end_s, gives_up = self.settings.drain_s, self._gives_up
         choose_router = self._rng.randrange
         num_routers = self.settings.num_routers
         for number, arrival in enumerate(self.workload.arrivals):
@@ -143,13 +146,11 @@ class Fleet:
                 self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
             self._decide(flight, self._info(flight))
             end_s = self.now + self.settings.drain_s
-            if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
+            is_looked_at = number % ARRIVALS_PER_LOOK == 0
+            if is_looked_at and gives_up is not None and gives_up(self.flights.values(), self.now):
                 return self._result(is_cut=True)
         self._drain(end_s)
         return self._result()
-
-    def _is_given_up(self) -> bool:
-        return self._gives_up is not None and self._gives_up(self.flights.values(), self.now)
 
     def _drain(self, end_s: float) -> None:
         """Run until no request is running, or until the end."""
@@ -177,12 +178,9 @@ class Fleet:
     def _decide(self, flight: Flight, request: RequestInfo) -> None:
         """Ask the flight's router now."""
         router = self.routers[flight.router].router
-        started_s = self._clock() if self._clock else 0.0
         # Sent at once when there is room: bounds look at the pods before the next one's turn.
         wake = partial(self._resume, flight)
         decision = router.route(request, now=self.now, wake=wake)
-        if self._clock:
-            self._decision_s.append(self._clock() - started_s)
         if isinstance(decision, Ticket):
             self._tickets[flight] = decision
             self._agenda.at(decision.give_up_s, partial(self._resume, flight))
@@ -307,7 +305,6 @@ class Fleet:
             [pod.totals for pod in pods],
             self.settings.warm_up_s,
             self.now,
-            self._decision_s,
             is_cut,
             tuple(self.workload.tenants),
         )

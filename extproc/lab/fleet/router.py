@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.evidence import Evidence
-from extproc.fleet.pickids import pick_ids
+from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.prefixes import MARKS_BYTES
 from extproc.lab.engine.activity import NEVER_S

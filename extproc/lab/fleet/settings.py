@@ -159,3 +159,44 @@ class FleetSettings:
     def num_slots(self) -> int:
         """Adapter slots of all pods at the start."""
         return sum(self.of(self.group_of(number)).max_loras for number in range(self.num_pods))
+
+
+# --- The events of a scenario, applied to the fleet at virtual times `at_s`.
+#
+# A flash crowd is a change of the workload instead
+# (`extproc.lab.workload.synthetic.flash_crowd`).
+
+
+@dataclass(frozen=True, slots=True)
+class PodLoss:
+    """Pod `pod` (from 0) dies with all its requests; discovery reports it later."""
+
+    at_s: float
+    pod: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodJoin:
+    """A pod becomes ready, with every adapter registered; discovery reports it later."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPod:
+    """Steps of pod `pod` (from 0) take `factor` times as long from now on; 1 for a recovery."""
+
+    at_s: float
+    pod: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRegistered:
+    """An adapter is registered on every pod; requests before that get 404."""
+
+    at_s: float
+    adapter: str
+
+
+FleetEvent = PodLoss | PodJoin | SlowPod | AdapterRegistered

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
-from extproc.lab.loadtest.blocks import Block, by_fleet, rotated
 from extproc.lab.loadtest.listing import fetch_listing
+from extproc.lab.loadtest.loads import Block, by_fleet, rotated
 from extproc.lab.loadtest.results import Figure
 from extproc.lab.loadtest.runs import BlockRun, run_block
 from extproc.lab.loadtest.targets import Target, TargetSpec, running_targets
@@ -60,8 +59,6 @@ async def run_rounds(
     *,
     headers: Mapping[str, str],
     watch: Watch,
-    num_repeats: int = 0,
-    max_added_s: float = inf,
 ) -> None:
     """Send every block to every target, in turns.
 
@@ -74,9 +71,6 @@ async def run_rounds(
         rounds: Each block's runs are appended as they end.
         headers: Sent to endpoints that are running already.
         watch: Callbacks for progress.
-        num_repeats: Repetitions of a block that the machine disturbed; if the last is disturbed,
-            too, no further block is sent. 0 to go on with the next block instead.
-        max_added_s: See `run_block`.
 
     Raises:
         TargetError: A target does not start.
@@ -88,25 +82,20 @@ async def run_rounds(
         watch.on_stage(f"starting {', '.join(spec.label for spec in here)}")
         async with running_targets(here, group[0], headers) as targets:
             for block in group:
-                for _ in range(1 + num_repeats):
-                    turn = [t for t in rotated(targets, number) if t.label not in gone]
-                    result = await _round(turn, block, watch, max_added_s)
-                    gone |= {run.label for run in result if run.is_gone}
-                    if not is_disturbed(result):
-                        break
+                turn = [t for t in rotated(targets, number) if t.label not in gone]
+                result = await _round(turn, block, watch)
+                gone |= {run.label for run in result if run.is_gone}
                 rounds.append(result)
                 number += 1
-                if len(gone) == len(specs) or (num_repeats and is_disturbed(result)):
+                if len(gone) == len(specs):
                     return
 
 
-async def _round(
-    targets: Sequence[Target], block: Block, watch: Watch, max_added_s: float
-) -> Round:
+async def _round(targets: Sequence[Target], block: Block, watch: Watch) -> Round:
     runs = []
     for target in targets:
         watch.on_stage(f"{block.name}: {target.label}")
-        run = await run_block(target, block, max_added_s=max_added_s)
+        run = await run_block(target, block)
         watch.on_run(run)
         runs.append(run)
     return runs

@@ -5,9 +5,7 @@ The virtual fleet uses the same `FleetSettings`; all other settings have their d
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,25 +130,10 @@ def policy_section(policy: str) -> dict[str, Any]:
         ValueError: The policy's arguments are not numbers.
         TypeError: The policy has no such argument.
     """
-    (name, given), make = parse_label(policy), opponent(policy)
-    if make is None:
+    name, given = parse_label(policy)
+    if opponent(policy) is None or OPPONENTS[name] is BUILT_IN.get(name):
         return {"name": name, "args": given}
-    assert isinstance(make, partial)
-    args = dict(make.keywords)
-    if name in BUILT_IN and OPPONENTS[name] is BUILT_IN[name]:
-        return {"name": name, "args": args}
-    factory: Any = make.func
-    bound = inspect.signature(factory).bind_partial(*make.args, **args)
-    return {"name": f"{factory.__module__}:{factory.__qualname__}", "args": _flat(bound)}
-
-
-def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Return all arguments by name, those passed on as keywords included."""
-    args: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        args.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-    return args
+    return {"name": f"extproc.lab.opponents:by_name.{name}", "args": given}
 
 
 def gateway_bootstrap(routers: Sequence[str], settings: FleetSettings) -> str:

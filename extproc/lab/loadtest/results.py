@@ -6,20 +6,22 @@ enough to be committed. Real runs and their virtual twins are in the same file.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from extproc.lab.loadtest.measures import LoadSummary, fleet_result_of, summarize_records
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.lab.trials.specs import SloSpec, Suite
-from extproc.lab.workload.exchange import RequestRecord
+from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
 from extproc.lab.workload.flights import PodTotals
-from extproc.lab.workload.judge import Metrics, Slo, measure
+from extproc.lab.workload.judge import Metrics, Slo, measure, percentile
 from extproc.lab.workload.requests import NO_TENANTS, Tenant
 
 FORMAT = "extproc-loadtest-2"
@@ -33,16 +35,30 @@ class ResultError(ValueError):
     """A result cannot be read or made; the message says why."""
 
 
+class Percentiles(msgspec.Struct, frozen=True):
+    """A distribution's middle and its end; 0 without values."""
+
+    p50: float = 0.0
+    p99: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Percentiles:
+        """Return those of some values."""
+        ordered = sorted(values)
+        return cls(percentile(ordered, 0.5), percentile(ordered, 0.99))
+
+
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: one target, one workload.
+    """One run: one target, one workload. Requests of the warm-up do not count, all later ones do.
 
     Attributes:
         target: As on the command line: `policy:founding`, `url:http://...`.
         scenario: The name of workload and fleet.
         rate_rps: The nominal rate.
         kind: `virtual` for the same requests in virtual time.
-        summary: The clients' measurements.
         metrics: The laboratory's measures of the run.
+        errors: Failed requests by kind (`RequestRecord.error`); of a virtual run see `metrics`.
+        delay_s: The generator's delay.
         knows_pods: The adapter loads in `metrics` are known; else they are not 0 but unknown.
     """
 
@@ -51,14 +67,42 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     rate_rps: float
     seed: int
     kind: Kind
-    summary: LoadSummary
     metrics: Metrics
+    errors: dict[str, int] = {}
+    delay_s: Percentiles = Percentiles()
     knows_pods: bool = False
 
     @property
     def policy(self) -> str:
         """The target's policy; for other targets their whole name."""
         return self.target.removeprefix("policy:")
+
+    @property
+    def num_errors(self) -> int:
+        """The number of failed requests."""
+        return sum(self.errors.values())
+
+    @property
+    def has_lagged(self) -> bool:
+        """Whether the generator's median delay is too long for the figures to be trusted."""
+        return self.delay_s.p50 > MAX_MEDIAN_DELAY_S
+
+    @property
+    def error_words(self) -> str:
+        """The failures in words; "" without any."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.errors.items())
+        num = self.metrics.num_offered
+        return f"{self.num_errors} of {num} failed: {kinds}" if kinds else ""
+
+    @property
+    def delay_words(self) -> str:
+        """How late the generator was, in words."""
+        return (
+            f"THE GENERATOR LAGGED: the median request was sent {1e3 * self.delay_s.p50:.1f} ms "
+            f"late, the 99th percentile {1e3 * self.delay_s.p99:.1f} ms; over "
+            f"{1e3 * MAX_MEDIAN_DELAY_S:g} ms the load is not the one that was asked for, and "
+            "these figures are not to be trusted"
+        )
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,32 +144,35 @@ def real_run(
     pods: Sequence[PodTotals] = (),
     tenants: Mapping[str, Tenant] = NO_TENANTS,
 ) -> RunResult:
-    """Measure a run of real requests.
+    """Measure a run of real requests, by the measures of a virtual one.
 
     Args:
-        records: One per request.
+        records: One per request, in any order.
         pods: Their totals after the warm-up, if known, by the names in `x-served-by`.
         tenants: The workload's.
 
     Raises:
         ValueError: No request was sent after the warm-up.
     """
-    result = fleet_result_of(
+    result = as_fleet_result(
         records, warm_up_s=warm_up_s, pods=_named(pods, records), tenants=tenants
     )
+    counted = [record for record in records if record.sent_s >= warm_up_s]
+    errors = Counter(sorted(record.error for record in counted if record.error))
     return RunResult(
         target=target,
         scenario=scenario,
         rate_rps=rate_rps,
         seed=seed,
         kind="real",
-        summary=summarize_records(records, slo=slo, warm_up_s=warm_up_s, tenants=tenants),
         metrics=measure(result, slo),
+        errors=dict(errors.most_common()),
+        delay_s=Percentiles.of(record.delay_s for record in counted),
         knows_pods=bool(pods),
     )
 
 
-def _named(pods: Sequence[PodTotals], records: Iterable[RequestRecord]) -> list[PodTotals]:
+def _named(pods: Sequence[PodTotals], records: Sequence[RequestRecord]) -> list[PodTotals]:
     """Return the known pods, and every other pod that responded."""
     if not pods:
         return []
@@ -162,7 +209,7 @@ def save(result: LoadResult, path: Path) -> None:
         OSError: It cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = _rounded(msgspec.to_builtins(result))
+    content = json.loads(msgspec.json.encode(result), parse_float=_rounded)
     path.write_bytes(msgspec.json.encode(content) + b"\n")
 
 
@@ -186,14 +233,8 @@ class _Head(msgspec.Struct):
     format: str = ""
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{NUM_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(part) for part in value]
-    return value
+def _rounded(number: str) -> float:
+    return float(f"{float(number):.{NUM_DIGITS}g}")
 
 
 # --- the figures by which runs are compared ---------------------------------------------------

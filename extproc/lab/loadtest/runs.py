@@ -1,39 +1,31 @@
-"""One run: a block sent to a target, and its measurement."""
+"""One run: a block sent to a target, and its measurement; and its virtual twin, the same requests,
+fleet and policy in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from math import inf
 from statistics import fmean
 
 import aiohttp
-import msgspec
 
-from extproc.lab.loadtest.blocks import Block
-from extproc.lab.loadtest.measures import delay_words, error_words
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.loadtest.loads import Block
 from extproc.lab.loadtest.replay import replay
 from extproc.lab.loadtest.results import RunResult, real_run
 from extproc.lab.loadtest.targets import Target
+from extproc.lab.opponents import make_policy
+from extproc.lab.trials.specs import ScenarioSpec, Suite
+from extproc.lab.trials.suites import in_fleet, make_trial_parts, slo_of, variant_of
 from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.flights import PodTotals
-from extproc.lab.workload.judge import MAX_UNSEEN_S, Slo
-from extproc.lab.workload.requests import Arrival
+from extproc.lab.workload.judge import measure
 
-LOOK_S = 0.25
-"""Between two checks whether a run can still reach its target."""
-SETTLE_S = 20.0
-"""Longest wait for a fleet to drop the requests of an aborted run."""
-STRANGER_SETTLE_S = 2.0
-"""The wait for an endpoint whose pods are unknown."""
 _READ_TIMEOUT_S = 5.0
 _TTFT = "vllm:time_to_first_token_seconds"
 _NUMBER = r"\{[^}]*\} (\S+)$"
-
-GivesUp = Callable[[Mapping[int, RequestRecord], float], bool]
-"""Whether to abort, by the records so far and the seconds since the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,60 +70,25 @@ class _Reading:
 _Readings = Mapping[str, _Reading]
 
 
-async def run_block(
-    target: Target,
-    block: Block,
-    gives_up: GivesUp = lambda _records, _now_s: False,
-    *,
-    max_added_s: float = inf,
-) -> BlockRun:
-    """Send a block to a target and wait for every response.
-
-    Args:
-        target: The target.
-        block: The block.
-        gives_up: Whether to abort, called regularly.
-        max_added_s: The run does not count if more than this is added to the mean first token.
-
-    Returns:
-        The run; after an abort without result and trouble.
-    """
-    records: dict[int, RequestRecord] = {}
-
-    def keep(record: RequestRecord) -> None:
-        records[record.index] = record
-
+async def run_block(target: Target, block: Block) -> BlockRun:
+    """Send a block to a target and wait for every response."""
+    records: list[RequestRecord] = []
     before = await _read_pods(target)
-    loop, settings = asyncio.get_running_loop(), block.settings
-    started_s = loop.time()
-
-    async def leave_off() -> None:
-        is_hopeless = False
-        while not is_hopeless:
-            await asyncio.sleep(LOOK_S)
-            is_hopeless = gives_up(records, loop.time() - started_s)
-
+    settings, sending = block.settings, target.replay_settings(block)
     async with asyncio.TaskGroup() as group:
-        sent = group.create_task(replay(block.workload, target.replay_settings(block), keep))
+        sent = group.create_task(replay(block.workload, sending, records.append))
         warm = group.create_task(_read_pods(target, after_s=settings.warm_up_s))
-        died, left = group.create_task(target.died()), group.create_task(leave_off())
-        await asyncio.wait({sent, died, left}, return_when=asyncio.FIRST_COMPLETED)
-        is_over = sent.done()
+        died = group.create_task(target.died())
+        await asyncio.wait({sent, died}, return_when=asyncio.FIRST_COMPLETED)
         why = f"{target.label}: {died.result()}" if died.done() else ""
         begin = warm.result() if warm.done() else None
-        for task in (sent, warm, died, left):
+        for task in (sent, warm, died):
             task.cancel()
     if why:
         return BlockRun(target.label, block, trouble=why, is_gone=True)
-    if not is_over:
-        await _settle(target)
-        return BlockRun(target.label, block)
     after = await _read_pods(target)
-    run = _judged(target, block, list(records.values()), begin, after)
-    run = replace(run, added_s=_added_s(records.values(), before, after))
-    if run.trouble or run.added_s is None or run.added_s <= max_added_s:
-        return run
-    return replace(run, trouble=f"{target.label}: {added_words(run.added_s)}")
+    run = _judged(target, block, records, begin, after)
+    return replace(run, added_s=_added_s(records, before, after))
 
 
 def added_words(added_s: float) -> str:
@@ -163,11 +120,10 @@ def _judged(
         ],
         tenants=block.workload.tenants,
     )
-    summary = result.summary
-    if sum(summary.errors.values()) == summary.num_requests:
-        why = f"{target.label}: {error_words(summary)}"
+    if result.num_errors == result.metrics.num_offered:
+        why = f"{target.label}: {result.error_words}"
         return BlockRun(target.label, block, trouble=why, is_gone=True)
-    why = f"{target.label}: {delay_words(summary)}" if summary.has_lagged else ""
+    why = f"{target.label}: {result.delay_words}" if result.has_lagged else ""
     return BlockRun(target.label, block, result, why)
 
 
@@ -203,7 +159,8 @@ async def _read_pods(target: Target, after_s: float = 0.0) -> _Readings | None:
 
 
 async def _read_pod(session: aiohttp.ClientSession, url: str) -> _Reading:
-    engine = await _engine(session, url)
+    async with session.get(f"{url}/debug/engine") as response:
+        engine = await response.json()
     query = f"name[]={_TTFT}_count&name[]={_TTFT}_sum"
     async with session.get(f"{url}/metrics/?{query}") as response:
         page = await response.text()
@@ -211,63 +168,51 @@ async def _read_pod(session: aiohttp.ClientSession, url: str) -> _Reading:
         sum(float(value) for value in re.findall(f"^{_TTFT}_{part}{_NUMBER}", page, re.MULTILINE))
         for part in ("count", "sum")
     )
-    return _Reading(engine.num_gpu_loads, engine.num_disk_loads, num, ttft_s)
+    return _Reading(engine["num_gpu_loads"], engine["num_disk_loads"], num, ttft_s)
 
 
-class _Engine(msgspec.Struct):
-    """A fake pod's page `/debug/engine`."""
-
-    num_gpu_loads: int
-    num_disk_loads: int
-    running: list[msgspec.Raw]
-    waiting: list[msgspec.Raw]
+# --- in virtual time --------------------------------------------------------------------------
 
 
-async def _engine(session: aiohttp.ClientSession, url: str) -> _Engine:
-    async with session.get(f"{url}/debug/engine") as response:
-        return msgspec.json.decode(await response.read(), type=_Engine)
+def virtual_run(
+    suite: Suite, scenario: ScenarioSpec, policy: str, *, rate_rps: float, seed: int
+) -> RunResult:
+    """Run a scenario of a suite with a policy, or a variant, in virtual time.
 
-
-async def _settle(target: Target) -> None:
-    """Wait until the target is idle, as far as that is visible."""
-    if not target.pods:
-        await asyncio.sleep(STRANGER_SETTLE_S)
-        return
-    try:
-        async with asyncio.timeout(SETTLE_S), aiohttp.ClientSession() as session:
-            is_busy = True
-            while is_busy:
-                await asyncio.sleep(LOOK_S)
-                engines = [await _engine(session, url) for url in target.pods.values()]
-                is_busy = any(engine.running or engine.waiting for engine in engines)
-    except (aiohttp.ClientError, TimeoutError):
-        return  # the next run reports the error
-
-
-# --- giving up --------------------------------------------------------------------------------
-
-
-def attainment_at_most(block: Block, records: Mapping[int, RequestRecord], now_s: float) -> float:
-    """Return the highest attainment that a block can still reach.
-
-    Args:
-        block: The block being sent.
-        records: Records so far, by the request's place in the workload.
-        now_s: Seconds since the start.
+    Raises:
+        PlanError: The scenario cannot be run.
+        PolicyError: The policy cannot be loaded.
     """
-    counted = [
-        (index, arrival)
-        for index, arrival in enumerate(block.workload.arrivals)
-        if arrival.at_s >= block.settings.warm_up_s
-    ]
-    missed = sum(
-        _is_missed(arrival, records.get(index), now_s, block.slo) for index, arrival in counted
+    variant = variant_of(suite, policy)
+    changed = in_fleet(scenario, variant.fleet)
+    settings, workload, events = make_trial_parts(suite, changed, rate_rps=rate_rps, seed=seed)
+    make = make_policy(variant.policy)
+    fleet = Fleet(settings, workload, make, seed=seed, events=events, policy_name=variant.policy)
+    return RunResult(
+        target=f"policy:{policy}",
+        scenario=scenario.name,
+        rate_rps=rate_rps,
+        seed=seed,
+        kind="virtual",
+        metrics=measure(fleet.run(), slo_of(suite)),
+        knows_pods=True,
     )
-    return 1 - missed / max(1, len(counted))
 
 
-def _is_missed(arrival: Arrival, record: RequestRecord | None, now_s: float, slo: Slo) -> bool:
-    if record is None:  # not sent yet, or in flight: late if it should have ended
-        longest_s = slo.ttft_s + slo.tpot_s * max(1, arrival.output_tokens - 1)
-        return now_s - arrival.at_s > longest_s + MAX_UNSEEN_S
-    return not slo.is_met(record)
+def twins_of(suite: Suite, runs: Sequence[RunResult]) -> list[RunResult]:
+    """Return the virtual twins of real runs.
+
+    Runs of targets that the laboratory does not simulate have no twin.
+
+    Raises:
+        PlanError: A scenario cannot be run.
+        PolicyError: A policy cannot be loaded.
+    """
+    scenarios = {scenario.name: scenario for scenario in suite.scenarios}
+    return [
+        virtual_run(
+            suite, scenarios[run.scenario], run.policy, rate_rps=run.rate_rps, seed=run.seed
+        )
+        for run in runs
+        if run.kind == "real" and run.target.startswith("policy:") and run.scenario in scenarios
+    ]

@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from extproc.lab.loadtest.compare import Round, Watch, counted, mean_of, ratio_of
-from extproc.lab.loadtest.measures import error_words
 from extproc.lab.loadtest.results import FIGURES, Figure, RunResult
 from extproc.lab.loadtest.runs import BlockRun, added_words
 from extproc.lab.workload.intervals import Interval
@@ -51,13 +50,13 @@ def watching(console: Console, num_runs: int) -> Iterator[Watch]:
 def line_of(run: BlockRun) -> str:
     """Return a run as one line."""
     if run.result is None:
-        return f"{run.block.name}: {run.trouble or f'{run.label}: aborted'}"
-    summary = run.result.summary
+        return f"{run.block.name}: {run.trouble}"
+    metrics, errors = run.result.metrics, run.result.error_words
     line = (
-        f"{run.block.name}: {run.label}: served well {summary.attainment:.1%}, "
-        f"TTFT {1e3 * summary.ttft_s.mean:.0f} ms (p99 {1e3 * summary.ttft_s.p99:.0f} ms)"
+        f"{run.block.name}: {run.label}: served well {metrics.attainment:.1%}, "
+        f"TTFT {1e3 * metrics.ttft_mean_s:.0f} ms (p99 {1e3 * metrics.ttft_p99_s:.0f} ms)"
     )
-    line += f", {error_words(summary)}" if summary.errors else ""
+    line += f", {errors}" if errors else ""
     if run.added_s is not None and run.added_s > MAX_ADDED_S:
         line += f"; {added_words(run.added_s)}"
     return line + (f"; DOES NOT COUNT: {run.trouble}" if run.trouble else "")
@@ -98,13 +97,14 @@ def _figures_table(
     for figure in FIGURES.values():
         cells = (_figure_cell(figure, label, rounds, twins) for label in labels)
         table.add_row(figure.head, *cells)
-    table.add_row("added to TTFT, ms", *(_added(rounds, label) for label in labels))
-    summaries = [
-        [run.result.summary for run in _runs(rounds, each) if run.result] for each in labels
-    ]
-    table.add_row("requests", *(str(sum(each.num_requests for each in own)) for own in summaries))
-    failed = (sum(sum(each.errors.values()) for each in own) for own in summaries)
-    table.add_row("failed", *map(str, failed))
+    added_s = (_added_s(rounds, label) for label in labels)
+    table.add_row(
+        "added to TTFT, ms", *("-" if each is None else f"{1e3 * each:.1f}" for each in added_s)
+    )
+    results = [[run.result for run in _runs(rounds, each) if run.result] for each in labels]
+    sent = (sum(run.metrics.num_offered for run in own) for own in results)
+    table.add_row("requests", *map(str, sent))
+    table.add_row("failed", *(str(sum(run.num_errors for run in own)) for own in results))
     return table
 
 
@@ -149,16 +149,10 @@ def short_head(figure: Figure) -> str:
 def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
     """Return the runs that do not count and the targets that were slowed down, with reasons."""
     told = [
-        f"not counted: {run.block.name}: {run.trouble}"
+        f"{'gone since' if run.is_gone else 'not counted:'} {run.block.name}: {run.trouble}"
         for round_ in rounds
         for run in round_
-        if run.is_disturbed
-    ]
-    told += [
-        f"gone since {run.block.name}: {run.trouble}"
-        for round_ in rounds
-        for run in round_
-        if run.is_gone
+        if run.trouble
     ]
     for label in labels:
         added_s = _added_s(rounds, label)
@@ -176,8 +170,3 @@ def _runs(rounds: Sequence[Round], label: str) -> list[BlockRun]:
 def _added_s(rounds: Sequence[Round], label: str) -> float | None:
     added_s = [run.added_s for run in _runs(rounds, label) if run.added_s is not None]
     return fmean(added_s) if added_s else None
-
-
-def _added(rounds: Sequence[Round], label: str) -> str:
-    added_s = _added_s(rounds, label)
-    return "-" if added_s is None else f"{1e3 * added_s:.1f}"

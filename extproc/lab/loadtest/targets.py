@@ -20,7 +20,6 @@ from typing import Any
 
 from extproc.lab.fleet.fleet import BASE_MODEL
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.loadtest.blocks import Block
 from extproc.lab.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
@@ -32,6 +31,7 @@ from extproc.lab.loadtest.fleetfiles import (
     router_config,
 )
 from extproc.lab.loadtest.listing import TargetError, base_url, fetch_listing
+from extproc.lab.loadtest.loads import Block
 from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.suites import variant_of

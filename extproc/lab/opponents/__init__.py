@@ -2,25 +2,30 @@
 
 Every policy has its own constants. A snapshot overlays the last scrape with our own dispatches, so
 "active" adapters are fresher than llm-d's or v0.1's are in life; `..._as_shipped` sees what they
-see (`extproc.lab.opponents.scrapes`).
+see (`extproc.lab.opponents.gateways`).
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from extproc.lab.opponents.dynamo import ProportionalSticky
-from extproc.lab.opponents.filter_tree import FilterTree
+from extproc.lab.opponents.gateways import (
+    FilterTree,
+    LeastRequest,
+    LoadState,
+    LoraAffinity,
+    ScrapesOnly,
+)
 from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
-from extproc.lab.opponents.hold import Hold
-from extproc.lab.opponents.least_request import LeastRequest
-from extproc.lab.opponents.llmd import LoadState, LoraAffinity
 from extproc.lab.opponents.lmetric import LMetric
-from extproc.lab.opponents.scrapes import ScrapesOnly
 from extproc.lab.opponents.slora import SloraRoom
+from extproc.plugins import load_policy
 from extproc.routing.policies import (
     Founding,
     LeastHarm,
@@ -29,32 +34,48 @@ from extproc.routing.policies import (
     RandomChoice,
     RoundRobin,
 )
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
-__all__ = ["DESCRIPTIONS", "OPPONENTS", "opponent", "parse_label"]
-
-
-# Factories with plain arguments and names of their own: load tests write them into a router's
-# configuration.
-def _held_sticky(**hold: Any) -> Policy:
-    return Hold(ProportionalSticky(), **hold)
+__all__ = ["DESCRIPTIONS", "OPPONENTS", "Hold", "by_name", "make_policy", "opponent", "parse_label"]
 
 
-def _held_founding(**hold: Any) -> Policy:
-    return Hold(Founding(), **hold)
+@dataclass(slots=True)
+class Hold:
+    """A policy that holds at the gateway: it sends only where an adapter need not wait.
+
+    After SkyWalker (EuroSys 2026), selective pushing: a request goes to a replica only if its queue
+    is empty, else it waits in the balancer. Here an endpoint is open if the request's adapter would
+    not have to wait for a slot: it runs there already, or a slot is free. A wrapper around any
+    policy; the policy chooses among the endpoints that are open.
+
+    Args:
+        policy: Chooses among the open endpoints.
+        again_s: Seconds until a held request asks again.
+    """
+
+    policy: Policy
+    again_s: float = 0.02
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        """Choose among the open endpoints, or wait."""
+        views = tuple(view for view in snapshot.endpoints if _has_slot(view, request.adapter))
+        if not views:
+            return Wait(snapshot.now + self.again_s, "hold")
+        return self.policy.choose(Snapshot(views, snapshot.now), request, rng=rng)
 
 
-def _llmd_as_shipped(**args: Any) -> Policy:
-    return ScrapesOnly(LoraAffinity(**args))
+def _has_slot(view: EndpointView, adapter: str | None) -> bool:
+    if adapter is None or adapter in view.pending_by_adapter or view.max_loras is None:
+        return True
+    return view.num_active_adapters < view.max_loras
 
 
-def _llmd_in_flight_as_shipped(**args: Any) -> Policy:
-    weights = {"lora_weight": 1, "queue_weight": 1, "kv_weight": 0, "is_counting": True}
-    return ScrapesOnly(LoraAffinity(**{**weights, **args}))
-
-
-def _filter_tree_as_shipped(**args: Any) -> Policy:
-    return ScrapesOnly(FilterTree(**args))
-
+_IN_FLIGHT: Mapping[str, Any] = MappingProxyType(
+    {"lora_weight": 1, "queue_weight": 1, "kv_weight": 0, "is_counting": True}
+)
+"""llm-d's weights with active-request-scorer."""
 
 OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
     {
@@ -70,18 +91,20 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         # The proof of concept's own default: it never spilled.
         "founding_as_shipped": partial(Founding, threshold=100_000),
         "filter_tree_v01": FilterTree,
-        "filter_tree_as_shipped": _filter_tree_as_shipped,
+        "filter_tree_as_shipped": lambda **args: ScrapesOnly(FilterTree(**args)),
         "llmd_lora_affinity": LoraAffinity,
-        "llmd_as_shipped": _llmd_as_shipped,
-        "llmd_in_flight_as_shipped": _llmd_in_flight_as_shipped,
+        "llmd_as_shipped": lambda **args: ScrapesOnly(LoraAffinity(**args)),
+        "llmd_in_flight_as_shipped": lambda **args: ScrapesOnly(
+            LoraAffinity(**{**_IN_FLIGHT, **args})
+        ),
         "llmd_load_state": LoadState,
         "lmetric": LMetric,
         "lmetric_with_loads": partial(
             LMetric, load_tokens=3_000, slot_tokens=30_000, is_fresh=True
         ),
         "dynamo_sticky": ProportionalSticky,
-        "dynamo_sticky_hold_slots": _held_sticky,
-        "founding_hold_slots": _held_founding,
+        "dynamo_sticky_hold_slots": lambda **args: Hold(ProportionalSticky(), **args),
+        "founding_hold_slots": lambda **args: Hold(Founding(), **args),
         "slora_fcfs": SloraRoom,
         "slora_lcfs": partial(SloraRoom, "last_come"),
         "slora_abort": partial(SloraRoom, "newest"),
@@ -89,6 +112,9 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
     }
 )
 """Factories of policies by name. Keyword arguments override their constants."""
+
+by_name = SimpleNamespace(**OPPONENTS)
+"""The same as attributes, for the `policy` section of a router's configuration."""
 
 DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -128,6 +154,15 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The same in one line each, for reports."""
+
+
+def make_policy(name: str) -> Callable[[], Policy]:
+    """Return the factory, called once for each router, of an opponent or of a policy of one's own.
+
+    Raises:
+        ValueError, TypeError: As `opponent`.
+    """
+    return opponent(name) or (lambda: load_policy(name, {}))
 
 
 def opponent(label: str) -> Callable[[], Policy] | None:

@@ -12,14 +12,13 @@
 - **B2, clairvoyant loads**: Belady's eviction over the pooled slots on the true sequence of
   arrivals: the fewest adapter loads of any routing that serves requests in their order. An
   overloaded engine does not: it serves one adapter's queue together, and falls below.
-  The static optimum as well: the most popular adapters keep their slots forever.
 - **B3, informed greedy**, and **B4, stale greedy**, on states up to T old and without knowledge of
   its own later dispatches: `extproc.lab.trials.oracle`. They hold and shed as policies may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -146,12 +145,6 @@ def _next_uses(adapters: Sequence[str | None]) -> list[float]:
         following[index] = seen.get(adapters[index], inf)
         seen[adapters[index]] = index
     return following
-
-
-def static_loads(shares: Mapping[str | None, float], num_slots: int) -> float:
-    """Return the loads per request if the most popular adapters keep the slots forever."""
-    popular = sorted((part for name, part in shares.items() if name is not None), reverse=True)
-    return sum(popular[num_slots:])
 
 
 def count_belady(workload: Workload, settings: FleetSettings) -> float:

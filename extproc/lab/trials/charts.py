@@ -1,4 +1,4 @@
-"""Charts as inline SVG, drawn by matplotlib: lines with bands, bars and heat maps.
+"""Charts as inline SVG, drawn by matplotlib: lines with bands, and bars.
 
 Ink is the page's text colour, the grid its `--line` and marks its `--bad`, for light and dark
 screens. Text stays text, and the same chart gives the same bytes.
@@ -141,35 +141,6 @@ def bar_chart(bars: Sequence[Bar], label: str, *, mark: Mark | None = None) -> s
         _scale(axes, "x", Axis(label, 0.0, 1.12 * longest))
 
     return _svg(draw, 560, 55 + _ROW * len(bars))
-
-
-def heat_map(
-    cells: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], groups: int
-) -> str:
-    """Draw stronger colour for more. Each column stands for `groups` cells of a row."""
-
-    def draw(axes: Axes) -> None:
-        from matplotlib.colors import LinearSegmentedColormap
-
-        highest = max((value for line in cells for value in line), default=0) or 1
-        shades = [
-            [
-                0.0 if at == groups else (line[first + at] / highest) ** 0.5 * 0.95 + 0.05
-                for first in range(0, len(line), groups)
-                for at in range(groups + 1)
-            ]
-            for line in cells
-        ]
-        ramp = LinearSegmentedColormap.from_list("heat", [f"{COLOURS[0]}00", COLOURS[0]])
-        axes.imshow(shades, cmap=ramp, vmin=0, vmax=1, aspect="auto", interpolation="none")
-        axes.set_yticks(range(len(rows)), rows, fontsize=6)
-        starts = [number * (groups + 1) - 0.5 for number in range(len(columns))]
-        axes.set_xticks(starts, columns, fontsize=7, ha="left")
-        axes.tick_params(length=0, labeltop=True, labelbottom=False)
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-
-    return _svg(draw, _WIDTH, 30 + 9 * len(rows))
 
 
 def _note(axes: Axes, text: str, at: Any, coords: Any, *, color: str = _MARK, **more: Any) -> None:

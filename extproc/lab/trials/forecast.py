@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from extproc.lab.engine.blocks import PrefixKey
+from extproc.lab.engine.caches import PrefixKey
 from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.engine.records import EngineRequest
 from extproc.lab.workload.judge import Slo

@@ -8,9 +8,10 @@ requests, so the difference is what the others cost them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from extproc.lab.trials.specs import ScenarioSpec, Suite, VariantSpec
@@ -40,7 +41,6 @@ def plan(suite: Suite) -> list[Trial]:
             tuple(suite.seeds),
             tuple(suite.rates_of(scenario)),
             label=variant.label,
-            keeps_placement=not variant.label and variant.policy in suite.policies[:4],
         )
         for variants in (plain, suite.variants)
         for scenario in suite.scenarios
@@ -157,3 +157,19 @@ def changed(suite: Suite, fleet: Mapping[str, Any], profile: Mapping[str, float]
     for each in scenarios:
         make_trial_parts(suite, each, rate_rps=suite.rates_of(each)[0], seed=0, num=10)
     return replace(suite, scenarios=scenarios)
+
+
+def read_values(pairs: Iterable[str]) -> dict[str, Any]:
+    """Read `key=value` pairs, whose values are JSON.
+
+    Raises:
+        PlanError: One is not such a pair.
+    """
+    values = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        try:
+            values[key] = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise PlanError(f"{pair}: not key=value, as num_routers=1") from error
+    return values

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from extproc.errors import needs_extra
 from extproc.lab.opponents import DESCRIPTIONS
-from extproc.lab.trials.charts import COLOURS, GREYS, Bar, bar_chart
-from extproc.lab.trials.reportpanels import heat_maps, latency_charts, loads_chart, sweep_charts
+from extproc.lab.trials.charts import (
+    COLOURS,
+    GREYS,
+    Axis,
+    Bar,
+    Series,
+    bar_chart,
+    curve,
+    line_chart,
+)
 from extproc.lab.trials.summary import called, is_bound, speed
+from extproc.lab.trials.trials import POOLED
 
 Json = Mapping[str, Any]
+Chart = tuple[str, str, str]
+"""Title, SVG and a note; an empty one is not shown."""
+RATE_RATIO = 1.1
+"""Runs at rates that differ by less are one point of a curve."""
 MAX_BOUND_RATIO = 2.5
 """Bounds further above the best policy are written as text: their bars would dwarf the others."""
 
@@ -59,7 +75,6 @@ def render(result: Json) -> str:
     )
     environment.filters["svg"] = Markup
     colours = colours_of(suite)
-    timing = [each["decision_us"][0] for each in result["timing"]]
     return environment.get_template("report.html").render(
         suite=suite,
         scenarios=[_scenario(result, scenario, colours) for scenario in suite["scenarios"]],
@@ -72,7 +87,6 @@ def render(result: Json) -> str:
         called=called,
         provenance=result["provenance"],
         num_runs=sum(len(trial["runs"]) for trial in result["trials"]),
-        median_us=fmean(timing) if timing else 0.0,
         speed=speed(result["timing"]),
     )
 
@@ -115,7 +129,6 @@ def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> Json:
             *latency_charts(own, colours, suite["slo"], rates),
             loads_chart(own, colours),
         ],
-        "heat_maps": heat_maps(own),
     }
 
 
@@ -126,3 +139,117 @@ def _capacity_chart(rows: Sequence[Json], colours: Mapping[str, str]) -> str:
         for policy, rps in capacities
     ]
     return bar_chart(bars, "capacity: requests per second served well (mean and 95 % interval)")
+
+
+# --- its charts ---------------------------------------------------------------------------------
+
+
+def latency_charts(
+    trials: Sequence[Json], colours: Mapping[str, str], slo: Json, rates: Sequence[float]
+) -> list[Chart]:
+    """Draw the slowest first words and the part served well, over the offered rate."""
+    slowest, served = (
+        curves(trials, key, colours, lambda _, run: near(run["rate_rps"], rates))
+        for key in ("ttft_p99_s", "attainment")
+    )
+    # Perfect pooling is searched far beyond all others.
+    shown = [r for line in slowest if line.name != called(POOLED) for r, _ in line.points] or rates
+    x = Axis("offered requests per second", min(shown), max(shown))
+    slowest = _within(slowest, max(shown))
+    y = Axis("time to first word, 99th percentile (s)", 0.03, 100.0, is_log=True)
+    served = _within(served, max(shown))
+    lowest = min((v for line in served for _, v in line.points), default=0.0)
+    part = Axis("requests served well", min(0.9, max(0.0, lowest - 0.02)), 1.0, is_percent=True)
+    first = line_chart(slowest, x, y, mark=(slo["ttft_s"], "allowed"))
+    second = line_chart(served, x, part, mark=(slo["target"], "required"))
+    return [
+        ("The slowest first words, as load grows", first, ""),
+        ("Requests served well, as load grows", second, ""),
+    ]
+
+
+def curves(
+    trials: Iterable[Json],
+    key: str,
+    colours: Mapping[str, str],
+    place: Callable[[Json, Json], float],
+) -> list[Series]:
+    """Return a line per policy of a measure of its runs, each at its `place`."""
+    values: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for trial in trials:
+        for run in trial["runs"]:
+            values[trial["policy"]][place(trial, run)].append(run[key])
+    return [
+        curve(
+            called(policy), own, colours.get(policy, "#333333"), "o--" if is_bound(policy) else "o-"
+        )
+        for policy, own in values.items()
+    ]
+
+
+def _within(lines: Sequence[Series], highest: float) -> list[Series]:
+    """Cut the lines at a rate."""
+    nums = [sum(x <= highest for x, _ in line.points) for line in lines]
+    return [
+        replace(line, points=line.points[:num], band=line.band[:num])
+        for line, num in zip(lines, nums, strict=True)
+    ]
+
+
+def near(rate_rps: float, rates: Sequence[float]) -> float:
+    """Return a common rate as it is, others rounded: runs of different seeds' searches meet."""
+    if rate_rps in rates:
+        return rate_rps
+    return float(f"{RATE_RATIO ** round(log(rate_rps, RATE_RATIO)):.3g}")
+
+
+def loads_chart(trials: Sequence[Json], colours: Mapping[str, str]) -> Chart:
+    """Draw the adapter loads per policy, with the clairvoyant bound."""
+    loads: defaultdict[str, list[float]] = defaultdict(list)
+    bounds: list[float] = []
+    for trial in trials:
+        for run in trial["runs"]:
+            if "belady_loads_per_1000" in run and trial["policy"] != POOLED:
+                loads[trial["policy"]].append(run["loads_per_1000"])
+                bounds.append(run["belady_loads_per_1000"])
+    if not loads:
+        return ("", "", "")
+    bars: list[Bar] = [
+        (called(policy), fmean(own), None, None, colours[policy]) for policy, own in loads.items()
+    ]
+    chart = bar_chart(
+        sorted(bars, key=lambda bar: bar[1]),
+        "adapter loads per 1,000 requests, at the highest common rate",
+        mark=(fmean(bounds), "clairvoyant"),
+    )
+    return (
+        "How often adapters are moved",
+        chart,
+        "Clairvoyant: the least possible for requests served in their order. An overloaded server "
+        "serves one adapter's queue together and can stay below.",
+    )
+
+
+def sweep_charts(result: Json, colours: Mapping[str, str]) -> list[Json]:
+    """Draw throughput and part served well over the factor of each sweep."""
+    found: list[Json] = []
+    for sweep in result["suite"]["sweeps"]:
+        own = [trial for trial in result["trials"] if trial["sweep"] == sweep["name"]]
+        if own:
+            found.append({**sweep, "charts": _sweep(sweep, own, colours)})
+    return found
+
+
+def _sweep(sweep: Json, trials: Sequence[Json], colours: Mapping[str, str]) -> list[Chart]:
+    x = Axis(sweep["title"], min(sweep["values"]), max(sweep["values"]), is_log=True)
+    done, served = (
+        curves(trials, key, colours, lambda trial, _: float(trial["value"]))
+        for key in ("throughput_rps", "attainment")
+    )
+    highest = max(value for line in done for _, value in line.points)
+    return [
+        ("", line_chart(done, x, Axis("finished requests per second", 0.0, 1.05 * highest)), ""),
+        ("", line_chart(served, x, Axis("requests served well", 0, 1, is_percent=True)), ""),
+    ]

@@ -15,14 +15,15 @@ import msgspec
 import yaml
 
 from extproc.lab.engine.profiles import PROFILES
-from extproc.lab.fleet.events import (
+from extproc.lab.fleet.settings import (
     AdapterRegistered,
     FleetEvent,
+    FleetSettings,
     PodJoin,
+    PodKind,
     PodLoss,
     SlowPod,
 )
-from extproc.lab.fleet.settings import FleetSettings, PodKind
 from extproc.lab.opponents import opponent
 from extproc.lab.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec, VariantSpec
 from extproc.lab.workload.clientele import WorkloadSpec, make_workload, own_folder
@@ -153,9 +154,9 @@ def make_trial_parts(
         workload = make_workload(
             spec, num_requests=num or suite.num_of_run(rate_rps), rate_rps=rate_rps, seed=seed
         )
-        settings = _settings(suite, scenario, workload)
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise PlanError(f"scenario {scenario.name}: {error!r}") from error
+    settings = make_settings(suite, scenario, workload)
     duration_s = workload.duration_s
     events: list[FleetEvent] = []
     for event in scenario.events:
@@ -164,6 +165,18 @@ def make_trial_parts(
         else:
             events.append(_fleet_event(event, event.at * duration_s, workload))
     return settings, workload, events
+
+
+def make_settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> FleetSettings:
+    """Make the fleet of a scenario for a workload.
+
+    Raises:
+        PlanError: A setting is unknown or impossible.
+    """
+    try:
+        return _settings(suite, scenario, workload)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"scenario {scenario.name}: {error!r}") from error
 
 
 def _settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> FleetSettings:

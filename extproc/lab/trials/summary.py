@@ -7,19 +7,13 @@ baseline and to the bounds, and the other measures at the suite's main rate, the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.trials import INFORMED, POOLED, POOLED_SLOTS, STALE, TrialResult
-from extproc.lab.workload.intervals import (
-    Interval,
-    interval,
-    is_not_worse,
-    paired_difference,
-    paired_ratio,
-)
+from extproc.lab.workload.intervals import Interval, interval, paired_ratio
 
 FORMAT = "extproc-lab-3"
 FIXED = "fixed"
@@ -30,14 +24,11 @@ BySeed = Mapping[int, float]
 MEASURES = (
     "attainment",
     "throughput_rps",
-    "output_tokens_per_s",
     "ttft_mean_s",
     "ttft_p50_s",
     "ttft_p99_s",
     "tpot_mean_s",
-    "tpot_p50_s",
     "tpot_p99_s",
-    "slora_attainment",
     "slora_satisfaction",
     "loads_per_1000",
     "disk_loads_per_1000",
@@ -45,37 +36,6 @@ MEASURES = (
     "max_over_mean_load",
     "worst_adapter",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One policy on one scenario.
-
-    Paired figures are over the seeds that both were run with.
-
-    Attributes:
-        worst_adapter: Attainment of the worst served adapter at the highest rate of each search
-            that attained the target.
-        over_baseline: Paired ratio of capacities.
-        over_pooled: Paired ratio to B0; None without it.
-        over_slots: Paired ratio to B1; None without it.
-        over_informed: Paired ratio to B3; None without it.
-        is_not_worse: Than the baseline, surely.
-        attainment_over_baseline: Paired difference at the main rate.
-        measures: Means over the seeds at the main rate.
-    """
-
-    policy: str
-    is_bound: bool
-    capacity_rps: Interval
-    worst_adapter: Interval
-    over_baseline: Interval
-    over_pooled: Interval | None
-    over_slots: Interval | None
-    over_informed: Interval | None
-    is_not_worse: bool
-    attainment_over_baseline: Interval
-    measures: dict[str, float]
 
 
 _CALLED = {
@@ -113,12 +73,12 @@ def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
         if not own:
             continue
         rate_rps = main_rate(suite.rates_of(scenario))
-        rows = [asdict(row) for row in rows_of(suite, own, rate_rps)]
+        rows = rows_of(suite, own, rate_rps)
         scenarios[scenario.name] = {"main_rate_rps": rate_rps, "rows": rows}
     kept = [asdict(trial) for trial in trials]
     timing = [
         {key: trial[key] for key in ("scenario", "policy", "seed", "sweep", "value")}
-        | {key: trial.pop(key) for key in ("decision_us", "num_simulated", "cpu_s")}
+        | {key: trial.pop(key) for key in ("num_simulated", "cpu_s")}
         for trial in kept
     ]
     return {
@@ -136,39 +96,42 @@ def speed(timing: Sequence[Mapping[str, Any]]) -> str:
     return f"{num:,} requests simulated, {num / cpu_s if cpu_s else 0:,.0f} per CPU second"
 
 
-def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> list[Row]:
-    """Return the table of one scenario, highest capacity first."""
+def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> list[dict[str, Any]]:
+    """Return the table of one scenario, highest capacity first: for each policy
+
+    - `policy`, `is_bound`, and `capacity_rps` with its interval;
+    - `worst_adapter`: attainment of the worst served adapter at the highest rate of each search
+      that attained the target;
+    - `over_baseline`, and `over_pooled`, `over_slots`, `over_informed`: paired ratios of capacities
+      to the baseline's and to B0's, B1's and B3's, over the seeds that both were run with; None
+      without these;
+    - `measures`: means over the seeds at the main rate.
+    """
     capacities: dict[str, dict[int, float]] = {}
     worst: dict[str, list[float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.seed):
         capacities.setdefault(trial.policy, {})[trial.seed] = trial.capacity_rps
         worst.setdefault(trial.policy, []).append(trial.worst_adapter)
     runs = {policy: _runs(trials, policy, rate_rps) for policy in capacities}
-    attainments = {
-        policy: {seed: float(run["attainment"]) for seed, run in own.items()}
-        for policy, own in runs.items()
-    }
     baseline = suite.baseline if suite.baseline in capacities else next(iter(capacities))
-    rows = []
-    for policy, values in capacities.items():
-        over_baseline = paired_ratio(*pairs(values, capacities[baseline]))
-        row = Row(
-            policy=policy,
-            is_bound=is_bound(policy),
-            capacity_rps=interval(list(values.values())),
-            worst_adapter=interval(worst[policy]),
-            over_baseline=over_baseline,
-            over_pooled=_over(values, capacities.get(POOLED)),
-            over_slots=_over(values, capacities.get(POOLED_SLOTS)),
-            over_informed=_over(values, capacities.get(INFORMED)),
-            is_not_worse=is_not_worse(over_baseline),
-            attainment_over_baseline=paired_difference(
-                *pairs(attainments[policy], attainments[baseline])
-            ),
-            measures={name: fmean(run[name] for run in runs[policy].values()) for name in MEASURES},
-        )
-        rows.append(row)
-    return sorted(rows, key=lambda row: (-row.capacity_rps.mean, row.policy))
+    means = {policy: interval(list(values.values())) for policy, values in capacities.items()}
+    return [
+        {
+            "policy": policy,
+            "is_bound": is_bound(policy),
+            "capacity_rps": means[policy],
+            "worst_adapter": interval(worst[policy]),
+            "over_baseline": _over(values, capacities[baseline]),
+            "over_pooled": _over(values, capacities.get(POOLED)),
+            "over_slots": _over(values, capacities.get(POOLED_SLOTS)),
+            "over_informed": _over(values, capacities.get(INFORMED)),
+            "measures": {
+                name: fmean(run[name] for run in runs[policy].values()) for name in MEASURES
+            },
+        }
+        for policy in sorted(capacities, key=lambda policy: (-means[policy].mean, policy))
+        for values in [capacities[policy]]
+    ]
 
 
 def _runs(trials: Sequence[TrialResult], policy: str, rate_rps: float) -> dict[int, dict[str, Any]]:

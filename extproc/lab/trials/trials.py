@@ -7,7 +7,6 @@ rates are complete; others end once they can only fail.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,19 +15,19 @@ from typing import Any
 
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.opponents import make_policy
 from extproc.lab.trials.bounds import (
     count_belady,
     pooled_settings,
     pooled_slots,
     pooled_workload,
-    static_loads,
 )
 from extproc.lab.trials.oracle import Oracle, attach_oracles
 from extproc.lab.trials.search import CapacitySearch
 from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import make_trial_parts, slo_of
 from extproc.lab.workload.flights import FleetResult, Flight
-from extproc.lab.workload.judge import Slo, attainment_at_most, measure, percentile
+from extproc.lab.workload.judge import Slo, attainment_at_most, measure
 from extproc.lab.workload.requests import Workload
 from extproc.routing.policies import Policy, RandomChoice
 
@@ -38,12 +37,6 @@ INFORMED = "B3_informed"
 STALE = "B4_stale_"
 HOPELESS = 0.9
 """A run that cannot attain more is given up."""
-NUM_SLICES = 6
-"""Parts of a run in which the placement of adapters is shown."""
-NUM_ADAPTERS_SHOWN = 24
-
-MakePolicy = Callable[[str], Callable[[], Policy]]
-"""Returns a policy's factory by its name; it is called for each router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +51,6 @@ class Trial:
         rates_rps: Rates at which runs are complete.
         sweep: Its sweep, or "".
         value: The sweep's factor.
-        keeps_placement: Keep which pod served which adapter when, at the highest rate, with the
-            first seed.
     """
 
     suite: Suite
@@ -69,7 +60,6 @@ class Trial:
     rates_rps: tuple[float, ...]
     sweep: str = ""
     value: float = 0.0
-    keeps_placement: bool = False
     label: str = ""
 
 
@@ -82,9 +72,6 @@ class TrialResult:
         capacity_rps: SLO capacity; 0 in a sweep.
         runs: Per rate: the metrics and the run's digest.
         cut: Per rate at which the run was given up: the attainment that was still possible.
-        placement: Requests per time slice, pod and adapter.
-        decision_us: Median and 99th percentile of the real time of a decision, microseconds. Not
-            determined by the seed.
         worst_adapter: Attainment of the worst served adapter at the highest rate that attained the
             target; 0 without one.
         num_simulated: Requests of all its runs, given up ones included.
@@ -99,16 +86,12 @@ class TrialResult:
     capacity_rps: float = 0.0
     runs: list[dict[str, Any]] = field(default_factory=list)
     cut: list[dict[str, float]] = field(default_factory=list)
-    placement: dict[str, Any] = field(default_factory=dict)
-    decision_us: list[float] = field(default_factory=list)
     worst_adapter: float = 0.0
     num_simulated: int = 0
     cpu_s: float = 0.0
 
 
-def run_trial(
-    trial: Trial, make_policy: MakePolicy, clock: Callable[[], float]
-) -> list[TrialResult]:
+def run_trial(trial: Trial) -> list[TrialResult]:
     """Run a trial, seed by seed.
 
     Raises:
@@ -118,25 +101,18 @@ def run_trial(
     for seed in trial.seeds:
         known = [result.capacity_rps for result in results if result.capacity_rps]
         near_rps = geometric_mean(known) if known else None
-        results.append(_run_seed(trial, seed, near_rps, make_policy, clock))
+        results.append(_run_seed(trial, seed, near_rps))
     return results
 
 
-def _run_seed(
-    trial: Trial,
-    seed: int,
-    near_rps: float | None,
-    make_policy: MakePolicy,
-    clock: Callable[[], float],
-) -> TrialResult:
+def _run_seed(trial: Trial, seed: int, near_rps: float | None) -> TrialResult:
     label = trial.label or trial.policy
     done = TrialResult(trial.scenario.name, label, seed, trial.sweep, trial.value)
     slo = slo_of(trial.suite)
-    decisions_s: list[float] = []
 
     def attainment_at(rate_rps: float) -> float:
         is_whole = rate_rps in trial.rates_rps
-        result, settings, workload = _run(trial, seed, rate_rps, is_whole, make_policy, clock)
+        result, settings, workload = _run(trial, seed, rate_rps, is_whole)
         done.num_simulated += len(result.flights)
         if result.is_cut:
             at_most = _ceiling(slo, workload, settings)(result.flights, result.ended_s)
@@ -145,11 +121,8 @@ def _run_seed(
         metrics = measure(result, slo)
         run = {"rate_rps": rate_rps, "digest": result.digest(), **asdict(metrics)}
         if rate_rps == max(trial.rates_rps):
-            run.update(_load_bounds(workload, settings))
-            if trial.keeps_placement and seed == trial.seeds[0]:
-                done.placement = placement(result)
+            run["belady_loads_per_1000"] = count_belady(workload, settings)
         done.runs.append(run)
-        decisions_s.extend(result.decision_s)
         return metrics.attainment
 
     if trial.sweep:
@@ -163,8 +136,6 @@ def _run_seed(
     done.runs.sort(key=lambda run: float(run["rate_rps"]))
     passed = [run for run in done.runs if run["attainment"] >= slo.target]
     done.worst_adapter = passed[-1]["worst_adapter"] if passed else 0.0
-    decisions_s.sort()
-    done.decision_us = [round(percentile(decisions_s, part) * 1e6, 1) for part in (0.5, 0.99)]
     return done
 
 
@@ -173,8 +144,6 @@ def _run(
     seed: int,
     rate_rps: float,
     is_whole: bool,
-    make_policy: MakePolicy,
-    clock: Callable[[], float],
 ) -> tuple[FleetResult, FleetSettings, Workload]:
     suite = trial.suite
     is_short = suite.num_search_requests and not is_whole
@@ -196,7 +165,6 @@ def _run(
         seed=seed,
         events=events,
         policy_name=trial.policy,
-        clock=clock,
         gives_up=None if is_whole else gives_up,
     )
     attach_oracles(fleet)
@@ -231,28 +199,3 @@ def _bound(trial: Trial) -> Callable[[], Policy] | None:
         age_s = float(trial.policy.removeprefix(STALE).removesuffix("ms")) / 1000
         return lambda: Oracle(slo, age_s)
     return None
-
-
-def _load_bounds(workload: Workload, settings: FleetSettings) -> dict[str, float]:
-    """Return B2 and the static optimum, loads per 1,000 requests."""
-    return {
-        "belady_loads_per_1000": count_belady(workload, settings),
-        "static_loads_per_1000": 1000 * static_loads(workload.shares, settings.num_slots),
-    }
-
-
-def placement(result: FleetResult) -> dict[str, Any]:
-    """Count the requests of the most popular adapters, per time slice and pod."""
-    flights = [f for f in result.counted if f.pod and f.arrival.adapter is not None]
-    popular = Counter(f.arrival.adapter for f in flights).most_common(NUM_ADAPTERS_SHOWN)
-    adapters = [name for name, _ in popular]
-    pods = [pod.address for pod in result.pods]
-    start_s, end_s = result.warm_up_s, result.flights[-1].arrival.at_s if result.flights else 0.0
-    width_s = max(end_s - start_s, 1e-9) / NUM_SLICES
-    counts = [[[0] * len(adapters) for _ in pods] for _ in range(NUM_SLICES)]
-    for flight in flights:
-        if flight.arrival.adapter in adapters:
-            part = min(NUM_SLICES - 1, int((flight.arrival.at_s - start_s) / width_s))
-            row = counts[part][pods.index(flight.pod)]
-            row[adapters.index(flight.arrival.adapter)] += 1
-    return {"adapters": adapters, "pods": pods, "slice_s": width_s, "counts": counts}

@@ -28,8 +28,13 @@ from extproc.lab.workload.draws import (
     zipf_shares,
 )
 from extproc.lab.workload.requests import Tenant, Workload
-from extproc.lab.workload.slora import SloraSetting, as_in_code, as_in_paper
-from extproc.lab.workload.synthetic import with_prefixes, zipf
+from extproc.lab.workload.synthetic import (
+    SloraSetting,
+    as_in_code,
+    as_in_paper,
+    with_prefixes,
+    zipf,
+)
 from extproc.lab.workload.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
 
 

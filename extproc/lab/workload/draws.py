@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
-from typing import Generic, TypeVar
-
-_KeyT = TypeVar("_KeyT")
 
 Lengths = Callable[[Random], tuple[int, int]]
 """Draws the numbers of tokens of a prompt and of its response."""
@@ -55,19 +50,6 @@ def normalised(weights: Iterable[float]) -> tuple[float, ...]:
     values = tuple(weights)
     total = math.fsum(values)
     return tuple(value / total for value in values)
-
-
-class Choice(Generic[_KeyT]):
-    """Draws keys by their weights, which need not sum to 1."""
-
-    def __init__(self, weights: Mapping[_KeyT, float]) -> None:
-        self._keys = tuple(weights)
-        self._bounds = tuple(accumulate(weights.values()))
-
-    def __call__(self, rng: Random) -> _KeyT:
-        """Draw a key."""
-        index = bisect(self._bounds, rng.random() * self._bounds[-1])
-        return self._keys[min(index, len(self._keys) - 1)]
 
 
 def gamma_gaps(rng: Random, *, rate_rps: float, cv: float) -> Iterator[float]:

@@ -7,7 +7,7 @@ it reads to a `StreamMeter` and makes a `RequestRecord` of both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -273,7 +273,6 @@ def load_records(path: Path) -> list[RequestRecord]:
 
 
 def as_fleet_result(
-    arrivals: Sequence[Arrival],
     records: Iterable[RequestRecord],
     *,
     overhead_s: float = 0.0,
@@ -283,11 +282,11 @@ def as_fleet_result(
 ) -> FleetResult:
     """Convert a replay to the form of a run in virtual time, so that the same measures apply.
 
-    Times count from the actual sending: the generator's lag is not the server's.
+    Times count from the actual sending: the generator's lag is not the server's. Responses count
+    with their real lengths: a server that ends early is not faster per token.
 
     Args:
-        arrivals: The workload's.
-        records: One per request.
+        records: One per request, in any order, of any number of generators.
         overhead_s: Time that network and gateway add to a response, which virtual time leaves out;
             subtracted from the times of responses.
         warm_up_s: Requests sent before this do not count.
@@ -295,20 +294,18 @@ def as_fleet_result(
         tenants: The workload's.
     """
     ordered = sorted(records, key=lambda record: (record.sent_s, record.index))
-    flights = [
-        _flight(arrivals[record.index], record, overhead_s, tenants.get(record.tenant, PLAIN))
-        for record in ordered
-    ]
+    flights = [_flight(record, overhead_s, tenants.get(record.tenant, PLAIN)) for record in ordered]
     ended_s = max((record.ended_s for record in ordered), default=0.0)
     totals = pods or [PodTotals(p, 0, 0) for p in sorted({f.pod for f in flights if f.pod})]
     return FleetResult(flights, totals, warm_up_s, ended_s, tenants=tuple(tenants))
 
 
-def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float, tenant: Tenant) -> Flight:
+def _flight(record: RequestRecord, overhead_s: float, tenant: Tenant) -> Flight:
     sent_s, first_s, state = record.sent_s, record.first_token_s, _state(record)
+    num_tokens = record.num_tokens or record.wanted_tokens
     return Flight(
         str(record.index),
-        replace(arrival, at_s=sent_s),
+        Arrival(sent_s, record.adapter, record.prompt_tokens, num_tokens, record.tenant),
         router=0,
         has_objectives=tenant.has_objectives,
         state=state,

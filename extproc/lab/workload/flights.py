@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -101,7 +101,6 @@ class FleetResult:
         pods: Every pod that ever existed, by address.
         warm_up_s: Requests that came before this do not count.
         ended_s: Virtual time at the end.
-        decision_s: Real seconds of each decision; empty unless the run had a clock.
         is_cut: Whether the run was given up; requests after `ended_s` are missing.
         tenants: Those who are judged by themselves as well.
     """
@@ -110,7 +109,6 @@ class FleetResult:
     pods: Sequence[PodTotals]
     warm_up_s: float
     ended_s: float
-    decision_s: Sequence[float] = field(default=(), compare=False)
     is_cut: bool = False
     tenants: Sequence[str] = ()
 

@@ -49,11 +49,6 @@ def standard_error(values: Sequence[float]) -> float:
     return stdev(values) / sqrt(len(values))
 
 
-def paired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
-    """Return the mean of value less other, seed by seed."""
-    return interval([a - b for a, b in zip(values, others, strict=True)])
-
-
 def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Interval:
     """Return the geometric mean of value over other, seed by seed.
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean, median
-from typing import Protocol
 
+from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.flights import FleetResult, Flight, FlightState
 
 SLORA_TTFT_S = 6.0
@@ -27,20 +27,6 @@ MAX_UNSEEN_S = 1.0
 
 MIN_ADAPTER_REQUESTS = 30
 """Adapters with fewer requests are judged together."""
-
-
-class Timed(Protocol):
-    """A request with known times."""
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Time to the first token; None without one."""
-        ...
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean time per token after the first; None if it did not finish."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +49,7 @@ class Slo:
             return self.is_met(flight)
         return flight.state is FlightState.FINISHED
 
-    def is_met(self, request: Timed) -> bool:
+    def is_met(self, request: Flight | RequestRecord) -> bool:
         """Return whether a request met both objectives."""
         ttft_s, tpot_s = request.ttft_s, request.tpot_s
         return (
@@ -96,8 +82,6 @@ class Metrics:
         attainment: Part that met the SLO, or finished if it has no objectives.
         throughput_rps: Requests that finished between the warm-up and the last arrival, per second,
             whenever they came.
-        output_tokens_per_s: The tokens of those requests, per second.
-        slora_attainment: Part that got a first token within S-LoRA's 6 s.
         slora_satisfaction: Mean over all of `1 - (TTFT / 6 s)^2`, 0 from 6 s on or without one.
         loads_per_1000: Adapters brought into GPU slots per 1,000 requests.
         disk_loads_per_1000: Those of them read from disk.
@@ -121,17 +105,13 @@ class Metrics:
 
     num_offered: int
     fates: Mapping[str, int]
-    offered_rps: float
     attainment: float
     throughput_rps: float
-    output_tokens_per_s: float
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_mean_s: float
-    tpot_p50_s: float
     tpot_p99_s: float
-    slora_attainment: float
     slora_satisfaction: float
     loads_per_1000: float
     disk_loads_per_1000: float
@@ -168,21 +148,18 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
     num_good = sum(map(slo.is_served_well, flights))
     groups = _groups(flights)
+    parts = [_part_served(own, flights[-1].arrival.at_s) for own in groups]
     tails_s = sorted(percentile(sorted(_waits_s(own, result)), 0.99) for own in groups)
     return Metrics(
         num_offered=num,
         fates=dict(sorted(Counter(f.state.value for f in flights).items())),
-        offered_rps=num / offered_s,
         attainment=num_good / num,
         throughput_rps=len(finished) / offered_s,
-        output_tokens_per_s=sum(f.arrival.output_tokens for f in finished) / offered_s,
         ttft_mean_s=_mean(ttfts_s),
         ttft_p50_s=percentile(ttfts_s, 0.5),
         ttft_p99_s=percentile(ttfts_s, 0.99),
         tpot_mean_s=_mean(tpots_s),
-        tpot_p50_s=percentile(tpots_s, 0.5),
         tpot_p99_s=percentile(tpots_s, 0.99),
-        slora_attainment=sum(ttft_s < SLORA_TTFT_S for ttft_s in ttfts_s) / num,
         slora_satisfaction=sum(map(satisfaction, ttfts_s)) / num,
         loads_per_1000=1000 * sum(pod.num_loads for pod in result.pods) / num,
         disk_loads_per_1000=1000 * sum(pod.num_disk_loads for pod in result.pods) / num,
@@ -191,7 +168,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         worst_adapter=min(_attainment(own, slo) for own in groups),
         goodput_rps=num_good / offered_s,
         refusals=dict(sorted(Counter(f.reason for f in flights if f.reason).items())),
-        service_gap=_gap([_part_served(own, flights[-1].arrival.at_s) for own in groups]),
+        service_gap=max(parts) - min(parts),
         tenants={
             tenant: _of_tenant([f for f in flights if f.arrival.tenant == tenant], result, slo)
             for tenant in result.tenants
@@ -225,10 +202,6 @@ def _part_served(flights: Sequence[Flight], until_s: float) -> float:
         is_served = flight.state is FlightState.FINISHED and (flight.ended_s or 0.0) <= until_s
         served += tokens if is_served else 0
     return served / asked
-
-
-def _gap(values: Sequence[float]) -> float:
-    return max(values) - min(values)
 
 
 def attainment_at_most(

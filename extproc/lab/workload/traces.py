@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from random import Random
 
-from extproc.lab.workload.draws import RANKS_MIXED, Choice, round_robin_ranks
+from extproc.lab.workload.draws import RANKS_MIXED, round_robin_ranks
 from extproc.lab.workload.requests import Arrival, Workload
 
 
@@ -43,7 +43,12 @@ def read_trace(
             read = [_arrival(row) for row in csv.DictReader(file)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path.name} is not a trace: no {error}") from error
-    kept = [a for a in read if a.prompt_tokens and _total(a) <= max_total_tokens]
+    kept = [
+        arrival
+        for arrival in read
+        if arrival.prompt_tokens
+        and arrival.prompt_tokens + arrival.output_tokens <= max_total_tokens
+    ]
     if not kept:
         raise ValueError(f"{path.name} has no requests")
     start_s = min(arrival.at_s for arrival in kept)
@@ -69,8 +74,12 @@ def labelled(
     seed: int,
 ) -> Workload:
     """Return the same requests with adapters drawn by `shares`, for a trace that names none."""
-    rng, draw_adapter = Random(seed), Choice(shares)
-    arrivals = tuple(replace(a, adapter=draw_adapter(rng)) for a in workload.arrivals)
+    num, weights = len(workload.arrivals), list(shares.values())
+    drawn = Random(seed).choices(list(shares), weights, k=num)
+    arrivals = tuple(
+        replace(arrival, adapter=adapter)
+        for arrival, adapter in zip(workload.arrivals, drawn, strict=True)
+    )
     return replace(workload, arrivals=arrivals, adapters=ranks)
 
 
@@ -111,10 +120,6 @@ def _stretched(arrivals: Sequence[Arrival], *, start_s: float, end_s: float) -> 
     length_s = arrivals[-1].at_s - first_s
     factor = (end_s - start_s) / length_s if length_s else 0.0
     return [replace(a, at_s=min(end_s, start_s + (a.at_s - first_s) * factor)) for a in arrivals]
-
-
-def _total(arrival: Arrival) -> int:
-    return arrival.prompt_tokens + arrival.output_tokens
 
 
 def _arrival(row: Mapping[str, str]) -> Arrival:

@@ -21,6 +21,7 @@ from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
+from tests.builders import Clock
 
 KINDS = ("directory", "sqlite", "redis")
 STRICT_KINDS = ("sqlite", "redis")
@@ -38,16 +39,6 @@ def shown(store: Store) -> dict[str, str]:
         name: "deleted" if stored.is_deleted else stored.declaration.source
         for name, stored in store.entries.items()
     }
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class RedisServer:
@@ -160,7 +151,7 @@ class Watched(Store):
 
 @asynccontextmanager
 async def opened(kind: str, folder: Path, server: RedisServer | None) -> AsyncIterator[Opened]:
-    clock = Clock()
+    clock = Clock(1000.0)
     all_of_them = Opened(lambda: make_medium(kind, folder, server, clock), clock)
     try:
         yield all_of_them

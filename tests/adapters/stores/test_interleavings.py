@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from extproc.adapters.stores.content import Change, ConflictError, Medium
 from extproc.adapters.stores.store import ANY_TAG, Store
-from tests.adapters.stores.media import Clock, RedisServer, declared, make_medium, shown
+from tests.adapters.stores.media import RedisServer, declared, make_medium, shown
+from tests.builders import Clock
 
 NAMES = ("a", "A", "org/a")
 DELETED = "deleted"
@@ -72,7 +73,7 @@ class TwoRouters(RuleBasedStateMachine):
             server.empty()
         self.runner = asyncio.Runner()
         self.folder = Path(tempfile.mkdtemp())
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.there: dict[str, str] = {}  # what should be there: a source, or DELETED
         self.media = [Interrupted(self.make()) for _ in range(2)]
         self.stores = [Store(medium) for medium in self.media]  # type: ignore[arg-type]

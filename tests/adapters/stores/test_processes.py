@@ -14,13 +14,13 @@ from extproc.adapters.stores.content import ConflictError
 from extproc.adapters.stores.store import ANY_TAG, Store
 from tests.adapters.stores.media import (
     STRICT_KINDS,
-    Clock,
     Opened,
     RedisServer,
     declared,
     make_medium,
     shown,
 )
+from tests.builders import Clock
 
 NUM_PROCESSES, NUM_EACH = 3, 15
 
@@ -29,7 +29,7 @@ def _count(kind: str, folder: Path, server: RedisServer | None, num: int | None)
     """Add one to a number `num` times, or without end; each time again if somebody was faster."""
 
     async def run() -> None:
-        store = Store(make_medium(kind, folder, server, Clock()))
+        store = Store(make_medium(kind, folder, server, Clock(1000.0)))
         await store.look()
         left = num
         while left is None or left:

@@ -244,11 +244,11 @@ async def test_a_version_that_is_none_costs_nothing_once_it_is_put_right(
 async def test_what_is_too_long_is_never_fetched_and_costs_its_own_entry_alone(
     media: Opened, server: RedisServer
 ) -> None:
-    """A value, a name, and the value of a known name; 32 MB each."""
+    """A value, a name, and the value of a known name; 4 MB each."""
     store = await media.store()
     there = await fill(store)
     client = store._medium._client  # type: ignore[attr-defined]
-    huge = b"x" * 2**25
+    huge = b"x" * 2**22
     await client.config_resetstat()
     sent_before = (await client.info("stats"))["total_net_output_bytes"]
     for name, content in ((b"a", huge), (b"huge", huge), (huge, b"x")):

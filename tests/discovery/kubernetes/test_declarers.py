@@ -118,10 +118,6 @@ def test_a_spec_that_is_too_large_or_of_another_kind_is_an_error(spec: Any, why:
         decode_spec(source, msgspec.json.Decoder(str))
 
 
-def test_an_object_s_own_array_is_no_spec() -> None:
-    assert Counted().read(item([]))[0].declared == "[]"
-
-
 class Kept:
     """A store that keeps what is ours: specs that are not `""`."""
 
@@ -151,6 +147,13 @@ class Kept:
     def read(self) -> list[tuple[str, str | None, str]]:
         read = self.declared.read(self.store.objects)
         return [(each.origin[-2:], each.declared, each.withheld) for each in read]
+
+
+@pytest.mark.parametrize("own", [1, {}, {"num_bytes": 1, "named": "x"}])
+def test_a_field_that_is_called_as_our_note_on_a_spec_says_nothing(own: object) -> None:
+    kept = Kept().take(({**item("x", "o1"), ".withheld": own}, item("y", "o2")))
+
+    assert kept.read == [("o1", "x", ""), ("o2", "y", "")]
 
 
 def test_of_others_objects_nothing_is_kept() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.discovery.kubernetes.objectives import priorities, without_pool
+from extproc.discovery.kubernetes.endpoints import priorities, without_pool
 from extproc.discovery.kubernetes.objects import objectives_query
 from extproc.discovery.kubernetes.store import Store
 

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.lab.calibration.fitting import errors_of, fit
-from extproc.lab.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
+from extproc.lab.calibration.samples import (
+    SERIES,
+    Reading,
+    Sample,
+    errors_of,
+    fit,
+    read_page,
+    sample_over,
+)
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import A100_8B, H100_8B, INSTANT, EngineProfile
 from extproc.lab.engine.records import EngineRequest

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.lab.engine.caches import AdapterCache
 from extproc.lab.engine.engine import Engine
-from extproc.lab.engine.lru import AdapterCache
 from extproc.lab.engine.profiles import H100_8B, INSTANT, PROFILES, EngineProfile
 from extproc.lab.engine.records import EngineRequest, EngineStats, Step
 

@@ -17,7 +17,7 @@ from extproc.lab.engine.profiles import (
     read_profile,
 )
 from extproc.lab.engine.records import EngineRequest, Timeline
-from extproc.lab.workload import slora
+from extproc.lab.workload import synthetic
 from extproc.lab.workload.requests import Workload
 
 TABLE_3_RPS: dict[tuple[str, int], float] = {
@@ -38,6 +38,9 @@ from the first arrival to the last finish, all requests kept."""
 
 ERROR_THROUGHPUT = 0.11
 """Relative. The largest seen is 10 % (S2 with 1,000 adapters)."""
+
+MODELS = {"S1": ("7b", (8,)), "S2": ("7b", (64, 32, 16, 8)), "S4": ("13b", (64, 32, 16))}
+"""S-LoRA's Table 1: base model and ranks."""
 
 FLATNESS = 0.90
 """Throughput with 2,000 adapters as a part of that with 5, at least; S-LoRA's is 0.945 (S1)."""
@@ -63,9 +66,10 @@ def _serve(profile: EngineProfile, workload: Workload) -> list[Timeline]:
 
 
 def _throughput_rps(model: str, num_adapters: int) -> float:
-    setting = replace(slora.SETTINGS["table-3"], num_adapters=num_adapters)
-    workload = slora.as_in_code("t3", setting, ranks=slora.MODELS[model].ranks)
-    finished = _serve(PROFILES[f"a100-80-{slora.MODELS[model].base_model}-slora"], workload)
+    setting = synthetic.SloraSetting(num_adapters, 1.0, 10.0, duration_s=120.0)
+    base_model, ranks = MODELS[model]
+    workload = synthetic.as_in_code("t3", setting, ranks=ranks)
+    finished = _serve(PROFILES[f"a100-80-{base_model}-slora"], workload)
     assert len(finished) == len(workload.arrivals)
     return len(finished) / max(timeline.finished_s or 0.0 for timeline in finished)
 

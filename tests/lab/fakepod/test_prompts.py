@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.lab.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.lab.fakepod.formats import chat_tokens, prompt_tokens
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.engine.records import EngineRequest, Step
+from extproc.lab.engine.records import EngineRequest, EngineStats, Step
 from extproc.lab.fakepod.vllmpage import VllmPage
 
 _REAL = Path(__file__).parents[2] / "golden" / "vllm-0.32-metrics.txt"
@@ -164,7 +164,7 @@ def test_an_aborted_request_is_forgotten_even_if_its_step_ends_later() -> None:
     engine.abort("r")
     page.forget(request)
     page.record(step, wall=1.0, ignore={"r"})
-    page.record_idle(wall=2.0)
+    page.set_gauges(EngineStats(), wall=2.0)
 
     assert _lora_series(page) == {"": 2.0}
     assert _value(page, "vllm:num_requests_running") == 0

@@ -15,22 +15,24 @@ from hypothesis import strategies as st
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.engine.records import EngineRequest
-from extproc.lab.fleet.events import (
-    AdapterRegistered,
-    FleetEvent,
-    PodJoin,
-    PodLoss,
-    SlowPod,
-)
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.pod import FleetPod
 from extproc.lab.fleet.router import prefix_hashes
-from extproc.lab.fleet.settings import FleetSettings, Loading, PodKind
+from extproc.lab.fleet.settings import (
+    AdapterRegistered,
+    FleetEvent,
+    FleetSettings,
+    Loading,
+    PodJoin,
+    PodKind,
+    PodLoss,
+    SlowPod,
+)
 from extproc.lab.workload.flights import Flight, FlightState
 from extproc.lab.workload.requests import Workload
 from extproc.routing.policies import Founding, LeastPending, RandomChoice, RoundRobin
 from extproc.types import Choice, RequestInfo, Snapshot, Wait
-from tests.lab.lab import arrival, poisson, run, workload
+from tests.lab.lab import arrival, poisson, run, watching, workload
 
 
 def events() -> st.SearchStrategy[list[FleetEvent]]:
@@ -184,14 +186,10 @@ def test_a_completion_is_known_only_with_the_next_flush() -> None:
     """With a slow access log the second request still sees the first one pending."""
     seen: list[int] = []
 
-    class Spy:
-        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-            seen.append(snapshot.endpoints[0].num_in_flight)
-            return Choice((snapshot.endpoints[0],))
-
+    spy = watching(lambda snapshot, _: seen.append(snapshot.endpoints[0].num_in_flight))
     work = workload(arrival(0.0, output_tokens=1), arrival(1.0))
     for flush_s in (0.05, 30.0):
-        run(work, Spy, num_pods=1, completion_flush_s=flush_s)
+        run(work, spy, num_pods=1, completion_flush_s=flush_s)
 
     assert seen == [0, 0, 0, 1]
 
@@ -200,13 +198,9 @@ def told_counts(**settings: Any) -> list[int]:
     """What two routers knew of each other's requests when each of ten came, 0.1 s apart."""
     seen: list[int] = []
 
-    class Spy:
-        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-            seen.append(snapshot.endpoints[0].num_told)
-            return Choice((snapshot.endpoints[0],))
-
+    spy = watching(lambda snapshot, _: seen.append(snapshot.endpoints[0].num_told))
     work = workload(*(arrival(number / 10, output_tokens=2000) for number in range(10)))
-    run(work, Spy, num_pods=1, num_routers=2, **settings)
+    run(work, spy, num_pods=1, num_routers=2, **settings)
     return seen
 
 
@@ -237,15 +231,13 @@ def test_lost_messages_of_routers_leave_picks_unknown_and_none_for_ever() -> Non
 def test_a_scrape_arrives_with_its_age() -> None:
     ages: list[float] = []
 
-    class Spy:
-        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-            at_s = snapshot.endpoints[0].reported_at_s
-            assert at_s is not None
-            ages.append(snapshot.now - at_s)
-            return Choice((snapshot.endpoints[0],))
+    def look(snapshot: Snapshot, _request: RequestInfo) -> None:
+        at_s = snapshot.endpoints[0].reported_at_s
+        assert at_s is not None
+        ages.append(snapshot.now - at_s)
 
     work = workload(*(arrival(2 + 0.1 * number) for number in range(40)))
-    run(work, Spy, num_pods=1, scrape_interval_s=0.5, scrape_delay_s=0.2)
+    run(work, watching(look), num_pods=1, scrape_interval_s=0.5, scrape_delay_s=0.2)
 
     assert min(ages) >= 0.2
     assert 0.5 < max(ages) <= 0.7 + 1e-9
@@ -255,14 +247,12 @@ def test_every_pod_is_known_from_the_first_look_on() -> None:
     """Routers look at once, as the scraper does; rare scrapes leave no pod out at the start."""
     known: list[int] = []
 
-    class Spy:
-        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-            known.append(len(snapshot.endpoints))
-            assert all(view.is_known for view in snapshot.endpoints)
-            return Choice((snapshot.endpoints[0],))
+    def look(snapshot: Snapshot, _request: RequestInfo) -> None:
+        known.append(len(snapshot.endpoints))
+        assert all(view.is_known for view in snapshot.endpoints)
 
     work = workload(*(arrival(0.1 * number) for number in range(1, 10)))
-    run(work, Spy, num_pods=4, scrape_interval_s=1.0, scrape_delay_s=0.01)
+    run(work, watching(look), num_pods=4, scrape_interval_s=1.0, scrape_delay_s=0.01)
 
     assert known == [4] * 9
 
@@ -346,13 +336,12 @@ def test_pods_come_up_with_what_routers_think_that_they_hold() -> None:
     work = workload(arrival(0.5, "c"), arrival(4.0, "d"), adapters=("a", "b", "c", "d"))
     believed: list[tuple[str, ...]] = []
 
-    class Spy:
-        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-            believed.extend(view.gpu_adapters for view in snapshot.endpoints)
-            return Choice((snapshot.endpoints[0],))
+    def look(snapshot: Snapshot, _request: RequestInfo) -> None:
+        believed.extend(view.gpu_adapters for view in snapshot.endpoints)
 
+    spy = watching(look)
     events: list[FleetEvent] = [PodJoin(1.0), AdapterRegistered(2.0, "d")]
-    fleet = Fleet(FleetSettings(num_pods=1, max_loras=2), work, Spy, seed=1, events=events)
+    fleet = Fleet(FleetSettings(num_pods=1, max_loras=2), work, spy, seed=1, events=events)
     true = [pod.engine.gpu_adapters for pod in fleet.pods.values()]
     result = fleet.run()
     true += [pod.engine.gpu_adapters for pod in fleet.pods.values()]
@@ -435,19 +424,6 @@ def test_waiting_for_a_slot_is_seen() -> None:
     assert without is not None
     assert with_gate is not None
     assert with_gate > without + 0.1
-
-
-def test_decisions_are_timed_with_the_clock_that_is_given() -> None:
-    ticks = iter(range(100))
-    fleet = Fleet(
-        FleetSettings(),
-        workload(arrival(0.0), arrival(1.0)),
-        LeastPending,
-        seed=1,
-        clock=lambda: float(next(ticks)),
-    )
-
-    assert fleet.run().decision_s == [1.0, 1.0]
 
 
 def _pod() -> FleetPod:

@@ -13,7 +13,7 @@ from extproc.lab.workload.requests import Tenant, Workload
 from extproc.queue import QueueSettings
 from extproc.tenancy import NO_CLAIM, Claim
 from extproc.types import Choice, RequestInfo, Snapshot, Wait
-from tests.lab.lab import arrival
+from tests.lab.lab import arrival, watching
 
 TENANTS = {"people": Tenant(weight=2.0), "batch": Tenant(priority=-1, has_objectives=False)}
 
@@ -22,17 +22,13 @@ def claims(**settings: Any) -> dict[str, Claim]:
     """The claims of a request each of two tenants and of somebody else."""
     seen: dict[str, Claim] = {}
 
-    class Spy:
-        def choose(
-            self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
-        ) -> Choice | Wait:
-            seen[names[int(request.request_id)]] = request.claim
-            return Choice(snapshot.endpoints, "spy")
+    def look(_snapshot: Snapshot, request: RequestInfo) -> None:
+        seen[names[int(request.request_id)]] = request.claim
 
     names = ["people", "batch", "other"]
     arrivals = tuple(arrival(float(n), tenant=name) for n, name in enumerate(names))
     work = Workload("w", arrivals, {"a": 16}, TENANTS)
-    Fleet(FleetSettings(num_pods=1, **settings), work, Spy, seed=1).run()
+    Fleet(FleetSettings(num_pods=1, **settings), work, watching(look), seed=1).run()
     return seen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.loadtest.blocks import Block
+from extproc.lab.loadtest.loads import Block
 from extproc.lab.loadtest.results import real_run
 from extproc.lab.loadtest.runs import BlockRun
 from extproc.lab.workload.exchange import RequestRecord
@@ -98,5 +98,5 @@ def run(
         slo=sent.slo,
         pods=pods,
     )
-    trouble = "the generator lagged" if result.summary.has_lagged else ""
+    trouble = "the generator lagged" if result.has_lagged else ""
     return BlockRun(label, sent, result, trouble)

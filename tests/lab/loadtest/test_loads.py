@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.lab.loadtest.loads import (
-    Overrides,
-    SuiteLoad,
-    WorkloadLoad,
-    find_load,
+    Block,
+    by_fleet,
     is_suite,
+    overridden,
     plan_suite,
-    read_suite,
-    workload_load,
+    rotated,
+    sliced,
+    workload_block,
 )
-from extproc.lab.trials.suites import PlanError, scenarios_of
+from extproc.lab.trials.suites import PlanError, make_trial_parts, read_suite, scenarios_of
 from extproc.lab.workload.judge import Slo
-from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.requests import Tenant, Workload
+from tests.lab.loadtest.builders import block
 from tests.lab.trials.test_suites import tiny
 
 TWO_SCENARIOS = """
@@ -33,6 +38,11 @@ scenarios:
   - {name: small, workload: {num_adapters: 4}}
   - {name: large, workload: {num_adapters: 9}, rates_rps: [20]}
 """
+
+
+def named(name: str, num_requests: int | None = None) -> Block:
+    suite = read_suite("workloads")
+    return workload_block(suite, name, rate_rps=None, num_requests=num_requests, seed=1)
 
 
 @pytest.fixture
@@ -83,8 +93,8 @@ def test_a_real_block_is_the_virtual_run_of_the_same_suite(suite_path: str) -> N
 
     assert planned.settings.num_pods == 2
     assert planned.settings.warm_up_s == pytest.approx(0.15 * planned.workload.duration_s)
-    again = SuiteLoad(suite, suite.scenarios[0]).block(rate_rps=5, num_requests=None, seed=1)
-    assert planned == again
+    _, workload, _ = make_trial_parts(suite, suite.scenarios[0], rate_rps=5, seed=1)
+    assert planned.workload == workload
 
 
 def test_events_of_the_fleet_are_for_virtual_time() -> None:
@@ -94,73 +104,35 @@ def test_events_of_the_fleet_are_for_virtual_time() -> None:
         plan_suite(suite, scenarios_of(suite, ["pod-loss-and-join"]))
 
 
-def test_overrides_change_fleet_and_objective(suite_path: str) -> None:
-    overrides = Overrides(["max_loras=3", "drain_s=7"], "a100-8b", (0.2, None, 0.5))
+def test_fleet_and_objective_can_be_others(suite_path: str) -> None:
+    fleet, slo = {"max_loras": 3, "drain_s": 7}, {"ttft_s": 0.2, "tpot_s": None}
 
-    suite = read_suite(suite_path, overrides)
+    suite = overridden(read_suite(suite_path), fleet, "a100-8b", slo)
     (first, *_) = plan_suite(suite, suite.scenarios)
+    block = workload_block(suite, "zipf", rate_rps=5, num_requests=30, seed=1)
 
     assert (first.settings.max_loras, first.settings.num_pods) == (3, 2)
     assert first.settings.profile.name == "a100-8b"
-    assert (first.slo.ttft_s, first.slo.tpot_s, first.slo.target) == (0.2, 0.05, 0.5)
+    assert (first.slo.ttft_s, first.slo.tpot_s, first.slo.target) == (0.2, 0.05, 0.99)
+    assert block.settings.warm_up_s == pytest.approx(0.15 * block.workload.duration_s)
+    assert (block.settings.max_loras, block.settings.num_pods) == (3, 2)
+    assert block.slo == first.slo
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("fleet", "profile", "message"),
     [
-        (Overrides(["max_lora=3"]), "max_lora=3.*max_loras"),
-        (Overrides(["max_loras"]), "KEY=VALUE"),
-        (Overrides(["num_pods=many"]), "Expected `int`"),
-        (Overrides(["max_loras=100000"]), "KV blocks"),
-        (Overrides(profile="h200"), "profile h200: allowed: h100-8b"),
+        ({"max_lora": 3}, "", "max_lora"),
+        ({"max_loras": 100_000}, "", "KV blocks"),
+        ({}, "h200", "profile h200: allowed: h100-8b"),
     ],
 )
-def test_impossible_overrides_are_refused(overrides: Overrides, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        workload_load("zipf", overrides)
-    with pytest.raises(PlanError, match=message):
-        read_suite("quick", overrides)
-
-
-def test_a_load_is_found_by_suite_scenario_workload_or_file(
-    suite_path: str, tmp_path: Path
+@pytest.mark.parametrize("name", ["quick", "workloads"])
+def test_impossible_fleets_are_refused(
+    name: str, fleet: dict[str, int], profile: str, message: str
 ) -> None:
-    made = workload_load("zipf", Overrides()).block(rate_rps=5, num_requests=30, seed=1)
-    made.workload.save(tmp_path / "saved.jsonl")
-
-    loads = [find_load(n) for n in (suite_path, f"{suite_path}/large", "zipf")]
-    saved = find_load(str(tmp_path / "saved.jsonl"))
-
-    assert isinstance(loads[0], SuiteLoad)
-    assert isinstance(loads[1], SuiteLoad)
-    assert [load.scenario.name for load in loads[:2] if isinstance(load, SuiteLoad)] == [
-        "small",
-        "large",
-    ]
-    assert isinstance(loads[2], WorkloadLoad)
-    got = saved.block(rate_rps=made.workload.rate_rps, num_requests=None, seed=1).workload
-    assert len(got.arrivals) == len(made.workload.arrivals)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nosuch", "no workload 'nosuch'"),
-        ("nosuch.yaml", "no such file"),
-        ("quick/nosuch", "no scenario nosuch: zipf-60"),
-    ],
-)
-def test_an_unknown_name_is_an_error(name: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        find_load(name).block(rate_rps=1, num_requests=10, seed=1)
-
-
-def test_a_number_of_requests_holds_also_for_a_scenario_with_its_own() -> None:
-    load = find_load("slora/table-3")
-
-    made = load.block(rate_rps=10, num_requests=50, seed=1)
-
-    assert len(made.workload.arrivals) < 100
+        overridden(read_suite(name), fleet, profile, {})
 
 
 def test_files_and_names_of_workloads_are_no_suites() -> None:
@@ -171,7 +143,78 @@ def test_files_and_names_of_workloads_are_no_suites() -> None:
 
 
 def test_a_workload_by_name_comes_with_its_own_rate() -> None:
-    made = workload_load("zipf", Overrides()).block(rate_rps=None, num_requests=200, seed=1)
+    made = named("zipf", num_requests=200)
 
     assert isinstance(made.workload, Workload)
     assert made.rate_rps == pytest.approx(10, rel=0.3)
+
+
+def test_a_workload_is_sent_from_its_file(tmp_path: Path) -> None:
+    made = named("zipf", num_requests=30)
+    made.workload.save(tmp_path / "saved.jsonl")
+
+    saved = named(str(tmp_path / "saved.jsonl"))
+
+    assert saved.workload.arrivals == made.workload.arrivals
+
+
+# --- blocks -------------------------------------------------------------------------------------
+
+
+@given(
+    times_s=st.lists(st.floats(0, 100, allow_nan=False), min_size=1, max_size=60),
+    num_slices=st.integers(1, 6),
+)
+def test_slices_hold_every_request_once_and_in_order(times_s: list[float], num_slices: int) -> None:
+    whole = block(sorted(times_s))
+    try:
+        slices = sliced(whole, num_slices)
+    except PlanError:
+        return
+
+    width_s = whole.workload.duration_s / num_slices
+    back = [
+        number * width_s + arrival.at_s
+        for number, part in enumerate(slices)
+        for arrival in part.workload.arrivals
+    ]
+    assert back == pytest.approx(sorted(times_s))
+    assert all(part.num_counted for part in slices)
+    assert len({part.name for part in slices}) == num_slices
+
+
+def test_slices_without_a_request_are_refused() -> None:
+    with pytest.raises(PlanError, match="5 slices are too many for 4 requests"):
+        sliced(block(), 5)
+
+
+@given(st.lists(st.text(), min_size=1, max_size=6, unique=True), st.integers(0, 50))
+def test_in_each_block_every_target_has_one_turn(labels: list[str], number: int) -> None:
+    assert sorted(rotated(labels, number)) == sorted(labels)
+
+
+@given(st.integers(1, 6), st.integers(1, 5))
+def test_every_target_begins_equally_often(num_targets: int, times: int) -> None:
+    targets = list(range(num_targets))
+
+    firsts = Counter(rotated(targets, number)[0] for number in range(num_targets * times))
+
+    assert firsts == dict.fromkeys(targets, times)
+
+
+def test_a_running_fleet_is_used_again_as_long_as_it_is_the_same() -> None:
+    blocks = [
+        block(warm_up_s=1.0),
+        block(seed=2, warm_up_s=2.0),
+        block(adapters=("a", "b")),
+        block(),
+    ]
+
+    assert [len(group) for group in by_fleet(blocks)] == [2, 1, 1]
+
+
+def test_other_tenants_get_another_fleet_because_routers_know_their_claims() -> None:
+    plain = block()
+    urgent = replace(plain.workload, tenants={"people": Tenant(priority=1)})
+
+    assert len(by_fleet([plain, replace(plain, workload=urgent)])) == 2

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from extproc.lab.loadtest.measures import summarize_records
 from extproc.lab.loadtest.results import (
     FIGURES,
     FORMAT,
+    Percentiles,
     ResultError,
+    RunResult,
     describe_machine,
     load,
     real_run,
     save,
 )
+from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.flights import PodTotals
+from extproc.lab.workload.judge import percentile
+from tests.lab.loadtest.builders import record
 from tests.lab.loadtest.loads import SLO, records, result, run, suite
 
 
@@ -31,18 +38,25 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
     assert [r.target for r in after.runs] == ["policy:founding", "url:http://127.0.0.1:1"]
     assert after.suite == before.suite
-    assert after.runs[0].summary.errors == before.runs[0].summary.errors
+    assert after.runs[0].errors == before.runs[0].errors
     assert after.runs[0].metrics.ttft_p99_s == pytest.approx(
         before.runs[0].metrics.ttft_p99_s, rel=1e-4
     )
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
-def test_a_run_is_measured_by_both() -> None:
+def measured(records: list[RequestRecord], warm_up_s: float = 0.0) -> RunResult:
+    """A run of these requests, whatever else they belong to."""
+    return real_run(
+        records, target="t", scenario="s", rate_rps=1.0, seed=1, slo=SLO, warm_up_s=warm_up_s
+    )
+
+
+def test_a_run_is_measured() -> None:
     one = run("policy:founding")
 
-    assert one.summary == summarize_records(records(), slo=SLO)
-    assert one.metrics.attainment == one.summary.attainment
+    assert one.metrics.num_offered == 60
+    assert one.errors == {"http_503": 3}
     assert one.metrics.loads_per_1000 == pytest.approx(1000 * 8 / 60)
     assert one.knows_pods
     assert one.policy == "founding"
@@ -84,3 +98,53 @@ def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, say
 
 def test_a_machine_is_described_without_its_name() -> None:
     assert "Python 3." in describe_machine()
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_records_of_several_generators_does_not_matter(rng: Random) -> None:
+    shuffled = records()
+    rng.shuffle(shuffled)
+
+    assert measured(shuffled) == measured(records())
+
+
+def test_what_came_before_the_warm_up_is_as_if_it_had_not_been() -> None:
+    early = [record(n, float(n), error="cut", delay_s=0.1) for n in range(4)]
+    late = [record(n, float(n)) for n in range(4, 9)]
+
+    both, alone = measured([*early, *late], warm_up_s=4), measured(late, warm_up_s=4)
+
+    assert both == alone
+    assert (both.errors, both.has_lagged, both.metrics.num_offered) == ({}, False, 5)
+    with pytest.raises(ValueError, match="no request came after the warm-up"):
+        measured(early, warm_up_s=4)
+
+
+@given(st.lists(st.floats(0.0, 30.0), min_size=1))
+def test_percentiles_are_values_that_were_measured(values: list[float]) -> None:
+    ordered = sorted(values)
+
+    assert Percentiles.of(values) == Percentiles(
+        percentile(ordered, 0.5), percentile(ordered, 0.99)
+    )
+    assert Percentiles.of([]) == Percentiles()
+
+
+@pytest.mark.parametrize(("delay_s", "has_lagged"), [(0.004, False), (0.006, True)])
+def test_a_lagging_generator_is_reported(delay_s: float, has_lagged: bool) -> None:
+    one = measured([record(n, float(n), delay_s=delay_s) for n in range(3)])
+
+    assert one.has_lagged is has_lagged
+    assert f"THE GENERATOR LAGGED: the median request was sent {1e3 * delay_s:.1f} ms late" in (
+        one.delay_words
+    )
+
+
+def test_errors_are_said_by_kind() -> None:
+    failed = [record(1, 1.0, error="http_503"), record(2, 2.0, error="cut")]
+
+    assert measured([record(0, 0.0), *failed]).error_words == "2 of 3 failed: 1 cut, 1 http_503"
+    assert not measured([record(0, 0.0)]).error_words

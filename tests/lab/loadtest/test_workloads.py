@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from extproc.lab.loadtest.workloads import NAMES, make, names, renamed
+from extproc.lab.loadtest.workloads import make, names, renamed
 from extproc.lab.trials.suites import PlanError, find_suite, make_trial_parts, parse_suite
 from extproc.lab.workload.requests import Arrival, Workload
-from extproc.lab.workload.slora import SETTINGS
 
 
 def small(name: str, **changes: int | float | None) -> Workload:
@@ -16,7 +15,7 @@ def small(name: str, **changes: int | float | None) -> Workload:
     return make(name, **asked)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names())
 def test_a_name_gives_about_so_many_requests_at_about_that_rate(name: str) -> None:
     workload = small(name, num_requests=500)
 
@@ -40,15 +39,25 @@ def test_another_rate_moves_the_same_requests(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("row", SETTINGS)
-def test_s_lora_s_tables_come_with_their_own_rate_number_and_adapters(row: str) -> None:
-    setting = SETTINGS[row]
-
+@pytest.mark.parametrize(
+    ("row", "num_adapters", "rate_rps", "duration_s"),
+    [
+        ("7b-a10g", 200, 2, 300),
+        ("7b-a100-80", 200, 10, 300),
+        ("13b-a100-40", 200, 2, 300),
+        ("13b-a100-80", 400, 6, 300),
+        ("table-3", 100, 10, 120),
+        ("clusters", 32, 2, 120),
+    ],
+)
+def test_s_lora_s_tables_come_with_their_own_rate_number_and_adapters(
+    row: str, num_adapters: int, rate_rps: float, duration_s: float
+) -> None:
     workload = make(f"slora-{row}", rate_rps=None, num_requests=None, seed=1)
 
-    assert len(workload.arrivals) == int(setting.rate_rps * setting.duration_s)
-    assert workload.rate_rps == pytest.approx(setting.rate_rps)
-    assert len(workload.adapters) == setting.num_adapters
+    assert len(workload.arrivals) == rate_rps * duration_s
+    assert workload.rate_rps == pytest.approx(rate_rps)
+    assert len(workload.adapters) == num_adapters
 
 
 def test_a_scenario_is_what_the_laboratory_sends_with_its_flash_crowd() -> None:
@@ -59,11 +68,6 @@ def test_a_scenario_is_what_the_laboratory_sends_with_its_flash_crowd() -> None:
 
     _, expected, _ = make_trial_parts(suite, scenario, rate_rps=40.0, seed=3, num=300)
     assert made == replace(expected, name="development/flash-crowd")
-
-
-def test_the_names_are_those_without_a_file_and_the_scenarios() -> None:
-    assert [name for name in names() if "/" not in name] == list(NAMES)
-    assert "development/flash-crowd" in names()
 
 
 def test_a_scenario_can_be_named_by_its_file_s_path() -> None:

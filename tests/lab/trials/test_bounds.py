@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.lab.engine.caches import AdapterCache
 from extproc.lab.engine.engine import Engine
-from extproc.lab.engine.lru import AdapterCache
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.pod import FleetPod
@@ -21,7 +21,6 @@ from extproc.lab.trials.bounds import (
     pooled_settings,
     pooled_slots,
     pooled_workload,
-    static_loads,
 )
 from extproc.lab.trials.forecast import Queued, forecast, state_of
 from extproc.lab.trials.oracle import Oracle, attach_oracles
@@ -68,11 +67,6 @@ def test_belady_counts_after_the_warm_up_and_ignores_the_base_model() -> None:
     assert belady_loads(["a", "b", "a", "c"], 3, count_from=1) == 2
     work = workload(arrival(0.0, "a"), arrival(2.0, "a"), arrival(3.0, "b"))
     assert count_belady(work, FleetSettings(warm_up_s=1.0)) == 500
-
-
-def test_the_static_optimum_misses_what_is_not_among_the_most_popular() -> None:
-    assert static_loads({"a": 0.5, "b": 0.3, "c": 0.1, None: 0.1}, 2) == pytest.approx(0.1)
-    assert static_loads({"a": 1.0}, 2) == 0
 
 
 def test_the_pooled_engine_does_the_work_of_all_pods_in_one() -> None:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from extproc.lab.engine.profiles import H100_8B
-from extproc.lab.fleet.events import FleetEvent, PodLoss
 from extproc.lab.fleet.fleet import Fleet
-from extproc.lab.fleet.settings import FleetSettings, PodKind
+from extproc.lab.fleet.settings import FleetEvent, FleetSettings, PodKind, PodLoss
 from extproc.lab.opponents import opponent
 from extproc.lab.trials.oracle import Oracle, attach_oracles
 from extproc.lab.workload.flights import FleetResult, FlightState

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
-from extproc.commands.labrun import make_policy
 from extproc.lab.trials.plan import places_of, plan_fixed, with_only
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.trials import Trial, run_trial
@@ -20,7 +18,7 @@ from tests.lab.trials.test_table import TENANTS, cells
 def direct(suite: Suite, policy: str, seed: int) -> float:
     """The misses in % of a trial that also searches for the capacity, at 16 requests a second."""
     trial = Trial(suite, suite.scenarios[0], policy, (seed,), (16.0,))
-    (done,) = run_trial(trial, make_policy, perf_counter)
+    (done,) = run_trial(trial)
     (run,) = [run for run in done.runs if run["rate_rps"] == 16]
     return float(100 * (1 - run["attainment"]))
 
@@ -81,8 +79,8 @@ def test_fixed_runs_go_on_where_they_were_and_leave_the_whole_suite_s_results(pa
     asked = "--fixed", *("--only", "founding") * 2, "--seeds", "1"
     first, second = (invoke(path, *asked) for _ in range(2))
 
-    lines = (path.parent / "tiny-only.trials.jsonl").read_text().splitlines()
-    assert len(lines) == 2  # both of the suite's rates, once
+    kept = (path.parent / "tiny-only.trials.jsonl").read_text().strip().splitlines()
+    assert len(kept) == 2  # both of the suite's rates, once
     assert first == second
     assert cells(first, "z@8", "`founding`")
     assert "lab report --html" not in first
@@ -116,7 +114,7 @@ def test_what_is_unknown_is_said_in_one_line(
 def test_runs_are_whole_even_where_nothing_is_served_well() -> None:
     suite = with_only(tiny(scenarios=[{"name": "z", "profile": {"step_s": 10.0}}]), ["founding"])
     trial, _ = plan_fixed(suite, places_of(suite, ["z@16"]))
-    (done,) = run_trial(trial, make_policy, perf_counter)
+    (done,) = run_trial(trial)
 
     assert done.cut == []
     assert done.runs[0]["attainment"] == 0
@@ -125,7 +123,7 @@ def test_runs_are_whole_even_where_nothing_is_served_well() -> None:
 def test_those_alone_send_what_they_send_beside_others() -> None:
     suite = tiny(scenarios=[TENANTS], rates_rps=[8], seeds=[1], policies=["founding"], bounds=[])
     beside, alone = plan_fixed(suite, places_of(suite))
-    runs = [run_trial(each, make_policy, perf_counter)[0].runs[0] for each in (beside, alone)]
+    runs = [run_trial(each)[0].runs[0] for each in (beside, alone)]
 
     people = [run["tenants"]["people"]["num_offered"] for run in runs]
     assert people[0] == people[1] == runs[1]["num_offered"]
@@ -142,8 +140,7 @@ def test_a_place_is_run_alone_as_well_where_it_has_others_beside() -> None:
 def test_a_run_is_as_long_as_the_suite_says() -> None:
     suite = with_only(tiny(min_run_s=30, seeds=[1]), ["founding"])
     runs = {
-        trial.value: run_trial(trial, make_policy, perf_counter)[0].runs[0]
-        for trial in plan_fixed(suite, places_of(suite))
+        trial.value: run_trial(trial)[0].runs[0] for trial in plan_fixed(suite, places_of(suite))
     }
 
     counted_s = 30 * (1 - suite.warm_up)

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
-from extproc.commands.twins import virtual_run
 from extproc.lab.loadtest.results import LoadResult, save
+from extproc.lab.loadtest.runs import virtual_run
 from extproc.lab.trials.plan import with_alone
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.trials.summary import FIXED, FORMAT
@@ -207,14 +207,6 @@ def test_the_command_prints_tenants_and_what_is_served_well(tmp_path: Path) -> N
 def test_a_queue_that_there_is_not_is_said_so() -> None:
     with pytest.raises(PlanError, match="nonsense"):
         tiny(fleet={"queue": {"nonsense": 1}})
-
-
-@pytest.mark.parametrize("name", ["misses", "overload", "table", "tune"])
-def test_commands_of_earlier_versions_say_what_to_do_instead(name: str) -> None:
-    gone = CliRunner().invoke(lab_app, [name, "development", "zipf@68", "--policy", "founding"])
-
-    assert gone.exit_code == 1
-    assert f"`lab {name}` is gone; use" in " ".join(gone.stderr.split())
 
 
 # --- capacities over another policy's -------------------------------------------------------

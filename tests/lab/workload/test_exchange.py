@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.lab.fakepod.apierrors import engine_dead
-from extproc.lab.fakepod.formats import Api, ChatApi, CompletionApi, Reply, stream_error
-from extproc.lab.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.lab.fakepod.formats import (
+    Api,
+    ChatApi,
+    CompletionApi,
+    Reply,
+    chat_tokens,
+    prompt_tokens,
+    stream_error,
+)
 from extproc.lab.workload.exchange import (
     CHAT,
     COMPLETIONS,
@@ -34,7 +41,7 @@ from tests.lab.lab import arrival
 
 
 def record(index: int = 0, **fields: Any) -> RequestRecord:
-    times = {"at_s": 0.0, "sent_s": 0.0, "ended_s": 1.0}
+    times = {"at_s": 0.0, "sent_s": 0.0, "ended_s": 1.0, "prompt_tokens": 8}
     return RequestRecord(**{"index": index, "adapter": "a", "tenant": "", **times, **fields})
 
 
@@ -205,12 +212,12 @@ def test_times_count_from_when_a_request_was_sent() -> None:
 
 def test_a_replay_is_measured_like_a_virtual_run() -> None:
     """In the order of sending, from sending, less what the network adds."""
-    arrivals = [arrival(0.0, "a", output_tokens=11), arrival(0.1, "b", output_tokens=1)]
+    whole = {"first_token_s": 0.75, "ended_s": 1.25, "num_tokens": 11, "served_by": "pod-1"}
     records = [
-        record(0, sent_s=0.5, first_token_s=0.75, ended_s=1.25, served_by="pod-1"),
-        record(1, sent_s=0.25, error="http_429", status=429),
+        record(0, sent_s=0.5, wanted_tokens=500, **whole),  # shorter than it may be
+        record(1, sent_s=0.25, error="http_429", status=429, wanted_tokens=1),
     ]
-    result = as_fleet_result(arrivals, records, overhead_s=0.125)
+    result = as_fleet_result(records, overhead_s=0.125)
     metrics = measure(result, Slo())
 
     assert [flight.arrival.at_s for flight in result.flights] == [0.25, 0.5]
@@ -219,17 +226,16 @@ def test_a_replay_is_measured_like_a_virtual_run() -> None:
     assert metrics.ttft_mean_s == 0.125
     assert metrics.tpot_mean_s == pytest.approx(0.05)
     assert [pod.address for pod in result.pods] == ["pod-1"]
-    assert len(as_fleet_result(arrivals, records, warm_up_s=0.4).counted) == 1
+    assert len(as_fleet_result(records, warm_up_s=0.4).counted) == 1
 
 
 def test_a_replay_is_judged_by_what_its_tenants_want() -> None:
-    arrivals = [arrival(float(n), tenant=name) for n, name in enumerate(["batch", "people"])]
     records = [
-        record(n, tenant=each.tenant, sent_s=each.at_s, first_token_s=9.0, ended_s=10.0)
-        for n, each in enumerate(arrivals)
+        record(n, tenant=name, sent_s=float(n), first_token_s=9.0, ended_s=10.0)
+        for n, name in enumerate(["batch", "people"])
     ]
     tenants = {"people": Tenant(), "batch": Tenant(has_objectives=False)}
-    metrics = measure(as_fleet_result(arrivals, records, tenants=tenants), Slo())
+    metrics = measure(as_fleet_result(records, tenants=tenants), Slo())
 
     attained = {name: of.attainment for name, of in metrics.tenants.items()}
     assert attained == {"people": 0.0, "batch": 1.0}
@@ -239,7 +245,7 @@ def test_a_replay_is_judged_by_what_its_tenants_want() -> None:
 def test_refusals_of_a_replay_are_counted_by_their_code() -> None:
     refused = [record(n, error="http_429", status=429, code="late") for n in range(2)]
     failed = record(2, error="http_404", status=404, code="gone", served_by="pod-1")
-    result = as_fleet_result([arrival(0.0)] * 3, [*refused, failed])
+    result = as_fleet_result([*refused, failed])
 
     assert measure(result, Slo()).refusals == {"late": 2}
 
@@ -273,6 +279,6 @@ def test_the_code_of_an_error_is_read_where_there_is_one(body: bytes, code: str)
     ],
 )
 def test_every_record_has_a_final_state(fields: dict[str, Any], state: FlightState) -> None:
-    (flight,) = as_fleet_result([arrival(0.0)], [record(**fields)]).flights
+    (flight,) = as_fleet_result([record(**fields)]).flights
 
     assert flight.state is state

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.lab.workload import clients, slora, synthetic
+from extproc.lab.workload import clients, synthetic
 from extproc.lab.workload.draws import (
-    Choice,
     gamma_times,
     round_robin_ranks,
     sampled_lengths,
     zipf_shares,
 )
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.traces import labelled
 from tests.lab.workload.gaps import gap_cv
 
 EPSILON_RATE = 0.05
@@ -38,11 +38,11 @@ GENERATORS: dict[str, Callable[[int], Workload]] = {
     "uniform": lambda seed: synthetic.zipf(
         "w", num_adapters=9, exponent=0, rate_rps=5, duration_s=20, seed=seed, cv=4
     ),
-    "slora-paper": lambda seed: slora.as_in_paper(
-        "w", slora.SloraSetting(9, 1.0, 5, 2.0, 20), ranks=(8, 16), seed=seed
+    "slora-paper": lambda seed: synthetic.as_in_paper(
+        "w", synthetic.SloraSetting(9, 1.0, 5, 2.0, 20), ranks=(8, 16), seed=seed
     ),
-    "slora-code": lambda seed: slora.as_in_code(
-        "w", slora.SloraSetting(9, 0.3, 5, 8.0, 20), ranks=(8, 16), seed=seed
+    "slora-code": lambda seed: synthetic.as_in_code(
+        "w", synthetic.SloraSetting(9, 0.3, 5, 8.0, 20), ranks=(8, 16), seed=seed
     ),
     "clients": lambda seed: clients.clients(
         "w", mix=clients.MIXES["m-small"], rate_rps=5, duration_s=20, seed=seed, window_s=6
@@ -107,11 +107,17 @@ def test_uniform_shares_are_equal() -> None:
 
 
 def test_a_choice_falls_by_weight_and_never_on_nothing() -> None:
-    draw, rng = Choice({"a": 3.0, "never": 0.0, "b": 1.0}), Random(2)
-    drawn = [draw(rng) for _ in range(6000)]
+    weights: dict[str | None, float] = {"a": 3.0, "never": 0.0, "b": 1.0}
+    ranks = {"a": 8, "never": 8, "b": 8}
+    drawn = synthetic.independent(
+        "w", shares=weights, ranks=ranks, rate_rps=10, duration_s=600, seed=2
+    )
+    named = labelled(drawn, shares=weights, ranks=ranks, seed=3)
 
-    assert drawn.count("a") / 6000 == pytest.approx(0.75, abs=EPSILON_SHARE)
-    assert "never" not in drawn
+    for workload in (drawn, named):
+        assert workload.shares["a"] == pytest.approx(0.75, abs=EPSILON_SHARE)
+        assert "never" not in workload.shares
+    assert drawn.arrivals != named.arrivals
 
 
 def test_ranks_are_handed_out_in_turn() -> None:
@@ -128,8 +134,8 @@ def test_lengths_are_drawn_from_recorded_pairs() -> None:
 
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 1.0])
 def test_in_s_loras_code_the_hottest_adapter_has_n_to_the_minus_alpha(alpha: float) -> None:
-    setting = slora.SloraSetting(200, alpha, 10, duration_s=1000)
-    workload = slora.as_in_code("w", setting, ranks=(8,), seed=7)
+    setting = synthetic.SloraSetting(200, alpha, 10, duration_s=1000)
+    workload = synthetic.as_in_code("w", setting, ranks=(8,), seed=7)
 
     assert len(workload.arrivals) == 10_000
     assert workload.shares["adapter-0000"] == pytest.approx(200**-alpha, abs=EPSILON_SHARE)
@@ -137,9 +143,9 @@ def test_in_s_loras_code_the_hottest_adapter_has_n_to_the_minus_alpha(alpha: flo
 
 
 def test_in_s_loras_code_alpha_1_is_uniform_and_in_its_paper_it_is_zipf() -> None:
-    setting = slora.SloraSetting(20, 1.0, 10, duration_s=1000)
-    code = slora.as_in_code("w", setting, ranks=(8,), seed=8)
-    paper = slora.as_in_paper("w", setting, ranks=(8,), seed=8)
+    setting = synthetic.SloraSetting(20, 1.0, 10, duration_s=1000)
+    code = synthetic.as_in_code("w", setting, ranks=(8,), seed=8)
+    paper = synthetic.as_in_paper("w", setting, ranks=(8,), seed=8)
 
     assert max(code.shares.values()) == pytest.approx(1 / 20, abs=EPSILON_SHARE)
     assert paper.shares["adapter-0000"] == pytest.approx(zipf_shares(20, 1.0)[0], abs=EPSILON_SHARE)
@@ -147,8 +153,8 @@ def test_in_s_loras_code_alpha_1_is_uniform_and_in_its_paper_it_is_zipf() -> Non
 
 @pytest.mark.parametrize("cv", [1.0, 4.0])
 def test_in_s_loras_paper_the_cv_is_each_adapters_own(cv: float) -> None:
-    setting = slora.SloraSetting(4, 0.0, 10, cv, 4000)
-    workload = slora.as_in_paper("w", setting, ranks=(8,), seed=9)
+    setting = synthetic.SloraSetting(4, 0.0, 10, cv, 4000)
+    workload = synthetic.as_in_paper("w", setting, ranks=(8,), seed=9)
     times = [a.at_s for a in workload.arrivals if a.adapter == "adapter-0002"]
 
     assert workload.rate_rps == pytest.approx(10, rel=EPSILON_RATE)
@@ -156,8 +162,8 @@ def test_in_s_loras_paper_the_cv_is_each_adapters_own(cv: float) -> None:
 
 
 def test_s_loras_lengths_and_ranks_are_those_of_its_tables() -> None:
-    workload = slora.as_in_code(
-        "w", slora.SETTINGS["7b-a10g"], ranks=slora.MODELS["S2"].ranks, seed=42
+    workload = synthetic.as_in_code(
+        "w", synthetic.SloraSetting(200, 1.0, 2.0), ranks=(64, 32, 16, 8), seed=42
     )
     lengths = [n for a in workload.arrivals for n in (a.prompt_tokens, a.output_tokens)]
 

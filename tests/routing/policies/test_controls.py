@@ -8,8 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.policies import BUILT_IN
-from extproc.routing.policies.controls import LeastPending, RandomChoice, RoundRobin
+from extproc.routing.policies import BUILT_IN, LeastPending, RandomChoice, RoundRobin
 from extproc.types import EndpointView, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import requests, snapshots

@@ -1,33 +1,108 @@
-"""The plan of a load test with locust, made from its options, and each process's share.
+"""The plan of a load test with locust, made from its options, and each process's share, which is
+sent in a thread beside locust's greenlets.
 
 Locust's master, or its only process, makes the plan and reads the endpoint's list of models once.
 Workers make the same workload from the plan, so that only the plan crosses the network. A workload
 in a file has to be on every machine, under one path.
+
+Locust replaces the standard library's blocking calls with gevent's. uvloop makes its own system
+calls, so that it is not affected.
 """
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import asyncio
+import gc
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
+import gevent
 import msgspec
+import uvloop
+from gevent.event import Event
 
-from extproc.lab.loadtest.listing import Listing, TargetError, base_url, fetch_listing
-from extproc.lab.loadtest.locust.threads import LoopThread
-from extproc.lab.loadtest.replay import ReplaySettings
-from extproc.lab.loadtest.workloads import NAMES, make, renamed
+from extproc.lab.loadtest.listing import TargetError, base_url, fetch_listing
+from extproc.lab.loadtest.replay import ReplaySettings, open_sender, send_when_due
+from extproc.lab.loadtest.workloads import make, names, renamed
 from extproc.lab.trials.suites import PlanError
-from extproc.lab.workload.exchange import CHAT, COMPLETIONS, RequestForm
+from extproc.lab.workload.exchange import CHAT, COMPLETIONS, RequestForm, RequestRecord
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Arrival, Workload
 
 if TYPE_CHECKING:  # locust replaces half of the standard library when it is imported
     from locust.argument_parser import LocustArgumentParser
 
+WATCH_S = 0.1
+"""Between two calls of `meanwhile`."""
+_SWITCH_S = 0.0005
+"""So long the thread that sends waits for the one that fills locust's table; Python's own 5 ms
+would be most of a first token's time."""
+_T = TypeVar("_T")
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class LoopThread:
+    """An event loop in a thread, until the end of the `with` statement or `close`."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._ended = gevent.get_hub().threadpool.spawn(self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread; nothing may be running in it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._ended.get()
+        self._loop.close()
+
+    def wait(
+        self,
+        work: Callable[[], Coroutine[Any, Any, _T]],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> _T:
+        """Run a coroutine in the thread and wait for it, while other greenlets run.
+
+        If this greenlet is killed, the coroutine is cancelled first, and its end awaited.
+
+        Args:
+            work: The coroutine; called in the thread.
+            meanwhile: Called here now and then, and a last time when the coroutine has ended.
+
+        Raises:
+            Exception: What the coroutine raised.
+        """
+        tasks: list[asyncio.Task[_T]] = []
+        has_ended, watcher = Event(), gevent.get_hub().loop.async_()
+        watcher.start(has_ended.set)
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(work()))
+            # The one method of a gevent loop that other threads may call.
+            tasks[0].add_done_callback(lambda _: watcher.send())
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            while not has_ended.wait(WATCH_S):
+                meanwhile()
+        finally:
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            has_ended.wait()
+            watcher.close()
+            meanwhile()
+        return tasks[0].result()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +192,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     Defaults have the option's type: the web UI converts by it.
     """
     add = parser.add_argument
-    text = f"{', '.join(NAMES)}, SUITE/SCENARIO, or a saved workload's path"
+    text = f"{', '.join(names())}, SUITE/SCENARIO, or a saved workload's path"
     add("--workload", default="zipf", help=text)
     add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
     add("--requests", type=int, default=0, help="approximate number; 0: the workload's own")
@@ -137,22 +212,6 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
     add("--records", default="", help="write a JSON line per request to this file")
     add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")
-    for name, instead in _GONE.items():
-        add(name, type=_refused(instead), help=SUPPRESS, include_in_web_ui=False)
-
-
-_GONE = {
-    "--result": "--html and --json-file write the figures, --records every request",
-    "--router-admin": "its admin port has a page of its own about pods and adapters",
-}
-"""Options of earlier versions, and what there is instead."""
-
-
-def _refused(instead: str) -> Callable[[str], None]:
-    def refuse(_: str) -> None:
-        raise ArgumentTypeError(f"there is no such option any more; {instead}")
-
-    return refuse
 
 
 def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
@@ -170,15 +229,60 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
         raise PlanError(f"an option cannot be used: {error}") from error
     if options.adapter_names == "as-is" and options.model:
         return plan
-    listing = _listed(plan)
+    with LoopThread() as thread:
+        try:
+            listing = thread.wait(lambda: fetch_listing(plan.url, plan.settings.headers))
+        except TargetError as error:
+            raise PlanError(f"the endpoint does not list its models: {error}") from error
     listed = None if options.adapter_names == "as-is" else tuple(listing.adapters)
     base = options.model or listing.base
     return msgspec.structs.replace(plan, base_model=base, listed=listed)
 
 
-def _listed(plan: Plan) -> Listing:
-    with LoopThread() as thread:
-        try:
-            return thread.wait(lambda: fetch_listing(plan.url, plan.settings.headers))
-        except TargetError as error:
-            raise PlanError(f"the endpoint does not list its models: {error}") from error
+class Share:
+    """A process's share of a test, which begins at the clock's `begun_s`.
+
+    Attributes:
+        left: Requests that no user has taken, with their places in the workload.
+    """
+
+    def __init__(self, plan: Plan, place: int, clock: Callable[[], float], begun_s: float) -> None:
+        self.plan = plan
+        self.left = deque(plan.share(plan.make_workload(), place))
+        self._rng = Random(f"think/{plan.seed}/{place}")
+        self._thread, self._opened = LoopThread(), AsyncExitStack()
+        opening = open_sender(plan.settings, clock, begun_s)
+        self._sender = self._thread.wait(lambda: self._opened.enter_async_context(opening))
+        sys.setswitchinterval(_SWITCH_S)
+        # What is there now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+
+    def think_s(self) -> float:
+        """Return the time to think before the next request of a closed loop, in seconds."""
+        return self._rng.expovariate(1 / self.plan.think_s) if self.plan.think_s else 0.0
+
+    def send(self, sink: Callable[[RequestRecord], None]) -> None:
+        """Send the next request, or all in an open loop, and wait until all of them ended."""
+        is_open, sender = self.plan.mode == "open", self._sender
+        requests = [self.left.popleft() for _ in range(len(self.left) if is_open else 1)]
+        # Filled by the thread, emptied by the greenlet: only greenlets may call locust.
+        ended: deque[RequestRecord] = deque()
+
+        async def send(index: int, arrival: Arrival) -> None:
+            ended.append(await sender.send(arrival, index, at_s=arrival.at_s if is_open else None))
+
+        async def send_all() -> None:
+            await asyncio.sleep(-sender.now())
+            await send_when_due(requests, send, sender.now if is_open else lambda: inf)
+
+        def empty() -> None:
+            for _ in range(len(ended)):
+                sink(ended.popleft())
+
+        self._thread.wait(send_all, empty)
+
+    def close(self) -> None:
+        """End the thread; nothing may be under way."""
+        self._thread.wait(self._opened.aclose)
+        self._thread.close()

@@ -11,7 +11,7 @@ the workers in the options that locust sends them with its start message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,10 +31,8 @@ from locust.runners import (
     WorkerRunner,
 )
 
-from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.lab.loadtest.locust.rows import conclude, log_record
-from extproc.lab.loadtest.locust.share import Share
-from extproc.lab.loadtest.locust.threads import WATCH_S
+from extproc.lab.loadtest.locust.plan import WATCH_S, Plan, Share, add_options, make_plan
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import RequestRecord, save_records
 
@@ -42,8 +40,18 @@ LEAD_S = 0.3
 """From the plan to the begin: time for the sender to start."""
 WORKER_LEAD_S = 1.0
 """The same with workers, without the time for making the workload and for spawning users."""
+EXIT_LAGGED = 3
+_WHOLE, _MET, _TTFT, _GAP, _DELAY = "POST", "served well", "TTFT", "inter-token", "schedule delay"
+"""Rows of the table; locust lacks all but the first."""
 
 _log = logging.getLogger(__name__)
+
+
+class RequestError(Exception):
+    """A failed request; the text is the kind of error."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class WorkloadUser(User):
@@ -104,12 +112,33 @@ class LoadTest:
             StopUser: None is left.
         """
         if self._share is not None and self._share.left:
-            self._share.send(partial(self._log_record, self._share.plan))
+            self._share.send(partial(self._log, self._share.plan))
         if self._share is None or not self._share.left:
             raise StopUser
 
-    def _log_record(self, plan: Plan, record: RequestRecord) -> None:
-        log_record(self._environment, plan, record)
+    def _log(self, plan: Plan, record: RequestRecord) -> None:
+        """Log a request that ended: as a whole, its delay, its first token and each gap after it.
+
+        The whole goes through locust's `request` event, so that its plugins see it. The others are
+        in the table alone: they are not requests, and the row `Aggregated` must not count them.
+        """
+        entries: Mapping[tuple[str, str], Any] = self._environment.stats.entries
+        path = plan.form.path
+        self._environment.events.request.fire(
+            request_type=_WHOLE,
+            name=path,
+            response_time=(record.ended_s - record.sent_s) * 1000,
+            response_length=record.num_tokens,
+            exception=RequestError(record.error) if record.error else None,
+            context={},
+        )
+        times_s = [(_DELAY, record.delay_s), *((_GAP, gap_s) for gap_s in record.gaps_s)]
+        if record.ttft_s is not None:
+            times_s.append((_TTFT, record.ttft_s))
+            if plan.slo.is_met(record):
+                times_s.append((_MET, record.ttft_s))
+        for row, seconds in times_s:
+            entries[path, row].log(seconds * 1000, 0)
         if self._options.records:
             self._records.append(record)
 
@@ -175,6 +204,7 @@ class LoadTest:
         runner = self._runner
         if self._plan is None or not isinstance(runner, MasterRunner):
             return self._is_done
+        # Its count of users may be of before they were spawned: workers say that they are done.
         alive = {client.id for client in runner.clients.all if client.state != STATE_MISSING}
         return not (alive & set(self._plan.workers)) - self._done
 
@@ -250,14 +280,31 @@ class LoadTest:
         plan, self._plan = self._plan, None
         if plan is None:
             return
-        conclude(self._environment, plan, self._num_requests)
+        env = self._environment
+        path = plan.form.path
+        num, num_met = (env.stats.get(path, row).num_requests for row in (_WHOLE, _MET))
+        late_ms = env.stats.get(path, _DELAY).median_response_time
+        _log.info(
+            "served well: %d of %d requests, %.1f %%", num_met, num, 100 * num_met / (num or 1)
+        )
+        if num < self._num_requests:
+            env.process_exit_code = 1
+            _log.error(
+                "%d of %d requests were never sent, or lost with their worker",
+                self._num_requests - num,
+                self._num_requests,
+            )
+        if late_ms > 1e3 * MAX_MEDIAN_DELAY_S:
+            _log.error("THE GENERATOR LAGGED: its median request was sent %d ms late", late_ms)
+            if self._options.fail_on_lag:
+                env.process_exit_code = EXIT_LAGGED
         if self._options.records:
             try:
                 ordered = sorted(self._records, key=lambda record: record.index)
                 save_records(ordered, Path(self._options.records))
             except OSError as error:
                 _log.error("cannot write the records: %s", error)
-                self._environment.process_exit_code = 1
+                env.process_exit_code = 1
 
 
 def _id(runner: Runner) -> str:

@@ -12,8 +12,7 @@ import pytest
 from aiohttp import web
 
 from extproc.lab.fakepod.pod import PodConfig, start_pod
-from extproc.lab.loadtest.locust.plan import Plan, add_options, make_plan
-from extproc.lab.loadtest.locust.threads import LoopThread
+from extproc.lab.loadtest.locust.plan import LoopThread, Plan, add_options, make_plan
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import CHAT
 
@@ -166,15 +165,3 @@ def test_a_missing_endpoint_is_an_error() -> None:
 def test_an_unknown_workload_is_an_error(url: str) -> None:
     with pytest.raises(PlanError, match="no workload 'nope'"):
         plan(url, *KEY, "--workload", "nope").make_workload()
-
-
-@pytest.mark.parametrize(
-    ("option", "says"), [("--result", "--json-file"), ("--router-admin", "admin port has a page")]
-)
-def test_an_option_of_earlier_versions_says_what_there_is_instead(
-    option: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        options(option, "x")
-
-    assert says in capsys.readouterr().err

@@ -1,0 +1,304 @@
+"""The sections that have no part of their own: one class each, in the order of the file."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from extproc.config.base import HostPort, Section
+from extproc.routing.policies import BUILT_IN
+
+
+class AdminConfig(Section):
+    """The HTTP port for people and Prometheus."""
+
+    address: HostPort = Field(
+        "127.0.0.1:9090",
+        description="`host:port` of the live page, metrics and debugging; loopback by default.",
+    )
+    metrics_address: HostPort | None = Field(
+        None,
+        description="`host:port` that serves `/metrics` alone, for a Prometheus elsewhere; none "
+        "means metrics are served on `address` only.",
+    )
+    max_decisions: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Decisions kept for `/debug/decisions` and `extproc watch`.",
+    )
+    max_adapter_labels: int = Field(
+        200,
+        ge=0,
+        le=100_000,
+        description="Adapters with a metric label of their own; the rest count as `other`.",
+    )
+    slo_ttft_s: float = Field(
+        1.0,
+        gt=0,
+        le=3600,
+        description="Seconds from a request's arrival to the first byte of the response's body "
+        "within which it counts as answered in time (live page, metrics). Live.",
+    )
+
+
+class ScrapeConfig(Section):
+    """How often pods are asked for their metrics and models."""
+
+    interval_s: float = Field(
+        0.05, ge=0.01, le=60, description="Seconds between two scrapes of a pod."
+    )
+    timeout_s: float = Field(1.0, gt=0, le=60, description="Seconds that a scrape may take.")
+    expiry_s: float = Field(
+        2.0,
+        gt=0,
+        le=600,
+        description="Seconds after which a pod's last report is no longer trusted. Live.",
+    )
+    max_page_bytes: int = Field(
+        16 * 1024 * 1024, ge=1024, le=2**30, description="Bytes of the largest metrics page read."
+    )
+    models_interval_s: float = Field(
+        1.0, ge=0.05, le=600, description="Seconds between two requests for a pod's /v1/models."
+    )
+
+
+class PolicyConfig(Section):
+    """The policy that chooses a pod for each request."""
+
+    name: str = Field(
+        "least_harm",
+        description=", ".join(f"`{name}`" for name in BUILT_IN)
+        + ", the name of an entry point in the group `extproc.policies`, or `module:attribute`. "
+        "Live.",
+    )
+    fallback: str = Field(
+        "least_pending",
+        description="The built-in policy that takes the requests for which the policy raises an "
+        "error or chooses what it may not; empty: they get a 503 with the code `policy_failed`. "
+        "Live.",
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keyword arguments of the policy, e.g. `threshold` (requests of one adapter on "
+        "one pod) for `founding`. Live.",
+    )
+
+    @field_validator("fallback")
+    @classmethod
+    def _is_built_in(cls, name: str) -> str:
+        if name and name not in BUILT_IN:
+            raise ValueError(f"is {name!r}; allowed: {', '.join(BUILT_IN)}, or empty")
+        return name
+
+
+class AdmissionConfig(Section):
+    """When requests are refused with 429."""
+
+    max_pending_per_endpoint: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="Unfinished requests per pod; none means no limit. Live.",
+    )
+    retry_after_s: int = Field(
+        1, ge=0, le=3600, description="Seconds in the Retry-After header of a 429. Live."
+    )
+    priorities: dict[str, int] = Field(
+        default_factory=dict,
+        description="Priority of each objective, by name; a request names its objective in "
+        "`x-llm-d-inference-objective`, if `request.trusted_headers` has `objective`. Objectives "
+        "not listed have that of the InferenceObjective of their name, else 0; requests below 0 "
+        "are sheddable. A priority of the request's route counts before all. Live.",
+    )
+    sheddable_max_waiting: int = Field(
+        5,
+        ge=0,
+        le=1_000_000,
+        description="Requests waiting in a pod's engine above which the pod gets no sheddable "
+        "requests. Live.",
+    )
+    sheddable_max_kv_usage_ratio: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        description="Share of a pod's KV cache in use above which the pod gets no sheddable "
+        "requests. Live.",
+    )
+
+
+class QueueConfig(Section):
+    """Requests that are held until there is room for them. `request.max_hold_s` limits the time."""
+
+    order: Literal["newest", "first_come", "deadline", "clusters"] = Field(
+        "newest",
+        description="Which of a tenant's requests is next. `newest`: those that can still have "
+        "their first token in time, as many as can at the present pace and rather the newest "
+        "(S-LoRA's early abort); `first_come`; `deadline`: the earliest objective first; "
+        "`clusters`: requests for adapters that run (S-LoRA's adapter clustering). Live.",
+    )
+    fair: bool = Field(
+        True,
+        description="Whether tenants have turns, by the tokens that each has got (VTC). Live.",
+    )
+    ageing_s: float = Field(
+        10.0,
+        ge=0.1,
+        le=3600,
+        description="Seconds of waiting that count as one step of priority, for requests without "
+        "an objective. Live.",
+    )
+    cluster_size: int = Field(
+        8,
+        ge=1,
+        le=100_000,
+        description="Adapters that run on a pod from which on `clusters` prefers their requests. "
+        "Live.",
+    )
+    slot_hold_s: float = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds for which a slot is kept for a request of a higher priority, or of "
+        "the tenant whose turn it is, and for which those of lower priorities that came later let "
+        "it go first; 0 means that nothing is kept. Live.",
+    )
+    slot_turn_s: float = Field(
+        2.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds for which an adapter keeps its slot while a request for another one "
+        "has waited as long for one, or a quarter of a second if no third one waits; 0 means as "
+        "long as it has requests. Live.",
+    )
+    max_requests: int = Field(
+        20_000, ge=0, le=1_000_000, description="Requests held at a time; others get 429. Live."
+    )
+    max_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=0,
+        le=2**40,
+        description="Bytes of the bodies of held requests, where the gateway has the router keep "
+        "them (full duplex); others get 429. Live.",
+    )
+
+
+class OutliersConfig(Section):
+    """Ejection of pods that fail where others do not, judged by Envoy's access log."""
+
+    enabled: bool = Field(True, description="Eject pods. Live.")
+    consecutive_failures: int = Field(
+        5, ge=1, le=1_000_000, description="Failures in a row that eject a pod. Live."
+    )
+    min_requests: int = Field(
+        20,
+        ge=1,
+        le=1_000_000,
+        description="Requests to a pod within 30 s below which its failure rate is not judged. "
+        "Live.",
+    )
+    min_excess_ratio: float = Field(
+        0.3,
+        gt=0,
+        le=1,
+        description="A pod is ejected when its failure rate (0 to 1) is this far above that of the "
+        "other pods with requests of the same model and path. Live.",
+    )
+    base_ejection_s: float = Field(
+        30.0,
+        gt=0,
+        le=86_400,
+        description="Seconds of a pod's first ejection; the second lasts twice as long, the third "
+        "three times, and so on. Live.",
+    )
+    max_ejection_s: float = Field(
+        300.0, gt=0, le=86_400, description="Seconds of the longest ejection. Live."
+    )
+    max_ejected_ratio: float = Field(
+        0.5, ge=0, le=1, description="Largest share of the pods ejected at once. Live."
+    )
+
+
+class DestinationConfig(Section):
+    """How the choice is sent to Envoy."""
+
+    num_fallbacks: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="Addresses sent after the first, for clusters in override-host mode only: in "
+        "original-dst mode Envoy takes no list, and every request would get 503. Live.",
+    )
+    num_alternates: int = Field(
+        2,
+        ge=0,
+        le=2,
+        description="Addresses sent in the metadata `extproc.alternates` when there are no "
+        "fallbacks. In original-dst mode Envoy dials them if the first one refuses. Live.",
+    )
+    eds_cluster: str = Field(
+        "pods", description="Resource name under which endpoint discovery (EDS) lists the pods."
+    )
+    emit_scores: bool = Field(
+        False,
+        description="Also send each address's rank as a score, in the metadata `extproc.pick` / "
+        "`x-gateway-destination-endpoint-scores`.",
+    )
+
+
+class CompletionsConfig(Section):
+    """How the router learns that a request has ended."""
+
+    source: Literal["auto", "access_log", "response_phases", "scrape"] = Field(
+        "auto",
+        description="`access_log`: Envoy's gRPC access log; `response_phases`: the ext_proc stream "
+        "stays open until the response has ended; `scrape`: the pods' own counts; `auto`: the "
+        "access log once one has connected, the pods' counts before that.",
+    )
+    scrape_grace_s: float = Field(
+        0.5,
+        ge=0,
+        le=600,
+        description="Seconds that a request gets to reach its pod before the pod's counts may "
+        "declare it ended, where they are the only source.",
+    )
+    lost_after_s: float = Field(
+        10.0,
+        ge=0,
+        le=86_400,
+        description="The same where there is another source, in case that one misses an end.",
+    )
+    max_age_s: float = Field(
+        3600.0,
+        gt=0,
+        le=604_800,
+        description="Seconds after which an unfinished request is counted as ended.",
+    )
+
+
+class TracingConfig(Section):
+    """Spans by OpenTelemetry (`pip install '.[otel]'`)."""
+
+    enabled: bool = Field(
+        False,
+        description="Send a span for each decision, as a child of Envoy's. OpenTelemetry's "
+        "environment variables, e.g. OTEL_EXPORTER_OTLP_ENDPOINT, say where to.",
+    )
+    sample_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of decisions that are traced where Envoy has not decided that already.",
+    )
+
+
+class LogConfig(Section):
+    """The log on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level that is written."
+    )
+    json_lines: bool = Field(True, description="One JSON object per line; plain text otherwise.")

@@ -1,0 +1,54 @@
+"""What the admin port shows of a running router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from extproc import __version__
+from extproc.address import Address
+from extproc.observe.livepage import LivePage
+from extproc.service.admin import AdminServer
+from extproc.service.livefeed import LiveFeed
+from extproc.service.parts import Parts
+
+
+def make_admin(at: Address, parts: Parts, why_not_ready: Callable[[], list[str]]) -> AdminServer:
+    """Make the server of the admin port."""
+    routing = parts.routing
+    return AdminServer(
+        at.host,
+        at.port,
+        registry=parts.telemetry.registry,
+        snapshot=routing.snapshot,
+        queue=routing.queue,
+        adapters=parts.adapters.loading.statuses,
+        add_registration=parts.adapters.add_registration,
+        decisions=parts.recorder.decisions.recent,
+        health=why_not_ready,
+        warnings=parts.warnings,
+        sources=routing.sources.statuses,
+        add_page=LivePage(_feed(parts, why_not_ready).compose, parts.clock).add_to,
+        dropped=parts.traffic.http_dropped,
+    )
+
+
+def _feed(parts: Parts, why_not_ready: Callable[[], list[str]]) -> LiveFeed:
+    routing, recorder = parts.routing, parts.recorder
+    return LiveFeed(
+        about={
+            "version": __version__,
+            "router": parts.router_id,
+            "started_wall_ms": round(recorder.wall_clock() * 1000),
+        },
+        snapshot=routing.snapshot,
+        queue=routing.queue,
+        registry=lambda: routing.pool.registry,
+        decisions=recorder.decisions,
+        telemetry=recorder.telemetry,
+        attainment=recorder.attainment,
+        knows_times=recorder.knows_times,
+        health=why_not_ready,
+        policy=lambda: routing.policy_name,
+        clock=recorder.clock,
+        wall_clock=recorder.wall_clock,
+    )

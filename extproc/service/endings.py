@@ -1,0 +1,90 @@
+"""The ends of picks that access logs and age report, recorded, and what follows from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.fleet.accounting import Accounting, Completion
+from extproc.fleet.evidence import NAMES_ENDPOINT, Evidence
+from extproc.fleet.outliers import Outliers, Readmission
+from extproc.peers.relay import Relay
+from extproc.service.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+
+class Doubts(Protocol):
+    """Asks pods what they have, and how they are."""
+
+    def look(self, address: str) -> None:
+        """The endpoint may have lost a model."""
+
+    def doubt(self, address: str) -> None:
+        """The endpoint has failed a request."""
+
+
+@dataclass(slots=True)
+class Endings:
+    """Ends picks by access logs and age, and handles the consequences.
+
+    Attributes:
+        relay: Takes entries about other routers' picks.
+        pods: Asked where an end raises doubt.
+        clock: Monotonic seconds.
+    """
+
+    accounting: Accounting
+    outliers: Outliers
+    recorder: Recorder
+    relay: Relay
+    pods: Doubts
+    clock: Callable[[], float]
+
+    def complete(self, completion: Completion) -> bool:
+        """Record an access log entry; return False if it is about another router's pick."""
+        flight, is_ours, doubtful = self.accounting.complete(completion, now=self.clock())
+        if flight is None:
+            if is_ours:
+                self.recorder.unmatched()
+            return is_ours
+        self.recorder.completed(completion, flight.pick.request)
+        if doubtful:
+            self.pods.look(doubtful)
+        if completion.verdict in (Evidence.FAILED, *NAMES_ENDPOINT):
+            self.pods.doubt(completion.address or flight.pick.address)
+        self._log_changes()
+        return True
+
+    def refused(self, pick_id: str, request_id: str, address: str) -> bool:
+        """Record an attempt that an endpoint refused; return False if it is another router's."""
+        is_ours = self.accounting.refused(pick_id, request_id, address, now=self.clock())
+        if is_ours:
+            self.recorder.refused()
+        return is_ours
+
+    def pass_on(self, pick_id: str, entry: bytes) -> None:
+        """Queue the access log entry of another router's pick."""
+        self.recorder.observers.call("relay", self.relay.pass_on, pick_id, entry, now=self.clock())
+
+    def flush(self) -> None:
+        """Send what is queued for other routers."""
+        self.recorder.observers.call("relay", self.relay.flush, now=self.clock())
+
+    def tick(self, *, now: float) -> None:
+        """End the picks whose end was not reported in time."""
+        self.recorder.given_up(len(self.accounting.expire(now=now)))
+        self._log_changes()
+
+    def _log_changes(self) -> None:
+        for change in self.outliers.take_changes():
+            if isinstance(change, Readmission):
+                why = (
+                    "" if change.is_recovered else ": the limit of ejections leaves no room for it"
+                )
+                log.info("endpoint %s may serve again%s", change.address, why)
+            else:
+                address, cause = change.address, change.cause
+                log.warning("endpoint %s ejected for %g s: %s", address, change.for_s, cause)

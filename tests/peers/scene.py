@@ -1,0 +1,176 @@
+"""Routers as far as their links go, and the way between two, without a network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
+from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate
+from extproc.peers.encoding import PickUpdate
+from extproc.peers.links import Links, PeersService
+from extproc.peers.relay import Relay, RelaySettings
+from extproc.queue import Waiting
+from extproc.wire.rpc import Code, Session
+from tests.builders import Clock
+from tests.wire.fake_call import FakeCall, begin
+
+FIRST = PickUpdate([], [], is_first=True)
+
+
+class Router:
+    """A router as far as its links go; by its TLS it knows who calls, unless said otherwise."""
+
+    def __init__(
+        self,
+        router_id: str,
+        clock: Clock | None = None,
+        *,
+        keys: Sequence[bytes] | None = None,
+        believes_callers: bool = True,
+    ) -> None:
+        self.clock = clock or Clock()
+        self.relay = Relay(RelaySettings())
+        self.taken: list[bytes] = []
+        self.updates: list[tuple[str, AdapterUpdate]] = []
+        self.num_garbage = self.num_owing = 0
+        self.picks: Sequence[PeerPick] = ()
+        self.num_looks = 0
+        self.links = Links(self.clock)
+        self.heard: list[tuple[str, PickUpdate]] = []
+        self.gone: list[str] = []
+        self.service = PeersService(
+            self.relay,
+            router_id,
+            on_entries=self.taken.extend,
+            clock=self.clock,
+            on_garbage=self._count,
+            links=self.links,
+            listener=self,
+            keys=lambda: keys,
+            believes_callers=believes_callers,
+        )
+
+    def _count(self) -> None:
+        self.num_garbage += 1
+
+    def offer(self, router_id: str, *entries: bytes) -> None:
+        for entry in entries:
+            self.relay.offer(router_id, entry, now=self.clock())
+        self.relay.flush(now=self.clock())
+
+    def begin_with(self, *picks: PeerPick) -> None:
+        """Tell others, to begin with these."""
+        self.picks = picks
+
+    def tell(
+        self,
+        picks: Iterable[PeerPick] = (),
+        ends: Iterable[PeerPickEnd] = (),
+        waiting: Waiting | None = None,
+    ) -> None:
+        self.links.tell(picks, ends, waiting, in_flight=self._in_flight)
+
+    def _in_flight(self) -> Sequence[PeerPick]:
+        self.num_looks += 1
+        return self.picks
+
+    def begin(self) -> None:
+        self.num_owing += 1
+
+    def hear(self, router_id: str, update: PickUpdate) -> None:
+        self.heard.append((router_id, update))
+
+    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
+        self.updates.append((router_id, update))
+
+    def forget(self, router_id: str) -> None:
+        self.gone.append(router_id)
+
+    def accept(self) -> tuple[FakeCall, Session]:
+        return begin(self.service.methods(), "Link")
+
+
+def greeted(by: str) -> tuple[Router, FakeCall, Session]:
+    """The router `a`, to which another one has said who it is, and their link."""
+    router = Router("a")
+    call, session = router.accept()
+    session.receive(hello(by))
+    return router, call, session
+
+
+class Wire:
+    """A link from `near`, which dials, to `far`; messages wait until `pump`."""
+
+    def __init__(self, near: Router, far: Router) -> None:
+        self.heard: list[str] = []
+        self._ways: list[tuple[Way, Session]] = []
+        to_far, to_near = Way(), Way()
+        near_end = near.service.dialled(to_far, self.heard.append)
+        [method] = far.service.methods()
+        far_end = method.open(to_near, {})
+        self._ways = [(to_far, far_end), (to_near, near_end)]
+
+    def pump(self) -> list[bytes]:
+        """Deliver until nothing is under way; return what was, in order."""
+        crossed = []
+        while any(way.messages for way, _ in self._ways):
+            for way, end in self._ways:
+                while way.messages:
+                    crossed.append(way.messages.popleft())
+                    end.receive(crossed[-1])
+        return crossed
+
+    def ends(self) -> list[Code | None]:
+        """How either end has ended the link."""
+        return [way.ended for way, _ in self._ways]
+
+    def waiting(self) -> list[bytes]:
+        """What is under way."""
+        return [message for way, _ in self._ways for message in way.messages]
+
+    def cut(self) -> None:
+        for way, end in self._ways:
+            way.messages.clear()
+            end.closed()
+
+
+class Way:
+    """One direction of a link."""
+
+    def __init__(self) -> None:
+        self.messages: deque[bytes] = deque()
+        self.ended: Code | None = None
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        raise AssertionError("keeps no messages")
+
+    def send(self, message: bytes) -> None:
+        self.messages.append(message)
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        self.ended = code
+
+
+def hello(router_id: str) -> bytes:
+    return message(hello=peers_pb2.Hello(router_id=router_id, believes_callers=True))
+
+
+def entries(*each: bytes) -> bytes:
+    return message(entries=peers_pb2.Entries(log_entries=each))
+
+
+def message(**content: Any) -> bytes:
+    encoded: bytes = peers_pb2.PeerMessage(**content).SerializeToString()
+    return encoded
+
+
+def kinds(messages: Sequence[bytes]) -> list[str | None]:
+    return [peers_pb2.PeerMessage.FromString(each).WhichOneof("content") for each in messages]
+
+
+def told(number: int = 1, router_id: str = "a", **fields: Any) -> PeerPick:
+    defaults = {"address": "10.0.0.1:80", "adapter": "sql", "body_bytes": 7, "age_s": 0.25}
+    return PeerPick(f"{router_id}-{number}", **{**defaults, **fields})

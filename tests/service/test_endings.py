@@ -1,0 +1,92 @@
+"""What follows from how picks end."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from extproc.fleet.evidence import Evidence
+from extproc.types import Outcome, Pick
+from tests.builders import address, completion, endpoint, report
+from tests.routing.scene import routed
+from tests.service.scene import Scene
+
+
+def picked(scene: Scene) -> Pick:
+    result = routed(scene.route())
+    return result
+
+
+def counted(scene: Scene, outcome: Outcome) -> float | None:
+    registry = scene.telemetry.registry
+    return registry.get_sample_value("extproc_completions_total", {"outcome": outcome})
+
+
+def test_a_pick_of_a_held_request_is_shown_without_a_time_to_decide() -> None:
+    scene = Scene()
+    scene.recorder.decided(picked(scene), None, now=0.0)
+    ((_, shown),) = scene.decisions.last(1)
+
+    assert shown.seconds == 0.0
+
+
+def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
+    scene = Scene()
+    for status in (200, 404):
+        assert scene.endings.complete(completion(picked(scene).id, status=status))
+
+    assert scene.doubtful == [address(1)]
+
+
+def test_an_endpoint_that_fails_a_request_is_doubted() -> None:
+    scene = Scene()
+    for verdict in Evidence:
+        scene.endings.complete(completion(picked(scene).id, verdict=verdict))
+    scene.endings.complete(completion(picked(scene).id, verdict=Evidence.FAILED, address=""))
+
+    assert scene.failed == 4 * [address(1)]
+
+
+def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    scene = Scene()
+    scene.pool.set_endpoints([endpoint(1), endpoint(2)])
+    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Evidence.UNREACHABLE}
+    for changes in (unreachable, {}):
+        scene.endings.complete(completion(picked(scene).id, **changes))
+    scene.pool.record_report(address(1), report(), taken_at_s=1.0)
+    for _ in range(2):
+        scene.endings.tick(now=1.0)
+
+    assert [record.message for record in caplog.records] == [
+        f"endpoint {address(1)} ejected for 5 s: unreachable",
+        f"endpoint {address(1)} may serve again",
+    ]
+
+
+def test_an_ejection_that_ends_for_lack_of_room_is_logged_as_such(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    scene = Scene()
+    scene.pool.set_endpoints([endpoint(1), endpoint(2)])
+    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Evidence.UNREACHABLE}
+    scene.endings.complete(completion(picked(scene).id, **unreachable))
+    scene.pool.set_endpoints([endpoint(1)])
+    scene.endings.tick(now=1.0)
+
+    why = "the limit of ejections leaves no room for it"
+    assert caplog.messages[1:] == [f"endpoint {address(1)} may serve again: {why}"]
+
+
+def test_picks_without_a_reported_end_count_as_expired() -> None:
+    scene = Scene()
+    picked(scene)
+    scene.pool.record_report(address(1), report(), taken_at_s=60.0)
+    scene.recorder.given_up(len(scene.accounting.reconcile(address(1), now=60.0)))
+    picked(scene)
+    scene.endings.tick(now=9999.0)
+
+    assert counted(scene, Outcome.EXPIRED) == 2.0
+    assert len(scene.pool.flights) == 0
