@@ -32,7 +32,7 @@ from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
-from extproc.service.app import GC_THRESHOLDS
+from extproc.service.garbage import GC_THRESHOLDS
 from extproc.types import Endpoint, LoadReport, ModelCard, Pick, RequestInfo
 
 POLICIES = ("founding", "least_harm", "least_pending")

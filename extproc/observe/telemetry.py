@@ -35,6 +35,7 @@ _MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count a
 _DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 _SCRAPE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _HELD_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_DELAY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LAG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -88,6 +89,9 @@ class Telemetry:
         )
         self._held_s = Histogram(
             "held_seconds", "From the hold of a request to its pick, of those that got one", _HELD_S
+        )
+        self._delay_s = Histogram(
+            "loop_delay_seconds", "By which the event loop is late, ten times a second", _DELAY_S
         )
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
@@ -151,6 +155,10 @@ class Telemetry:
         """Record the duration of a successful scrape."""
         self._scrape_s.observe(seconds)
 
+    def loop_delayed(self, seconds: float) -> None:
+        """Record by how much the event loop was late."""
+        self._delay_s.observe(seconds)
+
     def scrape_failed(self, endpoint: str) -> None:
         """Record a failed scrape of the endpoint at that address."""
         self._scrape_failures.add((endpoint,))
@@ -202,7 +210,7 @@ class Telemetry:
         snapshot = self._snapshot()
         self._scrape_failures.keep({each.address for each in snapshot.endpoints})
         yield from (each.family() for each in self._counters)
-        histograms = self._decision_s, self._scrape_s, self._lag_s, self._held_s
+        histograms = self._decision_s, self._scrape_s, self._lag_s, self._held_s, self._delay_s
         yield from (each.family() for each in histograms)
         yield from (read() for read in self._readings)
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})

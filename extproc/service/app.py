@@ -29,6 +29,7 @@ from extproc.routing.policies import Policy
 from extproc.service import transports
 from extproc.service.adminport import make_admin
 from extproc.service.clocks import Clocks
+from extproc.service.garbage import GC_THRESHOLDS, Garbage
 from extproc.service.gauges import add_gauges
 from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
@@ -41,10 +42,8 @@ UPKEEP_INTERVAL_S = 1.0
 SWITCH_INTERVAL_S = 0.5e-3
 """How long a thread that parses a large page may delay the event loop each time it wakes up; with
 Python's default of 5 ms that adds up to tens of milliseconds per request."""
-GC_THRESHOLDS = 1_000, 5, 40
-"""Python's defaults are 700, 10, 10. A full collection visits everything that the pool and the
-decisions hold: 50 to 200 ms with some ten thousand models. Requests leave no cycles behind. The
-younger generations, of 1,000 and 5,000 objects, take 1 and 5 ms at most."""
+DELAY_INTERVAL_S = 0.1
+"""Between two measurements of how late the event loop is."""
 
 
 class App:
@@ -136,6 +135,7 @@ class App:
 
     def _background(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield self._upkeep()
+        yield self._measure_delay()
         yield self._follow_changes()
         yield self._parts.peering.run()
         yield self._parts.discovery.run()
@@ -143,10 +143,27 @@ class App:
         yield self._live_config.run()
 
     async def _upkeep(self) -> None:
+        parts = self._parts
+        garbage = Garbage(
+            num_requests=lambda: parts.recorder.decisions.num_published,
+            models=lambda: parts.routing.pool.registry,
+            clock=parts.clock,
+        )
+        try:
+            while True:
+                await asyncio.sleep(UPKEEP_INTERVAL_S)
+                parts.look()
+                self._update_health()
+                garbage.look()
+        finally:
+            garbage.end()
+
+    async def _measure_delay(self) -> None:
+        clock, telemetry = self._parts.clock, self._parts.telemetry
         while True:
-            await asyncio.sleep(UPKEEP_INTERVAL_S)
-            self._parts.look()
-            self._update_health()
+            due_s = clock() + DELAY_INTERVAL_S
+            await asyncio.sleep(DELAY_INTERVAL_S)
+            telemetry.loop_delayed(max(0.0, clock() - due_s))
 
     async def _follow_changes(self) -> None:
         changed = self._parts.changed
