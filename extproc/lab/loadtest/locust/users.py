@@ -11,6 +11,7 @@ the workers in the options that locust sends them with its start message.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -161,6 +162,9 @@ class LoadTest:
         # Runs before locust's own listener, which tells the master that this worker is gone:
         # listeners are called in the opposite order.
         environment.events.quitting.add_listener(self._on_quitting)
+        # Python raises KeyboardInterrupt wherever it is, also where exceptions are ignored.
+        interrupt = gevent.get_hub().handle_system_error
+        gevent.signal_handler(signal.SIGINT, interrupt, KeyboardInterrupt, KeyboardInterrupt())
 
     def _on_test_start(self, **_: Any) -> None:
         runner, options = self._runner, self._options
