@@ -1,5 +1,6 @@
 """How does it all hang together, start and stop? Composition: the only room of the service with a
 clock and randomness (`clocks`).
 
-Begin with `app`, one running service from its configuration to its end. The commands import it.
+Begin with `parts`, which makes all parts of one router, then `app`, which runs them from the start
+to the end. The commands import it.
 """
