@@ -131,7 +131,7 @@ class AdapterService:
         on_news: Callable[[], None] | None,
         say: Callable[[AdapterUpdate], None] | None,
         router_id: str,
-        world: Clocks,
+        clocks: Clocks,
     ) -> None:
         self._routing = routing
         self._on_news = on_news
@@ -146,7 +146,7 @@ class AdapterService:
             status=self._status,
             wait_until_ready=self._wait_until_ready,
             why_not=self.declaring.why_not,
-            clock=world.clock,
+            clock=clocks.clock,
         )
         routing.sources.add(self._keeping.sources)
         self.loading = Adapters(
@@ -154,13 +154,13 @@ class AdapterService:
             routing,
             router_id=router_id,
             poke=poke,
-            world=world,
+            clocks=clocks,
             is_leading=self._keeping.leads,
             on_ticked=self._on_ticked,
             say=say,
         )
         self.add_registration = self._keeping.add_registration
-        self._clock, self._began_s = world.clock, world.clock()
+        self._clock, self._began_s = clocks.clock, clocks.clock()
         self._ready_wait_s = config.adapters.ready_wait_s
         self._sources, self._catalog = routing.sources.statuses, routing.router.catalog
 

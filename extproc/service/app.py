@@ -78,8 +78,8 @@ class App:
         self._config = config
         self._stop = asyncio.Event()
         self.address = self.admin_address = ""
-        world = Clocks(time.monotonic, time.time, random.Random(secrets.randbits(64)))
-        self._parts = parts = Parts(config, policy, tracing, world=world)
+        clocks = Clocks(time.monotonic, time.time, random.Random(secrets.randbits(64)))
+        self._parts = parts = Parts(config, policy, tracing, clocks=clocks)
         self._live_config = LiveConfig(config, path, text, parse=parse, configure=parts.configure)
         self._admin_at = Address.parse(config.admin.address)
         self._admin = make_admin(self._admin_at, parts, self._why_not_ready)

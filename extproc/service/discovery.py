@@ -109,7 +109,7 @@ class Discovery:
         on_priorities: Callable[[Mapping[str, int]], None],
         on_rules: OnRules | None = None,
         on_offers: OnOffers | None = None,
-        world: Clocks,
+        clocks: Clocks,
     ) -> None:
         self._config = config.discovery
         self._on_endpoints = on_endpoints
@@ -120,11 +120,11 @@ class Discovery:
             on_priorities=on_priorities,
             scheme=self._scheme,
             engine=config.pods.engine,
-            world=world,
+            clocks=clocks,
             on_rules=on_rules,
             on_offers=on_offers,
         )
-        self._source = self._load(*config.discovery.source, world)
+        self._source = self._load(*config.discovery.source, clocks)
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register the sources' metrics."""
@@ -169,7 +169,7 @@ class Discovery:
             entries = [each.model_dump() for each in config.static or ()]
             self._on_endpoints(make_endpoints(entries, scheme=self._scheme))
 
-    def _load(self, name: str, section: Any, world: Clocks) -> Source | None:
+    def _load(self, name: str, section: Any, clocks: Clocks) -> Source | None:
         """Return the source that is one file of `discovery`; None for the others."""
         if name in ("static", "file", "kubernetes"):
             return None
@@ -179,7 +179,7 @@ class Discovery:
             on_endpoints=self._on_endpoints,
             on_failure=_log_failure,
             on_recovery=_log_recovery,
-            clock=world.clock,
+            clock=clocks.clock,
             scheme=self._scheme,
         )
         return source

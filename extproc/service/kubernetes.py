@@ -36,7 +36,7 @@ class KubernetesDiscovery:
         on_priorities: OnPriorities,
         scheme: str,
         engine: str,
-        world: Clocks,
+        clocks: Clocks,
         on_rules: OnRules | None = None,
         on_offers: OnOffers | None = None,
     ) -> None:
@@ -49,8 +49,8 @@ class KubernetesDiscovery:
         if config is not None:
             self._kubernetes = Kubernetes(
                 config.kubeconfig,
-                clock=world.clock,
-                rng=world.rng,
+                clock=clocks.clock,
+                rng=clocks.rng,
                 times=WatchTimes(config.watch_s, config.relist_s),
                 namespace=config.namespace,
                 scheme=scheme,
@@ -62,7 +62,7 @@ class KubernetesDiscovery:
                     self._kubernetes,
                     pools,
                     engine=engine,
-                    wall_clock=world.wall_clock,
+                    wall_clock=clocks.wall_clock,
                     on_rules=on_rules,
                     on_offers=on_offers,
                 )

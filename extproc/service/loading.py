@@ -69,7 +69,7 @@ class Adapters:
         *,
         router_id: str,
         poke: Callable[[str], None],
-        world: Clocks,
+        clocks: Clocks,
         is_leading: Callable[[], bool] = lambda: True,
         on_ticked: OnTicked = _nothing,
         say: Callable[[AdapterUpdate], None] | None = None,
@@ -83,17 +83,17 @@ class Adapters:
         self._waiting: set[asyncio.Event] = set()
         self._rewrites = routing.rewrites
         self._poke = poke
-        self._clock = world.clock
+        self._clock = clocks.clock
         self._wake = routing.is_wanting
         self._calls = AdapterCalls(
-            config, pool=router.pool, on_change=self._on_files, clock=world.clock
+            config, pool=router.pool, on_change=self._on_files, clock=clocks.clock
         )
         self.peers = AdapterPeers(
             router_id,
             router.catalog,
             poke=poke,
             look=self.look,
-            clock=world.clock,
+            clock=clocks.clock,
             say=say,
         )
         self._offers: Mapping[str, Offer] = {}

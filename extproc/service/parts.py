@@ -73,25 +73,25 @@ class Parts:
     """
 
     def __init__(
-        self, config: Config, policy: Policy, tracing: Tracing | None, *, world: Clocks
+        self, config: Config, policy: Policy, tracing: Tracing | None, *, clocks: Clocks
     ) -> None:
         alone = config.peers is None
-        self.clock = world.clock
+        self.clock = clocks.clock
         self.router_id = router_id = secrets.token_hex(4)
         self.changed = changed = asyncio.Event()
         self.traffic = Traffic(configured.budget(config))
         observers, relay = Observers(), Relay(configured.relay_settings(config))
         telling = Telling(
-            Links(world.clock),
+            Links(clocks.clock),
             call_later=asyncio.get_running_loop().call_later,
-            clock=world.clock,
+            clock=clocks.clock,
             observers=observers,
         )
         self.routing = routing = Routing(
             config,
             policy,
             router_id=router_id,
-            world=world,
+            clocks=clocks,
             telling=None if alone else telling,
         )
         self.cache_watch = CacheWatch(routing.pool.caches)
@@ -100,14 +100,14 @@ class Parts:
         self.recorder = recorder = Recorder(
             telemetry=_telemetry(config, routing),
             decisions=DecisionsService(
-                config.admin.max_decisions, later=_later(observers), clock=world.clock
+                config.admin.max_decisions, later=_later(observers), clock=clocks.clock
             ),
             attainment=routing.attainment,
             knows_times=self.accounting.knows_times,
             observers=observers,
             claim_of=routing.routes.claim_of,
-            clock=world.clock,
-            wall_clock=world.wall_clock,
+            clock=clocks.clock,
+            wall_clock=clocks.wall_clock,
         )
         self.readiness = Readiness(READINESS_LIMIT_S)
         self.pods = Pods(
@@ -117,16 +117,16 @@ class Parts:
             accounting=self.accounting,
             recorder=recorder,
             on_asked=_both(changed.set, routing.is_wanting.set),
-            world=world,
+            clocks=clocks,
         )
         self.services = Services(
             config,
             routing,
             Endings(
-                self.accounting, routing.pool.outliers, recorder, relay, self.pods, world.clock
+                self.accounting, routing.pool.outliers, recorder, relay, self.pods, clocks.clock
             ),
             tracing=tracing,
-            world=world,
+            clocks=clocks,
             is_open=self.is_open,
         )
         self.adapters = AdapterService(
@@ -136,7 +136,7 @@ class Parts:
             on_news=changed.set if config.discovery.kubernetes is not None else None,
             say=None if alone else _saying(telling, observers),
             router_id=router_id,
-            world=world,
+            clocks=clocks,
         )
         self.peering = Peering(
             config,
@@ -145,7 +145,7 @@ class Parts:
                 routing.router,
                 self.adapters.loading.peers,
                 telling,
-                clock=world.clock,
+                clock=clocks.clock,
                 observers=observers,
             ),
             router_id=router_id,
@@ -153,17 +153,17 @@ class Parts:
             on_num_routers=routing.pool.set_num_routers,
             on_garbage=recorder.telemetry.access_log_garbage,
             observers=observers,
-            world=world,
+            clocks=clocks,
         )
         followers = (routing, self.pods, self.adapters.loading, self.services.eds)
-        self.endpoints = EndpointList(self.readiness, followers, changed.set, clock=world.clock)
+        self.endpoints = EndpointList(self.readiness, followers, changed.set, clock=clocks.clock)
         self.discovery = Discovery(
             config,
             on_endpoints=self.endpoints.set,
             on_priorities=routing.routes.set_objectives,
             on_rules=self.adapters.declaring.set_rules,
             on_offers=self.adapters.declaring.set_offers,
-            world=world,
+            clocks=clocks,
         )
         routing.sources.add(self.discovery.sources)
 

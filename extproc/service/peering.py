@@ -45,7 +45,7 @@ class Peering:
         on_num_routers: Called with the number of routers, including this one, when it changes.
         on_garbage: Called for each message of a peer that cannot be parsed.
         observers: Calls the relay: no request and no access log depends on peers.
-        world: Clocks, and randomness for the pauses between connection attempts.
+        clocks: Clocks, and randomness for the pauses between connection attempts.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Peering:
         on_num_routers: Callable[[int], None],
         on_garbage: Callable[[], None],
         observers: Observers,
-        world: Clocks,
+        clocks: Clocks,
     ) -> None:
         self._config = config
         self._observers = observers
         self._peers = config.peers
         self._router_id = router_id
         self._on_num_routers = on_num_routers
-        self._clock, self._rng = world.clock, world.rng
+        self._clock, self._rng = clocks.clock, clocks.rng
         self._relay, self._hearing = relay, hearing
         self._service = PeersService(
             relay,
@@ -74,7 +74,7 @@ class Peering:
             links=hearing.links,
             listener=hearing,
             on_entries=on_entries,
-            clock=world.clock,
+            clock=clocks.clock,
             on_garbage=on_garbage,
             keys=keys_of(config),
             believes_callers=checks_clients(config),

@@ -45,7 +45,7 @@ class Routing:
         config: Checked configuration.
         policy: The configured policy; `configure` replaces it.
         router_id: First part of the picks' ids.
-        world: Clocks and randomness.
+        clocks: Clocks and randomness.
         telling: Tells other routers, if there are any.
     """
 
@@ -55,7 +55,7 @@ class Routing:
         policy: Policy,
         *,
         router_id: str,
-        world: Clocks,
+        clocks: Clocks,
         telling: Telling | None = None,
     ) -> None:
         self.sources, self.is_wanting = Sources(), asyncio.Event()
@@ -80,13 +80,13 @@ class Routing:
         self._declared_rules: Sequence[Rule] = ()
         self._named_groups: set[str] = set()  # by discovery
         self._unknown_groups: set[str] = set()
-        self._clock = world.clock
+        self._clock = clocks.clock
         self.num_policy_failures: Counter[str] = Counter()
         self.next_id = pick_ids(router_id)
         self._picker = Picker(
             policy,
             config.policy.name,
-            rng=world.rng,
+            rng=clocks.rng,
             next_id=self.next_id,
             settings=configured.picker_settings(config),
             admission=configured.admission_settings(config),
@@ -105,7 +105,7 @@ class Routing:
         joins = PROFILES[config.pods.engine].joins_names
         self.rewrites = Rewrites(
             configured.rewrite_rules(config),
-            rng=world.rng,
+            rng=clocks.rng,
             spelling=Spelling(self.router.card, joins),
         )
         self.router.models.aliases.configure(self.rewrites.aliases)

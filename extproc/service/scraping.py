@@ -45,13 +45,13 @@ class Pods:
         accounting: Accounting,
         recorder: Recorder,
         on_asked: Callable[[], None],
-        world: Clocks,
+        clocks: Clocks,
     ) -> None:
         self._pool = pool
         self._readiness = readiness
         self._accounting, self._recorder = accounting, recorder
         self._on_asked = on_asked
-        self._clock = world.clock
+        self._clock = clocks.clock
         self.losses = Losses()
         self._damaged: set[str] = set()  # endpoints whose pages have had lines that nobody can read
         scrapes, polls = configured.pod_loops(config)
@@ -61,19 +61,19 @@ class Pods:
             page_url=configured.metrics_pages(config),
             on_report=self._on_report,
             on_failure=self._on_scrape_failure,
-            clock=world.clock,
-            rng=world.rng,
+            clock=clocks.clock,
+            rng=clocks.rng,
             max_page_bytes=config.scrape.max_page_bytes,
         )
         self._models = ModelsPoller(
             polls,
             on_models=self._on_models,
             on_failure=self._on_models_failure,
-            clock=world.clock,
-            rng=world.rng,
+            clock=clocks.clock,
+            rng=clocks.rng,
         )
         self._asks = PodAsks(
-            scrapes, on_health=self._on_health, on_version=self._on_version, clock=world.clock
+            scrapes, on_health=self._on_health, on_version=self._on_version, clock=clocks.clock
         )
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:

@@ -33,7 +33,7 @@ class Services:
         routing: Chooses endpoints.
         endings: Ends what was chosen.
         tracing: Makes spans; closed by `aclose`. None where tracing is off.
-        world: Clocks and randomness.
+        clocks: Clocks and randomness.
         is_open: Whether requests are accepted; called once per request.
     """
 
@@ -44,10 +44,10 @@ class Services:
         endings: Endings,
         *,
         tracing: Tracing | None,
-        world: Clocks,
+        clocks: Clocks,
         is_open: Callable[[], bool],
     ) -> None:
-        self._endings, self._clock, self._tracing = endings, world.clock, tracing
+        self._endings, self._clock, self._tracing = endings, clocks.clock, tracing
         recorder, accounting = endings.recorder, endings.accounting
         telemetry = recorder.telemetry
         parts = StreamParts(
@@ -57,18 +57,18 @@ class Services:
             accounting,
             Lists(config.request.max_list_bytes_per_s),
             recorder,
-            world.clock,
+            clocks.clock,
         )
         self.processor = ExternalProcessor(
             new_stream_of(parts, configured.stream_settings(config), recorder, tracing),
             _codec(config),
-            world.clock,
+            clocks.clock,
             call_later=asyncio.get_running_loop().call_later,
             is_open=is_open,
         )
         self.completions = CompletionService(
             endings.complete,
-            wall_clock=world.wall_clock,
+            wall_clock=clocks.wall_clock,
             on_refusal=endings.refused,
             on_garbage=telemetry.access_log_garbage,
             on_foreign=endings.pass_on if config.peers is not None else None,

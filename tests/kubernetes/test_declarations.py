@@ -487,7 +487,7 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
-        world=Clocks(clock=time.monotonic, wall_clock=time.time, rng=Random(1)),
+        clocks=Clocks(clock=time.monotonic, wall_clock=time.time, rng=Random(1)),
         on_rules=lambda _: None,
         on_offers=on_offers,
     )

@@ -83,7 +83,7 @@ class Peered:
             on_num_routers=self._count,
             on_garbage=lambda: None,
             observers=self.observers,
-            world=Clocks(clock, time.time, random.Random(router_id)),
+            clocks=Clocks(clock, time.time, random.Random(router_id)),
         )
 
     def _count(self, num_routers: int) -> None:

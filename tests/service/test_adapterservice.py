@@ -28,8 +28,8 @@ class Scene:
         self.news: list[object] = []
         store = {"sqlite": {"file": str(folder / "adapters.db"), "interval_s": 0.1}}
         sections = {"discovery": {"file": "pods.yaml"}, "adapters": {"store": store, **adapters}}
-        config, world = check_sections(sections), Clocks(self._clock, time.time, random.Random(0))
-        self.routing = Routing(config, Founding(), router_id="r", world=world)
+        config, clocks = check_sections(sections), Clocks(self._clock, time.time, random.Random(0))
+        self.routing = Routing(config, Founding(), router_id="r", clocks=clocks)
         self.service = AdapterService(
             config,
             self.routing,
@@ -37,7 +37,7 @@ class Scene:
             on_news=lambda: self.news.append(self.service.take_news()),
             say=None,
             router_id="r",
-            world=world,
+            clocks=clocks,
         )
         self.routing.sources.add(lambda: self.of_cluster)
         self.catalog = self.routing.router.catalog

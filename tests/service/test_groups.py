@@ -21,8 +21,8 @@ pods: {max_loras: 8, groups: {l4: {max_loras: 2}}}
 
 @pytest.fixture
 def routing() -> Routing:
-    world = Clocks(lambda: 0.0, lambda: 0.0, random.Random(0))
-    return Routing(parse_config(CONFIG), Founding(), router_id="r", world=world)
+    clocks = Clocks(lambda: 0.0, lambda: 0.0, random.Random(0))
+    return Routing(parse_config(CONFIG), Founding(), router_id="r", clocks=clocks)
 
 
 def test_pods_of_a_configured_group_differ_and_nothing_is_said(

@@ -68,9 +68,9 @@ class Shut:
 
 def shut() -> tuple[Routing, Ticket]:
     """A router over one endpoint, with a request that it holds."""
-    world = Clocks(lambda: 1.0, lambda: 0.0, random.Random(0))
+    clocks = Clocks(lambda: 1.0, lambda: 0.0, random.Random(0))
     config = parse_config("{discovery: {file: pods.yaml}, policy: {name: founding}}")
-    routing = Routing(config, Shut(), router_id="r", world=world)
+    routing = Routing(config, Shut(), router_id="r", clocks=clocks)
     routing.set_endpoints([endpoint(1)])
     routing.pool.record_report(address(1), report(), taken_at_s=0.0)
     routing.pool.record_models(address(1), cards("a"), now=0.0)

@@ -78,7 +78,7 @@ async def test_what_a_cluster_declares_is_unknown_only_where_it_is_wanted(follow
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
-        world=Clocks(time.monotonic, time.time, random.Random(1)),
+        clocks=Clocks(time.monotonic, time.time, random.Random(1)),
         on_rules=lambda _: None,
         on_offers=lambda _: None,
     )

@@ -26,9 +26,9 @@ class Scene:
 
     def __init__(self, *cards: ModelCard, clock: Callable[[], float] = time.monotonic) -> None:
         config = parse_config("discovery: {file: pods.yaml}")
-        world = Clocks(clock, time.time, random.Random(0))
-        self.routing = Routing(config, Founding(), router_id="r", world=world)
-        pool, now = self.routing.pool, world.clock()
+        clocks = Clocks(clock, time.time, random.Random(0))
+        self.routing = Routing(config, Founding(), router_id="r", clocks=clocks)
+        pool, now = self.routing.pool, clocks.clock()
         pool.set_endpoints([endpoint(1)])
         pool.record_report(address(1), report(), taken_at_s=now)
         pool.record_models(address(1), [base_card(), *cards], now=now)
@@ -37,7 +37,7 @@ class Scene:
             self.routing,
             router_id="r",
             poke=lambda _address: None,
-            world=world,
+            clocks=clocks,
             on_ticked=self._ticked,
         )
         self.on_ticked: OnTicked | None = None

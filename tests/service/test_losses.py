@@ -80,7 +80,7 @@ async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost
         accounting=scene.accounting,
         recorder=scene.recorder,
         on_asked=lambda: None,
-        world=Clocks(lambda: scene.now, lambda: scene.now, random.Random(0)),
+        clocks=Clocks(lambda: scene.now, lambda: scene.now, random.Random(0)),
     )
 
     def live(down: range) -> None:

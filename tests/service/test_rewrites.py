@@ -16,8 +16,8 @@ routes: [{name: r, models: [alias], targets: [{model: a}]}]
 
 
 def test_targets_take_effect_when_the_configuration_changes() -> None:
-    world = Clocks(lambda: 0.0, lambda: 0.0, random.Random(0))
-    routing = Routing(parse_config(CONFIG), Founding(), router_id="r", world=world)
+    clocks = Clocks(lambda: 0.0, lambda: 0.0, random.Random(0))
+    routing = Routing(parse_config(CONFIG), Founding(), router_id="r", clocks=clocks)
     before = routing.rewrites.target("alias")
     routing.configure(parse_config(CONFIG.replace("model: a}", "model: b}")))
 
