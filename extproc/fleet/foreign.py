@@ -172,7 +172,7 @@ class ForeignRequests(Generic[At]):
 STILL_S = 10.0
 """Longer than a step: the longest has a whole chunk of a prompt, 8,192 tokens, which a slow server
 computes at 1,000 a second. Shorter than it takes until others' requests count for a choice
-(`foreign.STEADY_S`), so that those of an old report never do."""
+(`STEADY_S`), so that those of an old report never do."""
 
 
 class Belief:

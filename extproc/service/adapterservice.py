@@ -115,7 +115,7 @@ class AdapterService:
         routing: Learns of routes, rules and adapters.
         poke: Has a pod's models listed soon.
         on_news: Called when `take_news` has some; None where nobody asks.
-        say: Says a word on adapters to the other routers; None where there are none.
+        say: Tells the other routers what is new of adapters; None where there are none.
         router_id: Holder of the lease.
 
     Raises:
