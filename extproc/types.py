@@ -160,10 +160,28 @@ class EndpointView(Struct, frozen=True, gc=False):
 
     address: str
     name: str = ""  # the pod's name, or the address
+    # What reports, listings and our own calls say of it.
     is_ready: bool = True
     is_known: bool = True
     reported_at_s: float | None = None  # time of the last report
     registered: frozenset[str] | None = None
+    num_running: int = 0  # as of the last report, like the next three
+    num_waiting: int = 0
+    num_deferred: int = 0  # 0 where unknown
+    kv_usage_ratio: float = 0.0  # 0 where unknown
+    max_loras: int | None = None  # adapter slots on the GPU; None where unknown
+    max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
+    reported_adapters: frozenset[str] = frozenset()
+    costs: Costs = DEFAULT
+    is_owing: bool = False
+    is_unreachable: bool = False  # our last call could not connect
+    is_silent: bool = False
+    has_old_report: bool = False
+    is_asleep: bool = False
+    died_at_s: float | None = None
+    engine_version: str = ""
+    mixes_weights: bool = False
+    # What changes with each request.
     gpu_adapters: tuple[str, ...] = ()  # believed to be in GPU slots, most recently used first
     cpu_adapters: tuple[str, ...] = ()  # believed to be in the CPU cache, likewise
     pending_by_adapter: Mapping[str, int] = _NOTHING
@@ -172,28 +190,12 @@ class EndpointView(Struct, frozen=True, gc=False):
     num_told: int = 0  # the other part
     num_unseen: int = 0
     num_foreign: int = 0
-    num_running: int = 0  # as of the last report, like the next three
-    num_waiting: int = 0
-    num_deferred: int = 0  # 0 where unknown
-    kv_usage_ratio: float = 0.0  # 0 where unknown
-    max_loras: int | None = None  # adapter slots on the GPU; None where unknown
-    max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
-    reported_adapters: frozenset[str] = frozenset()
     num_adapter_loads: int = 0
     prompts_done_s: float = -inf  # when the prompts sent there are computed, by estimate
-    costs: Costs = DEFAULT
-    is_owing: bool = False
-    is_unreachable: bool = False  # our last call could not connect
     is_ejected: bool = False
-    is_silent: bool = False
     is_gone: bool = False
-    has_old_report: bool = False
-    has_room: bool = True
     is_full: bool = False  # has refused requests beside as many unfinished ones
-    is_asleep: bool = False
-    died_at_s: float | None = None
-    engine_version: str = ""
-    mixes_weights: bool = False
+    has_room: bool = True
 
     @property
     def is_lost(self) -> bool:

@@ -100,7 +100,7 @@ class GroupCaches:
         if self.learned is not None:
             for tracked in self._endpoints:
                 tracked.residency.resize(self.learned)
-                tracked.view = None
+                tracked.touch()
 
 
 def _cached(report: LoadReport | None) -> frozenset[str]:

@@ -145,7 +145,7 @@ class Flights:
         )
         for each in filter(None, map(self._find, refused)):
             each.fullness.settle(pick_id, was_taken=verdict is Evidence.SERVED)
-            each.view = None
+            each.touch()
         # An endpoint that came back under the address has not served it.
         is_elsewhere = address != flight.tracked.endpoint.address
         served = (self._find(address) if is_elsewhere else None) or flight.tracked
@@ -238,6 +238,7 @@ class Flights:
                 self._outliers.doubt(address, model, like, ended_s=now, trial=trial)
                 continue
             self._outliers.end(address, verdict, like, now=at_s, ended_s=now, trial=trial)
-            tracked.view = None
-            if verdict is Evidence.SERVED:
+            tracked.touch()
+            if verdict is Evidence.SERVED and not tracked.answers:
                 tracked.answers = True
+                tracked.renew()

@@ -266,18 +266,15 @@ class Outliers:
 
     # --- state ------------------------------------------------------------------------------
 
-    def is_ejected(self, address: str, *, now: float) -> bool:
-        """Return whether it should get nothing now that others can take."""
-        return self._health[address].is_out(now)
+    def standing(self, address: str, *, now: float) -> tuple[bool, bool, float]:
+        """Return how an endpoint stands.
 
-    def is_in_doubt(self, address: str) -> bool:
-        """Return whether a request there was broken off, and no call of ours was answered since."""
+        That is whether it should get nothing now that others can take; whether a request there was
+        broken off, and no call of ours was answered since; and the end of its last ejection, minus
+        infinity without one.
+        """
         health = self._health[address]
-        return health.broke_s > health.asked_s
-
-    def until_s(self, address: str) -> float:
-        """Return the end of its last ejection; minus infinity without one."""
-        return self._health[address].until_s
+        return health.is_out(now), health.broke_s > health.asked_s, health.until_s
 
     # --- inside -----------------------------------------------------------------------------
 

@@ -16,9 +16,11 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from msgspec.structs import replace
 
+from extproc.fleet.columns import Columns
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.flights import Flights
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
@@ -31,7 +33,7 @@ from extproc.fleet.serverflags import PoolSettings, ServerFlags
 from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
 from extproc.tenancy import SlotUse
-from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
+from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 
@@ -72,6 +74,9 @@ class Pool:
         self.prefix_index = PrefixIndex()
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
+        self._stale: list[Tracked] = []  # those whose views are no longer true
+        self._until_s = inf  # before that, no other view expires
+        self._columns: Columns | None = None
         self._models = ModelIndex()
         self._declared: Mapping[str, ModelCard] = {}
         self.told = PeerPicks(self._find, queue=queue, catalog=catalog)
@@ -103,13 +108,17 @@ class Pool:
         """Replace the set of endpoints; those that stay keep their state."""
         tracked: dict[str, Tracked] = {}
         for endpoint in sorted(endpoints, key=lambda e: e.address):
-            known = self._tracked.get(endpoint.address) or Tracked(endpoint, self._settings)
+            known = self._tracked.get(endpoint.address) or Tracked(
+                endpoint, self._settings, self._stale
+            )
             known.others.counts_first = known.others.counts_first or self._counts_first
             known.describe(endpoint, self._settings)
             known.set_declared(self._declared)
             tracked[endpoint.address] = known
         self._counts_first = self._counts_first and not tracked
         gone = [each for address, each in self._tracked.items() if address not in tracked]
+        if [*tracked.values()] != [*self._tracked.values()]:
+            self._columns = None
         self._tracked = tracked
         self.caches.set_endpoints(tracked.values())
         self.speeds.set_endpoints(tracked.values())
@@ -189,16 +198,18 @@ class Pool:
             tracked.set_models(models)
             self._models.replace(before, models, self._lists())
         self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
-        tracked.num_silences, tracked.view, tracked.listed_at_s = 0, None, asked_at_s
+        tracked.num_silences, tracked.listed_at_s = 0, asked_at_s
+        tracked.renew()
         self.queue.freed(now)
 
     def record_silence(self, address: str) -> None:
         """Record that an endpoint failed to list its models."""
         tracked = self._tracked.get(address)
         if tracked is not None:
-            tracked.answers, tracked.view = False, None
+            tracked.answers = False
             if tracked.models is None:
                 tracked.num_silences += 1
+            tracked.renew()
 
     def record_unreachable(self, address: str) -> None:
         """Record that a call of our own could not connect: refused, or no route.
@@ -208,7 +219,8 @@ class Pool:
         """
         tracked = self._tracked.get(address)
         if tracked is not None:
-            tracked.is_unreachable, tracked.view = True, None
+            tracked.is_unreachable = True
+            tracked.renew()
 
     def record_health(self, address: str, *, is_dead: bool, asked_at_s: float) -> bool:
         """Record what an endpoint's health check says of its engine, which may list models still.
@@ -219,7 +231,8 @@ class Pool:
         if tracked is None or asked_at_s < tracked.restarted_at_s:
             return False
         was_dead = tracked.died_at_s is not None
-        tracked.died_at_s, tracked.view = asked_at_s if is_dead else None, None
+        tracked.died_at_s = asked_at_s if is_dead else None
+        tracked.renew()
         self.queue.freed(asked_at_s)
         return is_dead is not was_dead
 
@@ -227,7 +240,8 @@ class Pool:
         """Record the version of an endpoint's engine, "" for one that tells none."""
         tracked = self._tracked.get(address)
         if tracked is not None and asked_at_s >= tracked.restarted_at_s:
-            tracked.version, tracked.view = version, None
+            tracked.version = version
+            tracked.renew()
             self.queue.freed(asked_at_s)
 
     def lacks_version(self, address: str) -> bool:
@@ -244,7 +258,7 @@ class Pool:
         tracked.report = replace(
             tracked.report, kv_usage_ratio=kv_usage_ratio, num_waiting=num_waiting
         )
-        tracked.view = None
+        tracked.renew()
 
     def traits(self, address: str) -> ServerFlags:
         """Return what an endpoint's server was started with."""
@@ -256,7 +270,7 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is None:
             return None
-        return tracked.pod_state(tracked.make_view(now, self._settings, self.outliers))
+        return tracked.pod_state(self.columns(now=now).views[tracked.row])
 
     def pod_states(self, *, now: float) -> list[PodState]:
         """Return the endpoints as those see them who load adapters."""
@@ -308,20 +322,40 @@ class Pool:
         tracked = self._tracked.get(address)
         return {} if tracked is None else tracked.slots
 
+    def columns(self, *, now: float) -> Columns:
+        """Return the pool at `now`, sorted by address; true until something is recorded."""
+        tracked, columns = self._tracked, self._columns
+        if columns is None:
+            for row, each in enumerate(tracked.values()):
+                each.row = row
+            self._until_s = inf
+            columns = Columns([self._view(each, now) for each in tracked.values()])
+            self._columns = columns
+        elif now > self._until_s:
+            self._until_s = inf
+            for each in tracked.values():
+                if now > each.view_expires_s:
+                    each.touch()
+                self._until_s = min(self._until_s, each.view_expires_s)
+        for each in self._stale:
+            if each.view is None and tracked.get(each.endpoint.address) is each:
+                columns.set(each.row, self._view(each, now))
+        self._stale.clear()
+        return columns
+
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""
-        views = []
-        for tracked in self._tracked.values():
-            view = tracked.view
-            if view is None or now > tracked.view_expires_s:
-                view = tracked.make_view(now, self._settings, self.outliers)
-            views.append(view)
-        return Snapshot(tuple(views), now, self.flights.num_routers)
+        return Snapshot(tuple(self.columns(now=now).views), now, self.flights.num_routers)
 
     # --- inside -----------------------------------------------------------------------------
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)
+
+    def _view(self, tracked: Tracked, now: float) -> EndpointView:
+        view = tracked.make_view(now, self._settings, self.outliers)
+        self._until_s = min(self._until_s, tracked.view_expires_s)
+        return view
 
     def _lists(self) -> Iterable[dict[str, ModelCard] | None]:
         return (tracked.models for tracked in self._tracked.values())

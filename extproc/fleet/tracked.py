@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from math import inf
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,6 +36,10 @@ RESTART_TOLERANCE_S = 1.0
 """Start times of one process are equal up to float printing; a restart takes longer than this."""
 MAX_SILENCES = 3
 """Failed listings after which an endpoint with load reports is no longer waited for."""
+_Facts = tuple[Any, ...]
+"""The first attributes of a view, in their order: those that no request changes."""
+_make_view: Callable[..., EndpointView] = EndpointView
+_IS_KNOWN = EndpointView.__struct_fields__.index("is_known")
 MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
 
@@ -67,6 +72,7 @@ class Tracked:
         died_at_s: When its health check said last that its engine is dead; None for alive.
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
+        row: Its place among the pool's endpoints.
     """
 
     __slots__ = (
@@ -95,10 +101,17 @@ class Tracked:
         ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("restarted_at_s", "returned_at_s", "room", "slots", "traits", "version", "view"),
-        "view_expires_s",
+        *("_facts", "_facts_until_s", "_stale", "row", "view_expires_s"),
     )
 
-    def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
+    def __init__(
+        self, endpoint: Endpoint, settings: PoolSettings, stale: list[Tracked] | None = None
+    ) -> None:
+        """Track an endpoint that adds itself to `stale` once its view is no longer true."""
+        self._stale: list[Tracked] = [] if stale is None else stale
+        self._facts: _Facts | None = None
+        self._facts_until_s = inf
+        self.row = 0
         self.endpoint = endpoint
         self.group = settings.group_of(endpoint)
         self.traits = traits = settings.traits_of(self.group)
@@ -132,12 +145,24 @@ class Tracked:
         self.view: EndpointView | None = None
         self.view_expires_s = 0.0
 
+    def touch(self) -> None:
+        """Take the view for untrue in what changes with requests."""
+        if self.view is not None:
+            self.view = None
+            self._stale.append(self)
+
+    def renew(self) -> None:
+        """Take all of the view for untrue."""
+        self._facts = None
+        self.touch()
+
     def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
         """Apply what discovery and the configuration say of it; other traits hold from now on.
 
         The size of its cache is the configured one again: what was learned, its group has learned.
         """
-        self.endpoint, self.view = endpoint, None
+        self.endpoint = endpoint
+        self.renew()
         group = settings.group_of(endpoint)
         traits = settings.traits_of(group)
         if (group, traits) != (self.group, self.traits):
@@ -149,7 +174,8 @@ class Tracked:
     def set_costs(self, costs: Costs) -> None:
         """Replace the costs that were configured or learned before."""
         if costs != self.prompts.costs:
-            self.prompts.costs, self.view = costs, None
+            self.prompts.costs = costs
+            self.renew()
 
     def answered(
         self, outliers: Outliers, asked_at_s: float, *, now: float, restarted: bool = False
@@ -162,11 +188,13 @@ class Tracked:
             if now - self.returned_at_s >= MIN_LIFE_S:
                 outliers.record_restart(address, now=now)
             self.returned_at_s = now
-        self.is_unreachable, self.answers, self.view = False, True, None
+        self.is_unreachable, self.answers = False, True
+        self.renew()
 
     def set_models(self, models: dict[str, ModelCard] | None) -> None:
         """Replace the models registered there; None for unknown."""
-        self.models, self.view = models, None
+        self.models = models
+        self.renew()
         self._register()
         for flight in self.others.flights.values():
             if flight.adapter is None:
@@ -176,7 +204,8 @@ class Tracked:
     def set_declared(self, declared: Mapping[str, ModelCard]) -> None:
         """Replace the adapters that it can find by itself, if it does so."""
         if self.declared is not declared:
-            self.declared, self.view = declared, None
+            self.declared = declared
+            self.renew()
             self._register()
 
     def _register(self) -> None:
@@ -213,7 +242,8 @@ class Tracked:
     def set_report(self, report: LoadReport, *, asked_at_s: float, taken_at_s: float) -> None:
         """Replace the load report, true at some moment between the two times."""
         self.room.reported(report, self._num_since, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
-        self.report, self.reported_at_s, self.view = report, taken_at_s, None
+        self.report, self.reported_at_s = report, taken_at_s
+        self.renew()
         self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         self.decoding.record(report, taken_at_s=taken_at_s)
         decode = self.decoding.learned
@@ -277,7 +307,7 @@ class Tracked:
     def refused(self, flight: InFlight, *, now: float) -> None:
         """Record that it refused one of our picks, as it is full."""
         self.fullness.refused(flight.pick.id, flight.num_beside, now=now)
-        self.view = None
+        self.touch()
 
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
@@ -297,7 +327,7 @@ class Tracked:
     def had_first_token(self, flight: InFlight, at_s: float) -> None:
         """Record when one of our picks had its first token: what was sent before it is computed."""
         self.prompts.computed(flight.started_at_s, now=at_s)
-        self.view = None
+        self.touch()
 
     def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
@@ -366,7 +396,7 @@ class Tracked:
         if adapter is not None:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
             self.residency.start(adapter)
-        self.view = None
+        self.touch()
 
     def _discount(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         if adapter is not None:
@@ -377,7 +407,7 @@ class Tracked:
                 del self.adapters[adapter]
                 self.slots.pop(adapter, None)
             self.residency.finish(adapter, now=now, has_run=has_run)
-        self.view = None
+        self.touch()
 
     def oldest_s(self, now: float) -> float:
         """Return the age of our oldest pick here, 0 without any."""
@@ -411,66 +441,77 @@ class Tracked:
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
         """Build the view at `now`; it is kept in `view` until something changes or expires."""
+        if self._facts is None or now > self._facts_until_s:
+            self._facts = self._settle(now, settings)
+        facts, others, address = self._facts, self.others, self.endpoint.address
+        is_known, steady = facts[_IS_KNOWN], 0
+        pending, num_foreign, num_unseen = self.adapters.copy(), 0, 0
+        if is_known:
+            pending, steady = {**others.adapters, **pending}, others.num_steady
+            num_foreign, num_unseen = others.num_foreign - steady, others.num_unseen
+        num_ours, num_told = len(self.flights), len(others.flights)
+        num_pending = num_ours + num_told + steady
+        num_there = num_pending + num_foreign
+        is_ejected, is_in_doubt, ends_s = outliers.standing(address, now=now)
+        self.view_expires_s = min(self._facts_until_s, ends_s if now <= ends_s else inf)
+        self.count_loads()
+        self.cpu_adapters = self.residency.cpu_adapters
+        self.view = _make_view(
+            *facts,
+            self.gpu_adapters,
+            self.cpu_adapters,
+            MappingProxyType(pending),
+            num_pending,
+            num_ours,
+            num_told,
+            num_unseen,
+            num_foreign,
+            self.num_loads,
+            self.prompts.done_s,
+            is_ejected,
+            is_in_doubt or (self.is_unreachable and not self.answers),
+            self.fullness.is_full(num_there),
+            self.room.has_room(num_there, self.traits.max_in_flight, is_known=is_known),
+        )
+        return self.view
+
+    def _settle(self, now: float, settings: PoolSettings) -> _Facts:
+        """Return what of a view stays the same as requests come and go, until it expires."""
         report, at_s = self.report, self.reported_at_s
-        expires_s = inf if at_s is None else at_s + settings.report_expiry_s
         is_known = self.is_fresh(now, settings)
-        address = self.endpoint.address
-        ends_s = outliers.until_s(address)
-        self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
+        self._facts_until_s = inf
+        if at_s is not None and is_known:
+            self._facts_until_s = at_s + settings.report_expiry_s
         is_asleep, version = report is not None and report.is_asleep, self.version or ""
         if report is None or not is_known:
             # Only what routers have sent counts, and what the engine had at its start.
             report = LoadReport(max_loras=report.max_loras if report else None)
             self.residency.lapse()
-        others, adapters = self.others, self.adapters
-        pending = {**others.adapters, **adapters} if is_known else dict(adapters)
-        steady = others.num_steady if is_known else 0
-        residency, endpoint = self.residency, self.endpoint
-        num_pending = len(self.flights) + len(others.flights) + steady
-        num_foreign = others.num_foreign - steady if is_known else 0
-        self.count_loads()
-        self.cpu_adapters = residency.cpu_adapters
-        self.view = EndpointView(
-            address=address,
-            name=endpoint.name or address,
-            is_ready=endpoint.is_ready and not is_asleep and self.died_at_s is None,
-            is_known=is_known,
-            reported_at_s=at_s,
-            registered=self.registered,
-            gpu_adapters=self.gpu_adapters,
-            cpu_adapters=self.cpu_adapters,
-            pending_by_adapter=MappingProxyType(pending),
-            num_pending=num_pending,
-            num_foreign=num_foreign,
-            num_in_flight=len(self.flights),
-            num_told=len(others.flights),
-            num_unseen=others.num_unseen if is_known else 0,
-            num_running=report.num_running,
-            num_waiting=report.num_waiting,
-            num_deferred=report.num_deferred or 0,
-            kv_usage_ratio=report.kv_usage_ratio or 0.0,
-            max_loras=report.max_loras or self.traits.max_loras,
-            max_lora_rank=self.traits.max_lora_rank,
-            reported_adapters=report.active_adapters,
-            num_adapter_loads=self.num_loads,
-            prompts_done_s=self.prompts.done_s,
-            costs=self.prompts.costs,
-            is_owing=self.is_owing(is_known),
-            is_unreachable=self.is_unreachable,
-            is_ejected=outliers.is_ejected(address, now=now),
-            is_silent=not (is_known or self.answers),
-            is_gone=(self.is_unreachable and not self.answers) or outliers.is_in_doubt(address),
-            has_old_report=is_known and self.belief.is_old,
-            is_full=self.fullness.is_full(num_pending + num_foreign),
-            has_room=self.room.has_room(
-                num_pending + num_foreign, self.traits.max_in_flight, is_known=is_known
-            ),
-            is_asleep=is_asleep,
-            died_at_s=self.died_at_s,
-            engine_version=version,
-            mixes_weights=mixes_weights(version, settings.safe_loads_since),
+        endpoint, traits = self.endpoint, self.traits
+        return (
+            endpoint.address,
+            endpoint.name or endpoint.address,
+            endpoint.is_ready and not is_asleep and self.died_at_s is None,
+            is_known,
+            at_s,
+            self.registered,
+            report.num_running,
+            report.num_waiting,
+            report.num_deferred or 0,
+            report.kv_usage_ratio or 0.0,
+            report.max_loras or traits.max_loras,
+            traits.max_lora_rank,
+            report.active_adapters,
+            self.prompts.costs,
+            self.is_owing(is_known),
+            self.is_unreachable,
+            not (is_known or self.answers),
+            is_known and self.belief.is_old,
+            is_asleep,
+            self.died_at_s,
+            version,
+            mixes_weights(version, settings.safe_loads_since),
         )
-        return self.view
 
 
 def is_restart(before: LoadReport | None, after: LoadReport) -> bool:

@@ -44,6 +44,14 @@ NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
 BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
 
 
+def is_out(made: Outliers, address: str, *, now: float) -> bool:
+    return made.standing(address, now=now)[0]
+
+
+def end_s(made: Outliers, address: str) -> float:
+    return made.standing(address, now=0.0)[2]
+
+
 def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
     made = Outliers(OutlierSettings(**fields))
     made.set_endpoints(addresses)
@@ -70,7 +78,7 @@ LIKE = Like("sql", 0)
 
 
 def ejected(made: Outliers, now: float, addresses: str = "abc") -> str:
-    return "".join(each for each in addresses if made.is_ejected(each, now=now))
+    return "".join(each for each in addresses if is_out(made, each, now=now))
 
 
 # --- what ejects ----------------------------------------------------------------------------
@@ -445,12 +453,12 @@ def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
 def eject(made: Outliers, address: str, now: float) -> float:
     """Have it fail; answer for how long it is ejected."""
     tell(made, address, *[BROKEN] * 5, now=now)
-    assert made.is_ejected(address, now=now)
-    return made.until_s(address) - now
+    assert is_out(made, address, now=now)
+    return end_s(made, address) - now
 
 
 def pass_trial(made: Outliers, address: str, now: float) -> None:
-    assert not made.is_ejected(address, now=now)
+    assert not is_out(made, address, now=now)
     tell(made, address, *[SERVED] * NUM_TRIALS, now=now)
 
 
@@ -458,7 +466,7 @@ def test_ejections_grow_up_to_a_limit() -> None:
     made, now, lengths = outliers(), 0.0, []
     for _ in range(12):
         lengths.append(eject(made, "a", now))
-        now = made.until_s("a") + 1.0
+        now = end_s(made, "a") + 1.0
         pass_trial(made, "a", now)
 
     assert lengths == [min(BASE_S * count, MAX_S) for count in range(1, 13)]
@@ -469,48 +477,48 @@ def test_health_makes_the_next_ejection_shorter() -> None:
     now = 0.0
     for _ in range(3):
         eject(made, "a", now)
-        now = made.until_s("a") + 1.0
+        now = end_s(made, "a") + 1.0
         pass_trial(made, "a", now)
 
     assert eject(made, "a", now + 2 * BASE_S) == 2 * BASE_S  # the fourth, two taken off
-    pass_trial(made, "a", made.until_s("a") + 1.0)
+    pass_trial(made, "a", end_s(made, "a") + 1.0)
     assert eject(made, "a", now + 100 * BASE_S) == BASE_S
 
 
 def test_on_trial_it_gets_few_at_a_time_until_as_many_were_served() -> None:
     made = outliers()
     eject(made, "a", 0.0)
-    now = made.until_s("a") + 1.0
+    now = end_s(made, "a") + 1.0
     trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
-    full = made.is_ejected("a", now=now)
+    full = is_out(made, "a", now=now)
     made.end("a", NONE, LIKE, now=now, trial=trials[0])
-    free = made.is_ejected("a", now=now)
+    free = is_out(made, "a", now=now)
     for trial in trials[1:]:
         made.end("a", SERVED, LIKE, now=now, trial=trial)
     tell(made, "a", SERVED, now=now)
     for _ in range(10):
         made.begin("a", now=now)
 
-    assert (full, free, made.is_ejected("a", now=now)) == (True, False, False)
+    assert (full, free, is_out(made, "a", now=now)) == (True, False, False)
 
 
 def test_a_trial_that_fails_ejects_again_for_longer() -> None:
     made = outliers()
     eject(made, "a", 0.0)
-    now = made.until_s("a") + 1.0
+    now = end_s(made, "a") + 1.0
     trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
     for trial in trials:
         made.end("a", UNREACHABLE, LIKE, now=now, trial=trial)
 
-    assert made.until_s("a") - now == 2 * BASE_S
+    assert end_s(made, "a") - now == 2 * BASE_S
     assert made.num_ejections[Cause.FAILED_TRIAL] == 1
-    assert not made.is_ejected("a", now=made.until_s("a") + 1.0)  # no trial is left open
+    assert not is_out(made, "a", now=end_s(made, "a") + 1.0)  # no trial is left open
 
 
 def test_a_trial_that_fails_what_others_serve_ejects_again() -> None:
     made = outliers()
     eject(made, "a", 0.0)
-    now = made.until_s("a") + 1.0
+    now = end_s(made, "a") + 1.0
     tell(made, "a", FAILED, now=now)
     before = ejected(made, now)
     serve(made, now=now)
@@ -523,12 +531,12 @@ def test_a_trial_that_fails_what_others_serve_ejects_again() -> None:
 def test_a_trial_goes_on_where_the_others_fail_alike() -> None:
     made = outliers()
     eject(made, "a", 0.0)
-    now = made.until_s("a") + 1.0
+    now = end_s(made, "a") + 1.0
     for other in "bc":
         tell(made, other, *[SERVED, *[FAILED] * 4] * 4, now=now)
     tell(made, "a", FAILED, now=now)
 
-    assert not made.is_ejected("a", now=now)
+    assert not is_out(made, "a", now=now)
     assert made.num_ejections[Cause.FAILED_TRIAL] == 0
 
 
@@ -536,12 +544,12 @@ def test_what_was_sent_before_or_while_it_was_ejected_changes_nothing() -> None:
     made = outliers()
     early = made.begin("a", now=0.0)
     eject(made, "a", 0.0)
-    until_s = made.until_s("a")
+    until_s = end_s(made, "a")
     tell(made, "a", *[FAILED, SERVED] * 9, now=1.0)  # nobody else could take them
     made.end("a", FAILED, LIKE, now=until_s + 1.0, trial=early)
 
-    assert made.until_s("a") == until_s
-    assert not made.is_ejected("a", now=until_s + 1.0)
+    assert end_s(made, "a") == until_s
+    assert not is_out(made, "a", now=until_s + 1.0)
 
 
 def test_one_that_came_back_is_tried_at_once() -> None:
@@ -720,7 +728,7 @@ class OutlierMachine(RuleBasedStateMachine):
     @invariant()
     def every_ejection_has_an_end_and_not_too_late_a_one(self) -> None:
         for address in self.addresses:
-            assert self.made.until_s(address) <= self.now + MAX_S
+            assert end_s(self.made, address) <= self.now + MAX_S
 
     def teardown(self) -> None:
         """Whoever is ejected returns, once what is on trial has ended."""
@@ -762,11 +770,11 @@ def test_404s_for_a_model_count_where_it_goes_on_being_listed(
 ) -> None:
     made = serving()
     doubt(made, "a", 8)
-    at_first = made.is_ejected("a", now=0.0)
+    at_first = is_out(made, "a", now=0.0)
     made.record_models("a", models, asked_at_s=1.0, now=1.1)
 
     assert not at_first
-    assert made.is_ejected("a", now=1.1) is is_ejected
+    assert is_out(made, "a", now=1.1) is is_ejected
 
 
 def test_404s_that_all_give_eject_nobody() -> None:
@@ -775,18 +783,18 @@ def test_404s_that_all_give_eject_nobody() -> None:
         doubt(made, each, 9)
         made.record_models(each, {"sql"}, asked_at_s=1.0, now=1.0)
 
-    assert not any(made.is_ejected(each, now=1.0) for each in "abc")
+    assert not any(is_out(made, each, now=1.0) for each in "abc")
 
 
 def test_a_list_that_was_asked_for_before_a_404_shows_nothing_of_it() -> None:
     made = serving()
     doubt(made, "a", 8, at_s=1.0)
     made.record_models("a", {"sql"}, asked_at_s=0.5, now=1.5)
-    before = made.is_ejected("a", now=1.5)
+    before = is_out(made, "a", now=1.5)
     made.record_models("a", {"sql"}, asked_at_s=1.5, now=1.6)
 
     assert not before
-    assert made.is_ejected("a", now=1.6)
+    assert is_out(made, "a", now=1.6)
 
 
 def test_a_404_on_trial_fails_it_once_the_model_is_listed_again() -> None:
@@ -795,7 +803,7 @@ def test_a_404_on_trial_fails_it_once_the_model_is_listed_again() -> None:
     made.record_models("a", {"sql"}, asked_at_s=1.0, now=1.0)
     now = 1.0 + BASE_S + 0.1
     trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
-    is_out = made.is_ejected("a", now=now)
+    was_out = is_out(made, "a", now=now)
     for source in range(NUM_PEERS):
         made.end("b", SERVED, Like(("sql", "/v1"), source), now=now)
     doubt(made, "a", 1, at_s=now, trial=trials[0])
