@@ -338,6 +338,7 @@ class Pick(Struct, frozen=True, gc=False):
         alternates: Other addresses, best first, for a data plane that dials one at a time: sent
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
         terms: The policy's, as in `Choice`.
+        price: What these are for the primary endpoint, if that is known already.
         held_s: For how long this router's queue held the request; None for not at all.
         held_for: The last reason of that, the policy's slug.
     """
@@ -351,6 +352,7 @@ class Pick(Struct, frozen=True, gc=False):
     picked_at_s: float = 0.0
     alternates: tuple[str, ...] = ()
     terms: Terms | None = None
+    price: Mapping[str, float] | None = None
     held_s: float | None = None
     held_for: str = ""
 

@@ -17,11 +17,13 @@ from msgspec import Struct
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_SLUG_CHARS, plain
+from extproc.fleet.columns import Columns
 from extproc.paths import NO_PATH, RESPONSES_PATH
 from extproc.phrases import FOR_POD, FOR_ROOM
 from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.routing.admission import AdmissionSettings, admit, fitting
 from extproc.routing.policies import Policy
+from extproc.routing.policies.rows import next_rows, row_chooser
 from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
@@ -93,6 +95,7 @@ class Picker:
         self.uses_cached_bytes = getattr(policy, "uses_cached_bytes", False) is True
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
+        self._choose_row = row_chooser(policy)
 
     def kind_of(self, request: RequestInfo) -> Hashable:
         """Return what a held request has in common with those that the policy answers alike; None
@@ -109,10 +112,12 @@ class Picker:
         request: RequestInfo,
         *,
         waits_until_s: float = -inf,
+        columns: Columns | None = None,
     ) -> Pick | Rejection | Wait:
         """Choose an endpoint for `request`.
 
         Args:
+            columns: Of the snapshot's endpoints, if there are: they make it quicker.
             waits_until_s: For so long the request can wait for one, where all are gone.
 
         Raises:
@@ -120,6 +125,9 @@ class Picker:
             ValueError: Likewise if it chose nothing, or an endpoint that was not among its
                 candidates, or a wait until a time that is none.
         """
+        picked = None if columns is None else self._pick_row(columns, snapshot, request)
+        if picked is not None:
+            return picked
         usable = fitting(_usable(snapshot.endpoints, request), request, self._admission)
         if isinstance(usable, Rejection):
             return usable
@@ -163,6 +171,53 @@ class Picker:
             picked_at_s=snapshot.now,
             alternates=addresses[num_listed:],
             terms=terms,
+        )
+
+    def _pick_row(self, columns: Columns, snapshot: Snapshot, request: RequestInfo) -> Pick | None:
+        """Choose as `pick` does, by columns; None where that takes a look at the views.
+
+        That is for a request with a subset, a session, a rank, a cap or a low priority; where all
+        that have the model are flawed or full; and what `RowChooser` says.
+        """
+        admission, settings = self._admission, self._settings
+        if (
+            self._choose_row is None
+            or request.subset is not None
+            or request.session is not None
+            or not request.model
+            or admission.max_pending is not None
+            or request.claim.priority < 0
+            or (request.adapter is not None and admission.ranks.of(request.adapter) is not None)
+        ):
+            return None
+        rows = columns.open_rows(request.model)
+        num_more = settings.num_fallbacks or settings.num_alternates
+        if not rows or (len(rows) <= num_more and len(rows) < len(columns.views)):
+            return None
+        try:
+            choice = self._choose_row(columns, rows, request, snapshot.now, self._rng)
+        except Exception as error:  # as in `_decide`, which asks again
+            if self._on_policy_error is None:
+                raise
+            self._on_policy_error(self._policy_name, error)
+            return None
+        if choice is None:
+            return None
+        more = next_rows(columns, rows, choice.row, request.adapter, num_more)
+        addresses, views = columns.addresses, snapshot.endpoints
+        others = tuple([addresses[row] for row in more])
+        first, num_listed = (addresses[choice.row],), settings.num_fallbacks
+        return Pick(
+            id=self._next_id(),
+            request=request,
+            endpoints=first + others[:num_listed],
+            policy=self._policy_name,
+            reason=choice.reason,
+            candidates=views if len(rows) == len(views) else tuple([views[row] for row in rows]),
+            picked_at_s=snapshot.now,
+            alternates=others[num_listed:],
+            terms=choice.terms,
+            price=choice.price,
         )
 
     def _session(self, request: RequestInfo) -> tuple[str | None, bool]:

@@ -9,6 +9,7 @@ from math import inf
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
+from extproc.fleet.columns import Columns
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
 from extproc.phrases import FOR_POD, FOR_TURN
@@ -189,12 +190,13 @@ class Router:
         Args:
             turn: Has a known request wait for others.
         """
-        snapshot = self.pool.snapshot(now=now)
+        columns = self.pool.columns(now=now)
+        snapshot = Snapshot(tuple(columns.views), now, self.pool.flights.num_routers)
         known = self._known(request, snapshot)
         if isinstance(known, Rejection):
             claimed = self.models.claimed(request)
             return claimed, self._awaited(claimed, known, snapshot)
-        result = turn(known, now) or self._picked(known, snapshot)
+        result = turn(known, now) or self._picked(known, snapshot, columns)
         return known, self._awaited(known, result, snapshot)
 
     def _awaited(
@@ -218,11 +220,13 @@ class Router:
         hold_s = self.max_hold_s if limit_s is None else min(limit_s, self.max_hold_s)
         return request.arrived_at_s + hold_s
 
-    def _picked(self, request: RequestInfo, snapshot: Snapshot) -> Pick | Rejection | Wait:
+    def _picked(
+        self, request: RequestInfo, snapshot: Snapshot, columns: Columns
+    ) -> Pick | Rejection | Wait:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self._pick(request, snapshot)
+            return self._pick(request, snapshot, columns)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request.client_model)
@@ -233,21 +237,25 @@ class Router:
         if found.model != request.model:
             found = renamed(found, found.model)
             found = replace(found, cached_bytes=self.pool.prefix_index.find(found))
-        result = self._pick(found, snapshot)
+        result = self._pick(found, snapshot, columns)
         is_gone = _are_gone(result, request)
         waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
         return waiting or result
 
-    def _pick(self, request: RequestInfo, snapshot: Snapshot) -> Pick | Rejection | Wait:
+    def _pick(
+        self, request: RequestInfo, snapshot: Snapshot, columns: Columns
+    ) -> Pick | Rejection | Wait:
         """Choose among the endpoints; those whose slots are kept for others are full for it."""
         now, until_s = snapshot.now, self._waits_until_s(request)
         reservations = self.queue.reservations
         views = reservations.still_taken(request, snapshot.endpoints, now=now)
-        if views is not snapshot.endpoints:
+        is_true = views is snapshot.endpoints
+        if not is_true:
             snapshot = Snapshot(views, now, snapshot.num_routers)
         kept = reservations.kept_from(request, views, now=now)
         if not kept:
-            return self.picker.pick(snapshot, request, waits_until_s=until_s)
+            own = columns if is_true else None
+            return self.picker.pick(snapshot, request, waits_until_s=until_s, columns=own)
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
         left = Snapshot(views, now, snapshot.num_routers)
         result = self.picker.pick(left, request, waits_until_s=until_s)

@@ -809,7 +809,7 @@ def test_a_404_on_trial_fails_it_once_the_model_is_listed_again() -> None:
     doubt(made, "a", 1, at_s=now, trial=trials[0])
     made.record_models("a", {"sql"}, asked_at_s=now + 1, now=now + 1)
 
-    assert is_out
+    assert was_out
     assert made.num_ejections[Cause.FAILED_TRIAL] == 1
 
 

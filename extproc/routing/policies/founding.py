@@ -15,8 +15,10 @@ import random
 from collections.abc import Sequence
 from operator import attrgetter
 
+from extproc.fleet.columns import Columns
 from extproc.phrases import busiest_first, pending, short, spread, whereabouts
 from extproc.routing.policies.ranking import at_random, fewest_pending, least, lowest, one_of
+from extproc.routing.policies.rows import RowChoice, lowest_rows
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 DEFAULT_THRESHOLD = 16
@@ -48,6 +50,30 @@ class Founding:
         busiest = lowest(below, [-v.pending_by_adapter.get(adapter, 0) for v in below])
         return Choice((_emptiest(busiest, rng),), "affinity")
 
+    def choose_row(
+        self,
+        columns: Columns,
+        rows: Sequence[int],
+        request: RequestInfo,
+        _now: float,
+        rng: random.Random,
+    ) -> RowChoice:
+        """Choose as `choose` does (`rows.RowChooser`)."""
+        adapter, pending = request.adapter, columns.num_pending
+        if adapter is None:
+            return RowChoice(one_of(lowest_rows(rows, pending), rng), "base")
+        loaded = sorted(columns.holders(adapter))
+        if len(rows) < len(pending):
+            allowed = set(rows)
+            loaded = [row for row in loaded if row in allowed]
+        running = columns.running(adapter)
+        below = [row for row in loaded if running.get(row, 0) < self.threshold]
+        if not below:
+            return RowChoice(_emptiest_row(columns, rows, rng), "spill" if loaded else "cold")
+        most = max([running.get(row, 0) for row in below])
+        busiest = [row for row in below if running.get(row, 0) == most]
+        return RowChoice(_emptiest_row(columns, busiest, rng), "affinity")
+
     @staticmethod
     def explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
@@ -72,6 +98,11 @@ def _emptiest(views: Sequence[EndpointView], rng: random.Random) -> EndpointView
     """
     fewest = lowest(views, [len(view.pending_by_adapter) for view in views])
     return one_of(lowest(fewest, [view.num_pending for view in fewest]), rng)
+
+
+def _emptiest_row(columns: Columns, rows: Sequence[int], rng: random.Random) -> int:
+    fewest = lowest_rows(rows, columns.num_used)
+    return one_of(lowest_rows(fewest, columns.num_pending), rng)
 
 
 # --- explanations --------------------------------------------------------------------------------

@@ -35,36 +35,30 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
-from math import exp, inf, sqrt
+from math import inf, sqrt
 
-from extproc.adapters.placement import order
+from extproc.fleet.columns import Columns
 from extproc.phrases import FOR_ROOM, FOR_SLOT, busiest_first, pending, short, whereabouts
+from extproc.routing.policies.harm import (
+    LATE_RATIO,
+    LOAD_STALL_RATIO,
+    PROMPT_STALL_RATIO,
+    ROOM_RATIO,
+    FirstHomes,
+    Weights,
+    homes,
+    last_slots,
+)
+from extproc.routing.policies.least_harm_rows import Search
 from extproc.routing.policies.ranking import lowest, one_of
+from extproc.routing.policies.rows import RowChoice
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
-PROMPT_STALL_RATIO = 0.1
-LOAD_STALL_RATIO = 0.05
-"""Part of a prompt's and of a load's time that counts as harm to each pending request: it decodes
-a step later, but has most of its steps without that."""
-LATE_RATIO = 0.8
-"""Part of the objective from which an estimated first token counts as late: the estimate leaves out
-the step that runs already, and that all share the engine with those that decode."""
-SHARED_SLOT = 10
-"""Requests that an adapter may have in each of its slots before a further one becomes cheaper."""
-ROOM_RATIO = 0.5
-"""Part of the objective that prompts ahead may take at an endpoint that has room."""
 TPOT_RATIO = 0.9
 """Part of the objective for a token's time within which one more request may run: those that run
 get slower before reports show it."""
-LAST_SLOT_RATIO = 0.2
-"""Part of a slot's price that comes on top where it is the endpoint's last free one, half of it
-where it is one of two, and so on. In the laboratory 0.2 and 0.5 let routers that do not tell each
-other miss a quarter fewer objectives, and 0.2 also those that do."""
 SPARE_S = 10.0
 """For which a request of a priority below 0 leaves the last slots to others."""
-MAX_ADAPTERS_WITH_HOMES = 1024
-"""Whose homes are remembered; computing them takes about a microsecond for each endpoint."""
 
 
 class LeastHarm:
@@ -93,9 +87,9 @@ class LeastHarm:
     ) -> None:
         if not all(0 <= each < inf for each in (ttft_s, late_s, slot_s, full_s, pending_s, home_s)):
             raise ValueError("all arguments of least_harm are seconds, at least 0 and finite")
-        self.ttft_s, self.late_s = ttft_s, late_s
-        self.slot_s, self.full_s = slot_s, full_s
-        self.pending_s, self.home_s = pending_s, home_s
+        self.ttft_s = ttft_s
+        self._weights = Weights(ttft_s, late_s, slot_s, full_s, pending_s, home_s)
+        self._first_homes = FirstHomes()
         self._last_slot: tuple[Sequence[EndpointView], str, float] = ((), "", 0.0)
 
     def choose(
@@ -114,6 +108,30 @@ class LeastHarm:
             return Choice((chosen,), "running", self.terms)
         return Choice((chosen,), "full" if _is_full(chosen) else "open", self.terms)
 
+    def choose_row(
+        self,
+        columns: Columns,
+        rows: Sequence[int],
+        request: RequestInfo,
+        now: float,
+        rng: random.Random,
+    ) -> RowChoice | None:
+        """Choose as `choose` does (`rows.RowChooser`); None where it waits, and for requests with
+        an objective for their tokens or a priority below 0."""
+        if request.claim.tpot_s is not None or request.claim.priority < 0:
+            return None
+        search = Search(self._weights, self._first_homes, columns, rows, request, now)
+        if not search.run():
+            return None
+        row = one_of(search.ties, rng)
+        view, reason, opening = columns.views[row], "base", None
+        if request.adapter is not None:
+            reason = "running"
+            if row not in search.running:
+                reason = "full" if _is_full(view) else "open"
+                opening = search.slot_s, search.places[row]
+        return RowChoice(row, reason, self.terms, self._terms(view, request, now, opening))
+
     def _with_room(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float
     ) -> Sequence[EndpointView] | Wait:
@@ -121,7 +139,7 @@ class LeastHarm:
 
         Nobody says when a slot is free again; prompts are computed by a known time.
         """
-        adapter, most_ahead_s = request.adapter, ROOM_RATIO * self._objective_s(request)
+        adapter, most_ahead_s = request.adapter, ROOM_RATIO * self._weights.objective_s(request)
         latest_s, tpot_s = now + most_ahead_s, request.claim.tpot_s
         roomy = [view for view in views if view.has_room and view.prompts_done_s <= latest_s]
         if tpot_s is not None and any(view.costs.can_have(tpot_s) for view in views):
@@ -143,11 +161,6 @@ class LeastHarm:
         behind_s = [view.prompts_done_s for view in views if view.prompts_done_s > latest_s]
         return Wait(min(behind_s, default=inf) - most_ahead_s, reason)
 
-    def _objective_s(self, request: RequestInfo) -> float:
-        """Return the wanted time to the first token: the request's own where it has one."""
-        wanted_s = request.claim.ttft_s
-        return self.ttft_s if wanted_s is None else wanted_s
-
     def _prices(
         self, views: Sequence[EndpointView], request: RequestInfo, snapshot: Snapshot
     ) -> list[float]:
@@ -156,9 +169,9 @@ class LeastHarm:
         `terms` has the same as separate numbers; here most endpoints need no more than the first
         three.
         """
-        adapter, num_bytes, pending_s = request.adapter, request.rest_bytes(""), self.pending_s
+        adapter, num_bytes, weights = request.adapter, request.rest_bytes(""), self._weights
         has_cached = bool(request.cached_bytes)
-        late_from_s = LATE_RATIO * self._objective_s(request)
+        late_from_s = LATE_RATIO * self._weights.objective_s(request)
         openings = [0.0] * len(views)
         if adapter is not None:
             openings = self._openings(adapter, snapshot.endpoints, views)
@@ -170,15 +183,15 @@ class LeastHarm:
             prompt_s = num_bytes * costs.prompt_s_per_byte
             ahead_s = view.prompts_done_s - snapshot.now
             first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
-            price = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
+            price = first_s + (PROMPT_STALL_RATIO * prompt_s + weights.pending_s) * busy
             if adapter is not None and adapter not in view.pending_by_adapter:
                 price += opening
                 if price <= best:
                     load_s = costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
                     first_s += load_s
                     price += load_s * (1 + LOAD_STALL_RATIO * busy)
-                    price += self.full_s if _is_full(view) else 0.0
-            price += self.late_s if first_s > late_from_s else 0.0
+                    price += weights.full_s if _is_full(view) else 0.0
+            price += weights.late_s if first_s > late_from_s else 0.0
             prices.append(price)
             best = min(best, price)
         return prices
@@ -188,14 +201,14 @@ class LeastHarm:
     ) -> list[float]:
         """Return the price of a slot and of the distance from home at some of all endpoints, where
         the adapter does not run."""
-        slot_s, home_s = self._slot_price_s(adapter, endpoints), self.home_s
+        slot_s, home_s = self._slot_price_s(adapter, endpoints), self._weights.home_s
         addresses = tuple([view.address for view in endpoints])
         places = homes(adapter, addresses)
         if views is not endpoints:
             place_at = dict(zip(addresses, places, strict=True))
             places = tuple([place_at[view.address] for view in views])
         return [
-            slot_s * _last_slots(view) + home_s * place
+            slot_s * last_slots(_num_free(view)) + home_s * place
             for view, place in zip(views, places, strict=True)
         ]
 
@@ -207,12 +220,11 @@ class LeastHarm:
         last_views, last_adapter, slot_s = self._last_slot
         if views is last_views and adapter == last_adapter:
             return slot_s
-        slot_s = self.slot_s * _scarcity(views)
         counts = [view.pending_by_adapter.get(adapter, 0) for view in views]
-        num_elsewhere = sum(counts)
-        if num_elsewhere:
-            num_slots = 1 + len(counts) - counts.count(0)
-            slot_s /= max(1.0, (num_elsewhere + 1) / num_slots / SHARED_SLOT)
+        num_slots = sum([view.max_loras or 0 for view in views])
+        num_free = sum([max(0, _num_free(view)) for view in views])
+        num_places = len(counts) - counts.count(0)
+        slot_s = self._weights.slot_price_s(num_slots, num_free, sum(counts), num_places)
         self._last_slot = views, adapter, slot_s
         return slot_s
 
@@ -228,27 +240,41 @@ class LeastHarm:
             slot_s = self._slot_price_s(adapter, snapshot.endpoints)
             addresses = tuple([view.address for view in snapshot.endpoints])
             places = homes(adapter, addresses)
-        late_from_s = LATE_RATIO * self._objective_s(request)
         found = []
         for view in views:
-            busy, costs = view.num_pending, view.costs
-            prompt_s = request.rest_bytes(view.address) * costs.prompt_s_per_byte
-            terms = {
-                "prompts_ahead": max(0.0, view.prompts_done_s - snapshot.now),
-                "own_prompt": prompt_s * (1 + PROMPT_STALL_RATIO * busy),
-                "batch": self.pending_s * busy,
-            }
-            first_s = terms["prompts_ahead"] + prompt_s
+            opening = None
             if adapter is not None and adapter not in view.pending_by_adapter:
-                load_s = costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
-                first_s += load_s
-                terms["load"] = load_s * (1 + LOAD_STALL_RATIO * busy)
-                terms["slot"] = slot_s * _last_slots(view)
-                terms["slot_wait"] = self.full_s if _is_full(view) else 0.0
-                terms["home"] = self.home_s * places[bisect_left(addresses, view.address)]
-            terms["late_first_token"] = self.late_s if first_s > late_from_s else 0.0
-            found.append(terms)
+                opening = slot_s, places[bisect_left(addresses, view.address)]
+            found.append(self._terms(view, request, snapshot.now, opening))
         return found
+
+    def _terms(
+        self,
+        view: EndpointView,
+        request: RequestInfo,
+        now: float,
+        opening: tuple[float, int] | None,
+    ) -> dict[str, float]:
+        """Return the terms of a view's price; with the price of a slot, and its place among the
+        adapter's homes, where the adapter does not run."""
+        weights, busy, costs = self._weights, view.num_pending, view.costs
+        prompt_s = request.rest_bytes(view.address) * costs.prompt_s_per_byte
+        terms = {
+            "prompts_ahead": max(0.0, view.prompts_done_s - now),
+            "own_prompt": prompt_s * (1 + PROMPT_STALL_RATIO * busy),
+            "batch": weights.pending_s * busy,
+        }
+        first_s = terms["prompts_ahead"] + prompt_s
+        if opening is not None and request.adapter is not None:
+            load_s = costs.load_s(request.adapter, view.gpu_adapters, view.cpu_adapters)
+            first_s += load_s
+            terms["load"] = load_s * (1 + LOAD_STALL_RATIO * busy)
+            terms["slot"] = opening[0] * last_slots(_num_free(view))
+            terms["slot_wait"] = weights.full_s if _is_full(view) else 0.0
+            terms["home"] = weights.home_s * opening[1]
+        late_from_s = LATE_RATIO * weights.objective_s(request)
+        terms["late_first_token"] = weights.late_s if first_s > late_from_s else 0.0
+        return terms
 
     @staticmethod
     def explain(
@@ -274,32 +300,10 @@ _WORDS = {
 }
 
 
-@lru_cache(maxsize=MAX_ADAPTERS_WITH_HOMES)
-def homes(adapter: str, addresses: tuple[str, ...]) -> tuple[int, ...]:
-    """Return each address's place in the adapter's own order, the same in every router."""
-    places = {address: place for place, address in enumerate(order(adapter, addresses))}
-    return tuple([places[address] for address in addresses])
-
-
-def _scarcity(views: Sequence[EndpointView]) -> float:
-    """Return how scarce slots are, from 0 to 1 where none is free.
-
-    Endpoints whose slots are unknown do not count; without others it is 0.
-    """
-    num_slots = num_free = 0
-    for view in views:
-        slots = view.max_loras
-        if slots:
-            num_slots += slots
-            num_free += max(0, slots - len(view.pending_by_adapter))
-    return exp(-num_free / sqrt(num_slots)) if num_slots else 0.0
-
-
-def _last_slots(view: EndpointView) -> float:
-    """Return by how much a slot's price is higher for how few are free at an endpoint, as a factor;
-    1 where none is, or nobody knows how many there are."""
-    num_free = (view.max_loras or 0) - len(view.pending_by_adapter)
-    return 1 + LAST_SLOT_RATIO / num_free if num_free > 0 else 1.0
+def _num_free(view: EndpointView) -> int:
+    """Return how many slots are free, below 0 where more are wanted than there are, or nobody knows
+    how many there are."""
+    return (view.max_loras or 0) - len(view.pending_by_adapter)
 
 
 def _leaves_slots(request: RequestInfo, views: Sequence[EndpointView], *, now: float) -> bool:

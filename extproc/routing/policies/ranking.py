@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from extproc.phrases import pending
 from extproc.types import EndpointView
+
+_T = TypeVar("_T")
 
 
 def least(
@@ -25,7 +27,7 @@ def lowest(endpoints: Sequence[EndpointView], keys: list[Any]) -> Sequence[Endpo
     return [view for view, own in zip(endpoints, keys, strict=True) if own == best]
 
 
-def one_of(ties: Sequence[EndpointView], rng: random.Random) -> EndpointView:
+def one_of(ties: Sequence[_T], rng: random.Random) -> _T:
     """Return one of `ties`, uniformly; for a single one `rng` is not used."""
     return ties[0] if len(ties) == 1 else rng.choice(ties)
 

@@ -13,16 +13,15 @@ from msgspec.structs import replace
 
 from extproc.costs import Costs, Decode
 from extproc.phrases import FOR_ROOM
-from extproc.routing.policies.least_harm import (
+from extproc.routing.policies.harm import (
     LAST_SLOT_RATIO,
     LATE_RATIO,
     LOAD_STALL_RATIO,
     PROMPT_STALL_RATIO,
     SHARED_SLOT,
-    SPARE_S,
-    LeastHarm,
     homes,
 )
+from extproc.routing.policies.least_harm import SPARE_S, LeastHarm
 from extproc.tenancy import Claim
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot

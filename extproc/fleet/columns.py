@@ -1,0 +1,152 @@
+"""What decisions read of a pool's endpoints, in parallel sequences: row i is that of `views[i]`.
+
+A decision that visits view after view costs a microsecond for each of them. Most of it looks for
+what changes seldom (who may get requests at all) or for one adapter, so both are kept as indexes,
+brought up to date where a view is replaced: at a pick, an end, a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from math import inf
+
+from extproc.types import EndpointView
+
+MAX_MODELS = 16_384
+"""Models whose endpoints are remembered, until an endpoint lists others."""
+_NO_ROWS: Mapping[int, int] = {}
+_NONE: Collection[int] = frozenset()
+
+
+class Columns:
+    """The columns of some views, sorted by address.
+
+    Attributes:
+        addresses: Of the endpoints; a new object if they are others.
+        views: The views.
+        num_pending: As the view has it, like the next two.
+        done_s: `prompts_done_s`.
+        has_room: `has_room`.
+        s_per_byte: What a byte of a prompt costs.
+        num_slots: Adapter slots; 0 where unknown.
+        num_used: Distinct adapters with unfinished requests.
+        all_slots: The sum of `num_slots`; `all_free` of those that are free.
+    """
+
+    __slots__ = (
+        *("_holders", "_is_open", "_least_s_per_byte", "_listing", "_loaded", "_num_open"),
+        *("_open", "_running", "addresses", "all_free", "all_slots", "done_s", "has_room"),
+        *("num_pending", "num_slots", "num_used", "s_per_byte", "views"),
+    )
+
+    def __init__(self, views: Sequence[EndpointView] = ()) -> None:
+        num = len(views)
+        self.addresses = tuple([view.address for view in views])
+        self.views = [EndpointView(address, is_ready=False) for address in self.addresses]
+        self.num_pending, self.done_s = [0] * num, [-inf] * num
+        self.has_room, self.s_per_byte = [True] * num, [0.0] * num
+        self.num_slots, self.num_used = [0] * num, [0] * num
+        self.all_slots = self.all_free = 0
+        self._is_open, self._num_open = [False] * num, 0
+        self._loaded: list[Set[str]] = [frozenset()] * num
+        self._running: dict[str, dict[int, int]] = {}
+        self._holders: dict[str, set[int]] = {}
+        self._listing: dict[str, Sequence[int]] = {}
+        self._open: dict[str, Sequence[int]] = {}
+        self._least_s_per_byte: float | None = None
+        for row, view in enumerate(views):
+            self.set(row, view)
+
+    def set(self, row: int, view: EndpointView) -> None:
+        """Replace a view. O(1), and O(adapters there) where they are others than before."""
+        before = self.views[row]
+        self.views[row] = view
+        self.num_pending[row], self.done_s[row] = view.num_pending, view.prompts_done_s
+        self.has_room[row] = view.has_room
+        if view.registered is not before.registered:
+            self._listing.clear()
+            self._open.clear()
+        if _is_open(view) is not self._is_open[row]:
+            self._is_open[row] = not self._is_open[row]
+            self._num_open += 1 if self._is_open[row] else -1
+            self._open.clear()
+        if view.costs.prompt_s_per_byte != self.s_per_byte[row]:
+            self.s_per_byte[row], self._least_s_per_byte = view.costs.prompt_s_per_byte, None
+        if view.pending_by_adapter != before.pending_by_adapter:
+            self._set_running(row, before.pending_by_adapter, view.pending_by_adapter)
+        self._set_slots(row, view.max_loras or 0, len(view.pending_by_adapter))
+        loaded = view.pending_by_adapter.keys() | view.gpu_adapters | set(view.cpu_adapters)
+        if loaded != self._loaded[row]:
+            self._set_loaded(row, loaded)
+
+    def open_rows(self, model: str) -> Sequence[int]:
+        """Return the rows, in order, of endpoints without a flaw that list a model and may get
+        requests."""
+        rows = self._listing.get(model)
+        if rows is None:
+            rows = self._find(model)
+        if self._num_open == len(self.views):
+            return rows
+        found = self._open.get(model)
+        if found is None:
+            found = self._open[model] = [row for row in rows if self._is_open[row]]
+        return found
+
+    def running(self, adapter: str) -> Mapping[int, int]:
+        """Return the unfinished requests for an adapter, by the rows where it has some."""
+        return self._running.get(adapter, _NO_ROWS)
+
+    def holders(self, adapter: str) -> Collection[int]:
+        """Return the rows where an adapter is resident or active."""
+        return self._holders.get(adapter, _NONE)
+
+    @property
+    def least_s_per_byte(self) -> float:
+        """The least that a byte of a prompt costs anywhere."""
+        if self._least_s_per_byte is None:
+            self._least_s_per_byte = min(self.s_per_byte)
+        return self._least_s_per_byte
+
+    def _find(self, model: str) -> Sequence[int]:
+        if len(self._listing) >= MAX_MODELS:
+            self._listing.clear()
+            self._open.clear()
+        views = self.views
+        rows = [row for row, v in enumerate(views) if v.registered and model in v.registered]
+        # Thousands of adapters may be everywhere: they share what says so.
+        every = range(len(views))
+        found = self._listing[model] = every if len(rows) == len(views) else rows
+        return found
+
+    def _set_running(self, row: int, before: Mapping[str, int], pending: Mapping[str, int]) -> None:
+        running = self._running
+        for adapter in before.keys() - pending.keys():
+            rows = running[adapter]
+            del rows[row]
+            if not rows:
+                del running[adapter]
+        for adapter, num in pending.items() - before.items():
+            running.setdefault(adapter, {})[row] = num
+
+    def _set_loaded(self, row: int, loaded: Set[str]) -> None:
+        holders, before = self._holders, self._loaded[row]
+        for adapter in before - loaded:
+            rows = holders[adapter]
+            rows.discard(row)
+            if not rows:
+                del holders[adapter]
+        for adapter in loaded - before:
+            holders.setdefault(adapter, set()).add(row)
+        self._loaded[row] = loaded
+
+    def _set_slots(self, row: int, num_slots: int, num_used: int) -> None:
+        self.all_slots += num_slots - self.num_slots[row]
+        free = max(0, num_slots - num_used)
+        self.all_free += free - max(0, self.num_slots[row] - self.num_used[row])
+        self.num_slots[row], self.num_used[row] = num_slots, num_used
+
+
+def _is_open(view: EndpointView) -> bool:
+    return view.is_ready and not (
+        view.is_unreachable or view.is_ejected or view.is_silent or view.is_gone or view.is_full
+    )

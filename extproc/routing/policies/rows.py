@@ -1,0 +1,83 @@
+"""Choices over columns (`fleet.columns`): what the usual request costs, whatever the pool's size.
+
+A policy whose `choose` visits all endpoints may have a `choose_row` beside it, which gives the same
+answer, with the same draws, or None to be asked by views: for a request or a state that is rare.
+The picker asks it only where the class that defines `choose` defines it too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from extproc.fleet.columns import Columns
+from extproc.types import RequestInfo, Terms
+
+
+class RowChoice(NamedTuple):
+    """A row, and why; see `types.Choice`.
+
+    Attributes:
+        price: The terms of its price; None of a policy that has none.
+    """
+
+    row: int
+    reason: str
+    terms: Terms | None = None
+    price: Mapping[str, float] | None = None
+
+
+RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | None]
+"""Chooses among some rows, at least one, in their order, at a time."""
+
+
+def row_chooser(policy: object) -> RowChooser | None:
+    """Return a policy's `choose_row`, if it stands beside the `choose` in force."""
+    for kind in type(policy).__mro__:
+        if "choose" in vars(kind):
+            found: RowChooser | None = getattr(policy, "choose_row", None)
+            return found if "choose_row" in vars(kind) else None
+    return None
+
+
+def lowest_rows(rows: Sequence[int], column: Sequence[int]) -> Sequence[int]:
+    """Return the rows, at least one, where the column has the lowest value of all of `rows`."""
+    if len(rows) == len(column):
+        best = min(column)
+        if column.count(best) == len(column):
+            return rows
+    else:
+        best = min([column[row] for row in rows])
+    return [row for row in rows if column[row] == best]
+
+
+def next_rows(
+    columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None, num: int
+) -> list[int]:
+    """Return up to `num` rows besides the chosen one: where the adapter is loaded, then least
+    pending."""
+    pending = columns.num_pending
+    holders: Collection[int] = () if adapter is None else columns.holders(adapter)
+    first: list[int] = []
+    if holders:
+        among = rows if len(rows) == len(pending) else set(rows)
+        first = sorted([row for row in holders if row in among and row != chosen])
+        first.sort(key=pending.__getitem__)
+    if len(first) >= num:
+        return first[:num]
+    taken = {chosen, *holders}
+    return first + _least_pending(pending, rows, taken, num - len(first))
+
+
+def _least_pending(pending: list[int], rows: Sequence[int], taken: set[int], num: int) -> list[int]:
+    if len(rows) == len(pending):
+        # In a large pool the first that are idle do, which takes no sorting.
+        found, least, row = list[int](), min(pending), -1
+        for _ in range(min(pending.count(least), num + len(taken))):
+            row = pending.index(least, row + 1)
+            if row not in taken:
+                found.append(row)
+        if len(found) >= num:
+            return found[:num]
+    return sorted([row for row in rows if row not in taken], key=pending.__getitem__)[:num]
