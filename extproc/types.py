@@ -339,6 +339,8 @@ class Pick(Struct, frozen=True, gc=False):
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
         terms: The policy's, as in `Choice`.
         price: What these are for the primary endpoint, if that is known already.
+        affinity: Whether the adapter was loaded there, likewise: `hit`, `spill` if it was
+            at another candidate, `cold` if at none.
         held_s: For how long this router's queue held the request; None for not at all.
         held_for: The last reason of that, the policy's slug.
     """
@@ -353,6 +355,7 @@ class Pick(Struct, frozen=True, gc=False):
     alternates: tuple[str, ...] = ()
     terms: Terms | None = None
     price: Mapping[str, float] | None = None
+    affinity: str = ""
     held_s: float | None = None
     held_for: str = ""
 

@@ -7,7 +7,7 @@ brought up to date where a view is replaced: at a pick, an end, a report.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from math import inf
 
 from extproc.types import EndpointView
@@ -15,7 +15,7 @@ from extproc.types import EndpointView
 MAX_MODELS = 16_384
 """Models whose endpoints are remembered, until an endpoint lists others."""
 _NO_ROWS: Mapping[int, int] = {}
-_NONE: Collection[int] = frozenset()
+_NONE: Set[int] = frozenset()
 
 
 class Columns:
@@ -72,10 +72,9 @@ class Columns:
             self._open.clear()
         if view.costs.prompt_s_per_byte != self.s_per_byte[row]:
             self.s_per_byte[row], self._least_s_per_byte = view.costs.prompt_s_per_byte, None
-        if view.pending_by_adapter != before.pending_by_adapter:
-            self._set_running(row, before.pending_by_adapter, view.pending_by_adapter)
+        self._set_running(row, before.pending_by_adapter, view.pending_by_adapter)
         self._set_slots(row, view.max_loras or 0, len(view.pending_by_adapter))
-        loaded = view.pending_by_adapter.keys() | view.gpu_adapters | set(view.cpu_adapters)
+        loaded = {*view.pending_by_adapter, *view.gpu_adapters, *view.cpu_adapters}
         if loaded != self._loaded[row]:
             self._set_loaded(row, loaded)
 
@@ -96,7 +95,7 @@ class Columns:
         """Return the unfinished requests for an adapter, by the rows where it has some."""
         return self._running.get(adapter, _NO_ROWS)
 
-    def holders(self, adapter: str) -> Collection[int]:
+    def holders(self, adapter: str) -> Set[int]:
         """Return the rows where an adapter is resident or active."""
         return self._holders.get(adapter, _NONE)
 
@@ -120,13 +119,15 @@ class Columns:
 
     def _set_running(self, row: int, before: Mapping[str, int], pending: Mapping[str, int]) -> None:
         running = self._running
-        for adapter in before.keys() - pending.keys():
-            rows = running[adapter]
-            del rows[row]
-            if not rows:
-                del running[adapter]
-        for adapter, num in pending.items() - before.items():
-            running.setdefault(adapter, {})[row] = num
+        for adapter in before:
+            if adapter not in pending:
+                rows = running[adapter]
+                del rows[row]
+                if not rows:
+                    del running[adapter]
+        for adapter, num in pending.items():
+            if before.get(adapter) != num:
+                running.setdefault(adapter, {})[row] = num
 
     def _set_loaded(self, row: int, loaded: Set[str]) -> None:
         holders, before = self._holders, self._loaded[row]

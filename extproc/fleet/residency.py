@@ -70,6 +70,7 @@ class Residency:
     def forget(self) -> None:
         """Start afresh: the process restarted. Our requests ended with it."""
         self._touched: dict[str, _Touch] = {}
+        self._is_sorted, self._latest = True, (-inf, -inf)  # by their touches
         self._evicted: dict[str, _Touch] = {}  # beyond the CPU cache, the latest touched first
         self._ghosts: list[_Touch] = []  # unloaded, then loaded again under the same name
         self._in_flight: dict[str, int] = {}  # longest active first
@@ -205,7 +206,7 @@ class Residency:
         """Apply another size of the CPU cache."""
         self._max_cpu_loras = max_cpu_loras
         self._touched = {**self._evicted, **self._touched}
-        self._evicted = {}
+        self._evicted, self._is_sorted = {}, False
         self._trim()
         self._arranged = None
 
@@ -226,12 +227,17 @@ class Residency:
         for adapter, touch in touches.items():
             before = touched.get(adapter)
             if before is None:
-                touched[adapter] = touch
                 self._evicted.pop(adapter, None)
             elif touch >= before:
-                # Removed first: of equal touches the one recorded last counts as the later one.
+                # Of equal touches the one recorded last counts as the later one.
                 del touched[adapter]
-                touched[adapter] = touch
+            else:
+                continue
+            touched[adapter] = touch
+            if touch >= self._latest:
+                self._latest = touch
+            else:
+                self._is_sorted = False
 
     def _load(self, adapter: str, touch: _Touch) -> None:
         """Record a name that is in the listing now and was not in the one before."""
@@ -294,16 +300,23 @@ class Residency:
                 cpu = gpu + rest[: max(0, (self._num_cached or 1) - len(gpu))]
             if report is not None and report.cpu_adapters is not None:
                 cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
-            self._arranged = self._usable(gpu), self._usable(cpu)
+            usable = self._usable(cpu)
+            is_same = len(usable) == len(gpu) and gpu == cpu
+            self._arranged = usable if is_same else self._usable(gpu), usable
         return self._arranged
 
     def _order(self) -> list[str | None]:
         """Return everything in the engine's caches, most recently used first; None for a ghost."""
+        if not self._is_sorted:
+            self._touched = dict(sorted(self._touched.items(), key=_LAST_TOUCH))
+            self._is_sorted = True
+        self._arranged_running = self._running()
+        running = dict.fromkeys(self._arranged_running)
+        if not self._ghosts:
+            return [*running, *[each for each in reversed(self._touched) if each not in running]]
         touches: list[tuple[str | None, _Touch]] = [(None, touch) for touch in self._ghosts]
         touches += self._touched.items()
         touches.sort(key=_LAST_TOUCH)
-        self._arranged_running = self._running()
-        running = dict.fromkeys(self._arranged_running)
         idle = [adapter for adapter, _ in reversed(touches) if adapter not in running]
         return [*running, *idle]
 

@@ -13,6 +13,7 @@ and disappear when their endpoint leaves the pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -117,9 +118,21 @@ class Telemetry:
         adapter = pick.request.adapter
         if adapter is not None:
             self._picks_by_adapter.add((self._adapters.cap(adapter),))
-            self._affinity.add((_affinity(pick, adapter),))
-        for term, seconds in chosen_terms(pick).items():
-            self._price_s.add((pick.policy, self._slugs.cap(term)), seconds)
+            self._affinity.add((pick.affinity or _affinity(pick, adapter),))
+        if pick.terms is not None:
+            self._add_price(pick.policy, chosen_terms(pick) if pick.price is None else pick.price)
+
+    def _add_price(self, policy: str, terms: Mapping[str, float]) -> None:
+        sums = self._price_s_by_term.setdefault(policy, {})
+        for term, seconds in terms.items():
+            if 0 < seconds < inf:
+                if term not in sums:
+                    term = self._slugs.cap(term)
+                sums[term] = sums.get(term, 0.0) + seconds
+
+    def _prices_s(self) -> dict[tuple[str, str], float]:
+        by_term = self._price_s_by_term
+        return {(policy, term): s for policy, sums in by_term.items() for term, s in sums.items()}
 
     def rejected(self, rejection: Rejection) -> None:
         """Record an error sent to a client."""
@@ -226,10 +239,12 @@ class Telemetry:
             ("hit", "cold", "spill"),
         )
         self._picks_by_adapter = Counter("picks_by_adapter", "Picks for an adapter", ("adapter",))
-        self._price_s = Counter(
+        self._price_s_by_term: dict[str, dict[str, float]] = {}
+        self.add_counters(
             "price_seconds",
             "Estimated price of the chosen endpoints, of policies that have one, by its terms",
             ("policy", "term"),
+            self._prices_s,
         )
         self._waits = Counter("waits", "Times that a policy held a request", ("reason",))
         self._rejections = Counter(

@@ -23,7 +23,7 @@ from extproc.phrases import FOR_POD, FOR_ROOM
 from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.routing.admission import AdmissionSettings, admit, fitting
 from extproc.routing.policies import Policy
-from extproc.routing.policies.rows import next_rows, row_chooser
+from extproc.routing.policies.rows import affinity_of, next_rows, row_chooser
 from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
@@ -218,6 +218,7 @@ class Picker:
             alternates=others[num_listed:],
             terms=choice.terms,
             price=choice.price,
+            affinity=affinity_of(columns, rows, choice.row, request.adapter),
         )
 
     def _session(self, request: RequestInfo) -> tuple[str | None, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import exp, inf, sqrt
+from math import exp, sqrt
 
 from msgspec import Struct
 

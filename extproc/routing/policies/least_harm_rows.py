@@ -123,6 +123,7 @@ class Search:
         pending_s, objective_s = weights.pending_s, weights.objective_s(request)
         latest_s, late_from_s = now + ROOM_RATIO * objective_s, LATE_RATIO * objective_s
         num_bytes, has_cached = request.rest_bytes(""), bool(request.cached_bytes)
+        holders = columns.holders(adapter)
         for row, opening_s in rows:
             done_s = done[row]
             if done_s > latest_s or not has_room[row]:
@@ -138,7 +139,9 @@ class Search:
                 price += opening_s
                 view = columns.views[row]
                 is_full = 0 < columns.num_slots[row] <= columns.num_used[row]
-                load_s = view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
+                load_s = view.costs.cold_load_s
+                if row in holders:
+                    load_s = view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
                 first_s += load_s
                 price += load_s * (1 + LOAD_STALL_RATIO * busy)
                 price += weights.full_s if is_full else 0.0

@@ -8,7 +8,7 @@ The picker asks it only where the class that defines `choose` defines it too.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from extproc.fleet.columns import Columns
@@ -27,6 +27,9 @@ class RowChoice(NamedTuple):
     terms: Terms | None = None
     price: Mapping[str, float] | None = None
 
+
+_TAKEN = 2**63
+"""More requests than any endpoint has."""
 
 RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | None]
 """Chooses among some rows, at least one, in their order, at a time."""
@@ -58,7 +61,7 @@ def next_rows(
     """Return up to `num` rows besides the chosen one: where the adapter is loaded, then least
     pending."""
     pending = columns.num_pending
-    holders: Collection[int] = () if adapter is None else columns.holders(adapter)
+    holders: Set[int] = frozenset() if adapter is None else columns.holders(adapter)
     first: list[int] = []
     if holders:
         among = rows if len(rows) == len(pending) else set(rows)
@@ -66,18 +69,31 @@ def next_rows(
         first.sort(key=pending.__getitem__)
     if len(first) >= num:
         return first[:num]
-    taken = {chosen, *holders}
-    return first + _least_pending(pending, rows, taken, num - len(first))
+    return first + _least_pending(pending, rows, {chosen, *holders}, num - len(first))
 
 
-def _least_pending(pending: list[int], rows: Sequence[int], taken: set[int], num: int) -> list[int]:
-    if len(rows) == len(pending):
-        # In a large pool the first that are idle do, which takes no sorting.
-        found, least, row = list[int](), min(pending), -1
-        for _ in range(min(pending.count(least), num + len(taken))):
-            row = pending.index(least, row + 1)
-            if row not in taken:
-                found.append(row)
-        if len(found) >= num:
-            return found[:num]
-    return sorted([row for row in rows if row not in taken], key=pending.__getitem__)[:num]
+def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None) -> str:
+    """Return `hit` if an adapter is loaded at the chosen row, `spill` if it is at another of the
+    rows, `cold` if at none; "" without an adapter."""
+    if adapter is None:
+        return ""
+    holders = columns.holders(adapter)
+    if chosen in holders:
+        return "hit"
+    return "cold" if holders.isdisjoint(rows) else "spill"
+
+
+def _least_pending(
+    pending: list[int], rows: Sequence[int], taken: Collection[int], num: int
+) -> list[int]:
+    if len(rows) < len(pending):
+        return sorted([row for row in rows if row not in taken], key=pending.__getitem__)[:num]
+    # In a large pool a sort takes longer than the whole choice.
+    left, found = pending.copy(), list[int]()
+    for row in taken:
+        left[row] = _TAKEN
+    for _ in range(min(num, len(rows) - len(taken))):
+        row = left.index(min(left))
+        left[row] = _TAKEN
+        found.append(row)
+    return found
