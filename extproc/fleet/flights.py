@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
+from extproc.costs import Probe
 from extproc.fleet.evidence import Evidence, likeness, tried_in_order, verdicts
 from extproc.fleet.listeners import PickObserver, WaitingLine
 from extproc.fleet.outliers import Outliers
@@ -72,12 +73,9 @@ class Flights:
         adapter = tracked.adapter_of(pick)
         place = tracked.place_of(pick.request, adapter)
         # Many may last long: each would keep a state of all endpoints in memory.
-        kept = replace(with_cached(pick, pick.request.cached_bytes), candidates=())
+        kept = replace(with_cached(pick, pick.request.cached_bytes), candidates=(), price=None)
         probe = probe_of(tracked, kept.request, adapter, now=now)
-        flight = InFlight(
-            kept, now, tracked, adapter, place=place, group=tracked.group, probe=probe
-        )
-        self._count(flight, now)
+        self._count(kept, now, tracked, adapter, now=now, place=place, probe=probe)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
 
@@ -95,7 +93,7 @@ class Flights:
         request = flight.pick.request
         self._prefix_index.drop(request, flight.tracked.kv_cache)
         pick = with_cached(flight.pick, self._prefix_index.find(request), address)
-        self._count(InFlight(pick, flight.started_at_s, tracked, tracked.adapter_of(pick)), now)
+        self._count(pick, flight.started_at_s, tracked, tracked.adapter_of(pick), now=now)
         return True
 
     def refused(self, pick_id: str, address: str, *, now: float) -> bool:
@@ -203,20 +201,31 @@ class Flights:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _count(self, flight: InFlight, now: float) -> None:
-        """Count a flight, as a trial if its endpoint is on one."""
-        pick, tracked, address = flight.pick, flight.tracked, flight.tracked.endpoint.address
+    def _count(
+        self,
+        pick: Pick,
+        at_s: float,
+        tracked: Tracked,
+        adapter: str | None,
+        *,
+        now: float,
+        place: int | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        """Count a pick, as a trial if its endpoint is on one."""
+        address = tracked.endpoint.address
         # Routers that do not tell us theirs are assumed to send as much as this one.
         num_alike = max(1, self.num_routers - self._told.num_routers)
-        num_bytes, at_s = pick.request.rest_bytes(address), flight.started_at_s
-        tracked.queue(pick.id, flight.adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
+        num_bytes = pick.request.rest_bytes(address)
+        tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
         self._prefix_index.add(pick.request, tracked.kv_cache)
         trial = self._outliers.begin(address, now=now)
-        flight = replace(flight, trial=trial, num_beside=tracked.num_unfinished)
+        num_beside, group = tracked.num_unfinished, tracked.group
+        flight = InFlight(pick, at_s, tracked, adapter, num_beside, trial, place, group, probe)
         self._flights[pick.id] = flight
         tracked.begin(flight)
         if self._observer is not None:
-            self._observer.started(pick, address, at_s=flight.started_at_s)
+            self._observer.started(pick, address, at_s=at_s)
 
     def _judge(
         self,

@@ -65,11 +65,11 @@ def probe_of(
         return None
     prompts, load = tracked.prompts, Load.NONE
     if adapter is not None:
-        active = tracked.adapters.keys() | tracked.others.adapters.keys()
-        slots = tracked.residency.num_slots
-        if slots is None or len(active | {adapter}) > slots:
+        active, slots = tracked.active_adapters, tracked.residency.num_slots
+        is_new = adapter not in active
+        if slots is None or len(active) + is_new > slots:
             return None
-        if adapter not in active and adapter not in tracked.gpu_adapters:
+        if is_new and adapter not in tracked.gpu_adapters:
             load = Load.CACHED if adapter in tracked.cpu_adapters else Load.COLD
     num_bytes = request.rest_bytes(tracked.endpoint.address)
     return Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)

@@ -291,10 +291,15 @@ class Tracked:
             return None
         if report is None or report.cpu_adapters is not None:
             return None
-        if adapter in self.adapters or adapter in self.others.adapters:
-            return None
-        has_free_slot = len(self.adapters.keys() | self.others.adapters.keys()) < slots
+        active = self.active_adapters
+        has_free_slot = adapter not in active and len(active) < slots
         return self.residency.place(adapter) if has_free_slot else None
+
+    @property
+    def active_adapters(self) -> Mapping[str, int]:
+        """The adapters that have requests here, of routers and by the last report."""
+        own, others = self.adapters, self.others.adapters
+        return others | own if others else own
 
     @property
     def num_unfinished(self) -> int:
