@@ -145,8 +145,13 @@ class Residency:
         num_before = self._in_flight.get(adapter, 0)
         self._in_flight[adapter] = num_before + 1
         self._used_since_report.add(adapter)
-        if not num_before:
-            self._arranged = None
+        if not num_before and self._arranged is not None:
+            running = self._arranged_running
+            if self._used_by_others:
+                self._arranged = None
+            elif len(running) < (self.num_slots or 1):  # else it waits for a slot
+                running.append(adapter)
+                self._place(adapter, len(running) - 1)
 
     def finish(self, adapter: str, *, now: float, has_run: bool = True) -> None:
         """Record that a request for `adapter` ended at `now`. O(1).
@@ -165,8 +170,17 @@ class Residency:
             self._seen_running.discard(adapter)
         if has_run:
             self._touch({adapter: (now, 0.0)})
-        if num_before == 1 or adapter not in self._arranged_running:
+        if adapter not in self._arranged_running:
             self._arranged = None
+        elif num_before == 1 and self._arranged is not None:
+            # It is the idle one that was used last, and no other has waited for its slot.
+            is_first_idle = has_run and next(reversed(self._touched)) == adapter
+            has_free = len(self._in_flight) < (self.num_slots or 1) and not self._used_by_others
+            if is_first_idle and has_free and self._is_sorted:
+                self._arranged_running.remove(adapter)
+                self._place(adapter, len(self._arranged_running))
+            else:
+                self._arranged = None
 
     # --- conclusions ------------------------------------------------------------------------
 
@@ -291,19 +305,33 @@ class Residency:
 
     def _arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self._arranged is None:
-            order = self._ordered = self._order()
-            gpu, cpu = order[: self.num_slots or 1], order[: self._num_cached or 1]
-            report = self._report
-            if report is not None and report.gpu_adapters is not None:
-                gpu = _sort(report.gpu_adapters, order)
-                rest = [adapter for adapter in cpu if adapter not in gpu]
-                cpu = gpu + rest[: max(0, (self._num_cached or 1) - len(gpu))]
-            if report is not None and report.cpu_adapters is not None:
-                cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
-            usable = self._usable(cpu)
-            is_same = len(usable) == len(gpu) and gpu == cpu
-            self._arranged = usable if is_same else self._usable(gpu), usable
+            self._ordered = self._order()
+            self._arranged = self._concluded(self._ordered)
         return self._arranged
+
+    def _place(self, adapter: str, place: int) -> None:
+        """Move an adapter in the order, among those that are no ghosts."""
+        order, report = self._ordered, self._report
+        if self._ghosts or (report and (report.gpu_adapters, report.cpu_adapters) != _UNSTATED):
+            self._arranged = None
+        elif order[place : place + 1] != [adapter]:
+            if adapter in order:
+                order.remove(adapter)
+            order.insert(place, adapter)
+            self._arranged = self._concluded(order)
+
+    def _concluded(self, order: list[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        gpu, cpu = order[: self.num_slots or 1], order[: self._num_cached or 1]
+        report = self._report
+        if report is not None and report.gpu_adapters is not None:
+            gpu = _sort(report.gpu_adapters, order)
+            rest = [adapter for adapter in cpu if adapter not in gpu]
+            cpu = gpu + rest[: max(0, (self._num_cached or 1) - len(gpu))]
+        if report is not None and report.cpu_adapters is not None:
+            cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
+        usable = self._usable(cpu)
+        is_same = len(usable) == len(gpu) and gpu == cpu
+        return usable if is_same else self._usable(gpu), usable
 
     def _order(self) -> list[str | None]:
         """Return everything in the engine's caches, most recently used first; None for a ghost."""
