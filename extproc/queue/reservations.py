@@ -96,6 +96,11 @@ class Reservations:
     def __contains__(self, adapter: object) -> bool:
         return adapter in self._all
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any slot is kept for somebody, here or at another router."""
+        return bool(self._all or self.elsewhere or self._others)
+
     def begin(self) -> None:
         """Begin to go through those that wait."""
         self._fresh.clear()

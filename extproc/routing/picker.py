@@ -1,5 +1,7 @@
 """From a snapshot and a request to a pick, a wait or a named rejection.
 
+Most requests are picked for by columns (`pick_row`), with the same result as by views.
+
 The pipeline: ready endpoints in the subset where the model is registered, and which take the
 adapter's rank; of those, the best (`_best`), or a wait if all are gone; admission; those that are
 not full, or a wait; a session's own endpoint if it has one; the policy; fallbacks.
@@ -112,12 +114,10 @@ class Picker:
         request: RequestInfo,
         *,
         waits_until_s: float = -inf,
-        columns: Columns | None = None,
     ) -> Pick | Rejection | Wait:
         """Choose an endpoint for `request`.
 
         Args:
-            columns: Of the snapshot's endpoints, if there are: they make it quicker.
             waits_until_s: For so long the request can wait for one, where all are gone.
 
         Raises:
@@ -125,9 +125,6 @@ class Picker:
             ValueError: Likewise if it chose nothing, or an endpoint that was not among its
                 candidates, or a wait until a time that is none.
         """
-        picked = None if columns is None else self._pick_row(columns, snapshot, request)
-        if picked is not None:
-            return picked
         usable = fitting(_usable(snapshot.endpoints, request), request, self._admission)
         if isinstance(usable, Rejection):
             return usable
@@ -173,8 +170,8 @@ class Picker:
             terms=terms,
         )
 
-    def _pick_row(self, columns: Columns, snapshot: Snapshot, request: RequestInfo) -> Pick | None:
-        """Choose as `pick` does, by columns; None where that takes a look at the views.
+    def pick_row(self, columns: Columns, snapshot: Snapshot, request: RequestInfo) -> Pick | None:
+        """Choose as `pick` does, by the columns of a snapshot; None where that takes its views.
 
         That is for a request with a subset, a session, a rank, a cap or a low priority; where all
         that have the model are flawed or full; and what `RowChooser` says.

@@ -246,16 +246,18 @@ class Router:
         self, request: RequestInfo, snapshot: Snapshot, columns: Columns
     ) -> Pick | Rejection | Wait:
         """Choose among the endpoints; those whose slots are kept for others are full for it."""
-        now, until_s = snapshot.now, self._waits_until_s(request)
         reservations = self.queue.reservations
+        if not reservations.has_any:
+            picked = self.picker.pick_row(columns, snapshot, request)
+            if picked is not None:
+                return picked
+        now, until_s = snapshot.now, self._waits_until_s(request)
         views = reservations.still_taken(request, snapshot.endpoints, now=now)
-        is_true = views is snapshot.endpoints
-        if not is_true:
+        if views is not snapshot.endpoints:
             snapshot = Snapshot(views, now, snapshot.num_routers)
         kept = reservations.kept_from(request, views, now=now)
         if not kept:
-            own = columns if is_true else None
-            return self.picker.pick(snapshot, request, waits_until_s=until_s, columns=own)
+            return self.picker.pick(snapshot, request, waits_until_s=until_s)
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
         left = Snapshot(views, now, snapshot.num_routers)
         result = self.picker.pick(left, request, waits_until_s=until_s)
