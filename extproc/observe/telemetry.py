@@ -118,7 +118,7 @@ class Telemetry:
         adapter = pick.request.adapter
         if adapter is not None:
             self._picks_by_adapter.add((self._adapters.cap(adapter),))
-            self._affinity.add((pick.affinity or _affinity(pick, adapter),))
+            self._affinity.add((pick.affinity or affinity_of_views(pick, adapter),))
         if pick.terms is not None:
             self._add_price(pick.policy, chosen_terms(pick) if pick.price is None else pick.price)
 
@@ -270,7 +270,8 @@ class Telemetry:
         self._counters = [each for each in vars(self).values() if isinstance(each, Counter)]
 
 
-def _affinity(pick: Pick, adapter: str) -> str:
+def affinity_of_views(pick: Pick, adapter: str) -> str:
+    """Return `Pick.affinity`, by the pick's candidates."""
     address = pick.address
     for view in pick.candidates:
         if view.address == address and view.has_loaded(adapter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from extproc.fleet.residency import Residency
@@ -15,7 +15,8 @@ _EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("report"), _ACTIVE, _ACTIVE, st.sampled_from([None, 1, 2, 3])),
         st.tuples(st.just("start"), st.sampled_from(NAMES)),
-        st.tuples(st.just("finish"), st.sampled_from(NAMES), st.booleans()),
+        st.tuples(st.just("finish"), st.sampled_from(NAMES), st.booleans(), st.booleans()),
+        st.tuples(st.just("stated"), _ACTIVE, _ACTIVE | st.none()),
         st.tuples(st.just("registered"), _ACTIVE),
         st.tuples(st.just("resize"), st.sampled_from([None, 2, 4])),
     ),
@@ -38,8 +39,17 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
             )
         case ("start", str() as name):
             residency.start(name)
-        case ("finish", str() as name, bool() as has_run):
-            residency.finish(name, now=now - 0.25, has_run=has_run)
+        case ("finish", str() as name, bool() as has_run, bool() as is_late):
+            residency.finish(name, now=now - (5.0 if is_late else 0.25), has_run=has_run)
+        case ("stated", list() as gpu, cpu):
+            residency.record_report(
+                LoadReport(
+                    max_loras=2,
+                    gpu_adapters=frozenset(gpu),
+                    cpu_adapters=frozenset(cpu) if isinstance(cpu, list) else None,
+                ),
+                taken_at_s=now,
+            )
         case ("registered", list() as names):
             residency.record_registered(names, now=now)
         case ("resize", size):
@@ -61,10 +71,11 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
 @example(
     [
         *(("start", "a"), ("start", "a")),
-        *(("report", ["a", "b", "c", "d"], [], None), ("finish", "a", True)),
+        *(("report", ["a", "b", "c", "d"], [], None), ("finish", "a", True, False)),
     ],
     4,
 )
+@settings(max_examples=500)
 @given(_EVENTS, st.sampled_from([None, 2, 4]))
 def test_what_is_kept_is_what_would_be_concluded_afresh(
     events: list[tuple[object, ...]], cached: int | None

@@ -1,0 +1,38 @@
+"""Fleets that are drawn at random: all that a choice may go by differs, and few are alike."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+from extproc.costs import Costs
+from extproc.types import EndpointView
+from tests.builders import BASE, endpoint_view
+from tests.strategies import ADAPTERS
+
+
+def fleet(rng: random.Random) -> tuple[EndpointView, ...]:
+    """Up to nine endpoints, sorted; in most cases without any flaw."""
+    is_flawed, every = rng.random() < 0.3, frozenset((BASE, *ADAPTERS))
+    return tuple([view(rng, n, every, is_flawed) for n in range(1, rng.randint(1, 9) + 1)])
+
+
+def view(rng: random.Random, number: int, every: frozenset[str], is_flawed: bool) -> EndpointView:
+    """One of its endpoints; flawed ones are not always."""
+    flaws = ("is_silent", "is_unreachable", "is_ejected", "is_gone", "is_full")
+    pending = {each: rng.randint(1, 20) for each in ADAPTERS if rng.random() < 0.3}
+    cached = rng.sample(ADAPTERS, rng.randint(0, len(ADAPTERS)))
+    return endpoint_view(
+        number,
+        **{flaw: is_flawed and rng.random() < 0.2 for flaw in flaws},
+        is_ready=not is_flawed or rng.random() < 0.8,
+        registered=every - {"a"} if rng.random() < 0.1 else every,
+        has_room=rng.random() < 0.9,
+        pending_by_adapter=pending,
+        num_pending=sum(pending.values()) + rng.choice((0, 0, 1, 5)),
+        gpu_adapters=tuple(cached[: rng.randint(0, 2)]),
+        cpu_adapters=tuple(cached),
+        max_loras=rng.choice((None, 1, 2, 2, 3, 8)),
+        prompts_done_s=rng.choice((-inf, -inf, 99.0, 100.01, 100.1, 100.2, 101.0)),
+        costs=rng.choice((Costs(), Costs(), Costs(2e-5, 0.3, 0.02), Costs(3e-6, 0.01, 0.002))),
+    )

@@ -1,0 +1,173 @@
+"""Choices by columns are those by views: same endpoints, reasons, prices and draws."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from extproc.fleet.columns import Columns
+from extproc.observe.explanation import chosen_terms
+from extproc.observe.telemetry import affinity_of_views
+from extproc.routing.admission import AdmissionSettings, Ranks
+from extproc.routing.picker import Picker, PickerSettings
+from extproc.routing.policies import Founding, LeastHarm, Policy
+from extproc.routing.policies.harm import NUM_FIRST_HOMES, FirstHomes, homes
+from extproc.routing.policies.rows import row_chooser
+from extproc.tenancy import Claim
+from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot
+from tests.builders import address, endpoint_view, picker_of, request
+from tests.fleets import fleet
+
+POLICIES = ("founding", "least_harm")
+NUM_FLEETS = 2000
+
+
+def asked(rng: random.Random) -> RequestInfo:
+    """A request for an adapter or the base model, perhaps with a cached beginning, or late."""
+    cached = {address(rng.randint(1, 9)): 4096 for _ in range(rng.choice((0, 0, 1, 3)))}
+    num_bytes = rng.choice((308, 5000, 40_000))
+    return request(
+        rng.choice((None, "a", "b", "c")),
+        body_bytes=num_bytes,
+        cached_bytes=cached if num_bytes > 4096 else {},
+        prefix_hashes=(1, 2),
+        claim=Claim(ttft_s=rng.choice((None, None, 0.2, 2.0))),
+    )
+
+
+def picks(
+    views: Sequence[EndpointView], info: RequestInfo, *, policy: str, seed: int = 0, **fields: Any
+) -> tuple[object, Pick | None]:
+    """The results by views and by columns, each with a rng of its own."""
+    asked = Snapshot(tuple(views), 100.0)
+    settings = PickerSettings(**fields)
+    by_views = picker_of(policy, seed=seed, settings=settings).pick(asked, info)
+    by_rows = picker_of(policy, seed=seed, settings=settings).pick_row(Columns(views), asked, info)
+    return by_views, by_rows
+
+
+def is_the_same(by_views: object, by_rows: Pick) -> bool:
+    """Whether both say the same, and the one by columns what the other leaves to be asked."""
+    assert isinstance(by_views, Pick)
+    adapter, price = by_rows.request.adapter, by_rows.price or {}
+    return (
+        replace(by_rows, terms=None, price=None, affinity="") == replace(by_views, terms=None)
+        and (by_rows.terms is None) is (by_views.terms is None)
+        and {name: s for name, s in price.items() if s > 0} == chosen_terms(by_views)
+        and by_rows.affinity == (affinity_of_views(by_views, adapter) if adapter else "")
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pick_by_columns_is_that_by_views(policy: str) -> None:
+    """In fleets that are drawn at random: a broken line shows in few of them."""
+    num_by_rows = 0
+    for seed in range(NUM_FLEETS):
+        rng = random.Random(seed)
+        views, info = fleet(rng), asked(rng)
+        settings = {"num_fallbacks": rng.choice((0, 2)), "num_alternates": rng.choice((0, 2, 9))}
+        by_views, by_rows = picks(views, info, policy=policy, seed=seed, **settings)
+        if by_rows is not None:
+            assert is_the_same(by_views, by_rows), f"seed {seed}"
+            num_by_rows += 1
+
+    assert num_by_rows > NUM_FLEETS / 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("adapter", [None, "a"])
+def test_the_usual_request_is_picked_for_by_columns(policy: str, adapter: str | None) -> None:
+    views = [endpoint_view(number, max_loras=4) for number in range(1, 6)]
+
+    assert picks(views, request(adapter), policy=policy, num_alternates=2)[1] is not None
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        request("a", subset=frozenset({address(1)})),
+        request("a", session="s"),
+        request("a", model=""),
+        request("a", claim=Claim(priority=-1)),
+        request("nobody's"),
+    ],
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_needs_a_look_at_the_views_is_left_to_them(policy: str, unusual: RequestInfo) -> None:
+    assert picks([endpoint_view(1), endpoint_view(2)], unusual, policy=policy)[1] is None
+
+
+@pytest.mark.parametrize(
+    "admission", [AdmissionSettings(max_pending=9), AdmissionSettings(ranks=Ranks({"a": 8}))]
+)
+def test_caps_and_ranks_are_left_to_the_views(admission: AdmissionSettings) -> None:
+    picker, views = picker_of("least_harm", admission=admission), (endpoint_view(1),)
+
+    assert picker.pick_row(Columns(views), Snapshot(views), request("a")) is None
+
+
+def test_who_waits_and_tokens_with_an_objective_are_left_to_the_views() -> None:
+    full = [endpoint_view(number, max_loras=1, pending_by_adapter={"b": 1}) for number in (1, 2)]
+    timed = request("a", claim=Claim(tpot_s=0.1))
+
+    assert picks(full, request("a"), policy="least_harm")[1] is None
+    assert picks([endpoint_view(1)], timed, policy="least_harm")[1] is None
+    assert picks([endpoint_view(1, has_room=False)], request(None), policy="least_harm")[1] is None
+
+
+class Broken:
+    """A policy that fails, by rows as by views."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        raise ArithmeticError("a bug")
+
+    def choose_row(self, *_args: object) -> None:
+        raise ArithmeticError("a bug")
+
+
+def test_a_policy_that_fails_by_columns_is_asked_by_views_and_then_its_fallback() -> None:
+    failures: list[str] = []
+    picker = Picker(
+        Broken(),
+        "broken",
+        rng=random.Random(0),
+        next_id=lambda: "r-1",
+        fallback=("founding", Founding()),
+        on_policy_error=lambda name, _error: failures.append(name),
+    )
+    views = (endpoint_view(1),)
+    by_rows = picker.pick_row(Columns(views), Snapshot(views), request("a"))
+
+    assert (by_rows, failures) == (None, ["broken"])
+    with pytest.raises(ArithmeticError):
+        picker_with(Broken()).pick_row(Columns(views), Snapshot(views), request("a"))
+
+
+def picker_with(policy: Policy) -> Picker:
+    return Picker(policy, "p", rng=random.Random(0), next_id=lambda: "r-1")
+
+
+class Narrowed(LeastHarm):
+    """Somebody's policy, derived from ours."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        return Choice(snapshot.endpoints[:1], "first")
+
+
+def test_a_policy_derived_from_ours_is_asked_by_the_choose_that_it_has() -> None:
+    assert row_chooser(Narrowed()) is None
+    assert row_chooser(LeastHarm()) is not None
+    assert row_chooser(object()) is None
+
+
+def test_homes_beyond_those_remembered_are_in_the_same_order() -> None:
+    addresses = tuple(sorted(address(number) for number in range(1, NUM_FIRST_HOMES + 9)))
+    found, places = FirstHomes(), homes("a", addresses)
+
+    assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
+    assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
+    assert list(found.of("a", addresses[:1])) == [0]
