@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import exp, sqrt
 
@@ -84,17 +84,19 @@ class FirstHomes:
         self._rows: dict[str, int] = {}
         self._first: dict[str, list[int]] = {}
 
-    def of(self, adapter: str, addresses: tuple[str, ...]) -> Iterator[int]:
-        """Yield the rows of all addresses, sorted ones; the same object as long as they stay."""
+    def of(self, adapter: str, addresses: tuple[str, ...]) -> Iterable[int]:
+        """Return the rows of all addresses, sorted ones; the same object as long as they stay."""
         if addresses is not self._addresses or len(self._first) >= MAX_ADAPTERS_WITH_FIRST_HOMES:
             self._addresses, self._first = addresses, {}
             self._rows = {address: row for row, address in enumerate(addresses)}
         first = self._first.get(adapter)
         if first is None:
             first = self._first[adapter] = self._order(adapter)[:NUM_FIRST_HOMES]
+        return first if len(first) == len(addresses) else self._all(adapter, first)
+
+    def _all(self, adapter: str, first: list[int]) -> Iterator[int]:
         yield from first
-        if len(first) < len(addresses):
-            yield from self._order(adapter)[NUM_FIRST_HOMES:]
+        yield from self._order(adapter)[len(first) :]
 
     def _order(self, adapter: str) -> list[int]:
         return [self._rows[address] for address in order(adapter, self._addresses)]

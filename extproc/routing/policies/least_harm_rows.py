@@ -64,8 +64,7 @@ class Search:
             self._look((row, None) for row in self._rows)
             return bool(self.ties)
         self._weigh(adapter)
-        self._look((row, None) for row in self.running)
-        self._look(self._openings(adapter))
+        self._look(self._candidates(adapter))
         self.ties.sort()
         return bool(self.ties) and (self._has_slot or self._is_slot_left())
 
@@ -82,23 +81,22 @@ class Search:
         num_elsewhere = sum(running.values())
         self.slot_s = self._weights.slot_price_s(num_slots, num_free, num_elsewhere, len(running))
 
-    def _openings(self, adapter: str) -> Iterator[tuple[int, float]]:
-        """Yield the rows where the adapter does not run, with the price of a slot and of the
-        distance from home, until no further one can be cheaper than the best so far."""
+    def _candidates(self, adapter: str) -> Iterator[tuple[int, float | None]]:
+        """Yield the rows where the adapter runs; then the others, with the price of a slot and of
+        the distance from home, until no further one can be cheaper than the best so far."""
         columns, slot_s, home_s = self._columns, self.slot_s, self._weights.home_s
-        slots, used, running, places = (
-            columns.num_slots,
-            columns.num_used,
-            self.running,
-            self.places,
-        )
+        running, places = self.running, self.places
+        for row in running:
+            yield row, None
         least_s = self._least_prompt_s()
         for place, row in enumerate(self._in_order(adapter)):
-            if least_s + (slot_s + home_s * place) > self.best_s:
+            away_s = home_s * place
+            if least_s + (slot_s + away_s) > self.best_s:
                 return
             if row not in running:
                 places[row] = place
-                yield row, slot_s * last_slots(slots[row] - used[row]) + home_s * place
+                num_free = columns.num_slots[row] - columns.num_used[row]
+                yield row, slot_s * last_slots(num_free) + away_s
 
     def _in_order(self, adapter: str) -> Iterable[int]:
         columns, rows = self._columns, self._rows
@@ -110,7 +108,9 @@ class Search:
     def _least_prompt_s(self) -> float:
         """Return the least time that the prompt takes anywhere."""
         request = self._request
-        num_bytes = min(map(request.rest_bytes, ("", *request.cached_bytes)))
+        num_bytes = request.rest_bytes("")
+        if request.cached_bytes:
+            num_bytes = min(map(request.rest_bytes, request.cached_bytes))
         return num_bytes * self._columns.least_s_per_byte
 
     def _look(self, rows: Iterable[tuple[int, float | None]]) -> None:
