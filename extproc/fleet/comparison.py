@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from math import exp, lgamma, log
 from typing import NamedTuple
 
+from msgspec import Struct
+
 WINDOW_S = 30.0
 """Counts cover the last half to whole window; as long as the base ejection."""
 MAX_KINDS = 1024
@@ -32,7 +34,7 @@ ANY = None
 # How probable it is that an endpoint fails as it does, if it is like the others.
 
 
-class Count(NamedTuple):
+class Count(Struct, gc=False):
     """Requests that ended, and those of them that failed."""
 
     num: int
@@ -113,9 +115,8 @@ class Tally:
         self._new: dict[Hashable, Count] = {}
         self._old: dict[Hashable, Count] = {}
 
-    def turn(self, now: float) -> None:
-        """Start the next half of the window when it is due."""
-        half = int(now // (WINDOW_S / 2))
+    def turn(self, half: int) -> None:
+        """Start a half of the window, by its number, when it is due."""
         if half > self._half:
             self._old = self._new if half == self._half + 1 else {}
             self._half, self._new = half, {}
@@ -128,8 +129,11 @@ class Tally:
     def add(self, kind: Hashable, *, failed: bool) -> None:
         """Count a request; `has_room` has said yes."""
         for counts in (self._new, self._ever):
-            before = counts.get(kind, _NOTHING)
-            counts[kind] = Count(before.num + 1, before.num_failed + failed)
+            count = counts.get(kind)
+            if count is None:
+                count = counts[kind] = Count(0, 0)
+            count.num += 1
+            count.num_failed += failed
 
     def of(self, kind: Hashable) -> Count:
         """Return the requests of a kind within the window."""
@@ -146,7 +150,10 @@ class Tally:
         return self._new, self._old, self._ever
 
     def ever(self, kind: Hashable) -> Count:
-        """Return the requests of a kind since it was new; it is forgotten with its last ones."""
+        """Return the requests of a kind since it was new; it is forgotten with its last ones.
+
+        The count goes on: take what is needed of it.
+        """
         return self._ever.get(kind, _NOTHING)
 
     def __iter__(self) -> Iterator[Hashable]:
@@ -166,9 +173,8 @@ class Sources:
         self._new: dict[int, str] = {}
         self._old: dict[int, str] = {}
 
-    def turn(self, now: float) -> None:
-        """Start the next half of the window when it is due."""
-        half = int(now // (WINDOW_S / 2))
+    def turn(self, half: int) -> None:
+        """Start a half of the window, by its number, when it is due."""
         if half > self._half:
             self._old = self._new if half == self._half + 1 else {}
             self._half, self._new = half, {}
@@ -240,13 +246,15 @@ class Comparison:
 
     def turn(self, own: Own, now: float) -> None:
         """Forget what is too long ago."""
-        self._all.turn(now)
-        self._sources.turn(now)
-        own.tally.turn(now)
+        half = int(now // (WINDOW_S / 2))
+        self._all.turn(half)
+        self._sources.turn(half)
+        own.tally.turn(half)
 
     def served(self, own: Own, address: str, like: Like) -> None:
         """Record a request that an endpoint has served."""
-        own.row = Row()
+        if own.row.by_kind:
+            own.row = Row()
         self._sources.served(like.source, address)
         self._count(own, like.kind, failed=False)
         self._count(own, ANY, failed=False)
@@ -325,5 +333,5 @@ def _is_rare(count: Count) -> bool:
 def _less(count: Count, other: Count) -> Count:
     """Return the difference; a count that has begun anew since is what it is."""
     if count.num < other.num:
-        return count
+        return Count(count.num, count.num_failed)
     return Count(count.num - other.num, max(0, count.num_failed - other.num_failed))

@@ -42,12 +42,13 @@ def verdicts(
     twice, only the last attempt counts. A refusal that is not retried reaches the client: a failure
     that the request may explain.
     """
-    if verdict is Evidence.FULL and num_attempts <= 1:
-        verdict = Evidence.FAILED
-    tried = tried_in_order(pick)[: max(1, num_attempts)]
+    if num_attempts <= 1:
+        is_full = verdict is Evidence.FULL
+        return {address or pick.address: Evidence.FAILED if is_full else verdict}
+    tried = tried_in_order(pick)[:num_attempts]
     said = {
         each: Evidence.FULL if each in refused else Evidence.UNREACHABLE
-        for each in tried[: max(0, num_attempts - 1)]
+        for each in tried[: num_attempts - 1]
     }
     return {**said, address or tried[-1]: verdict}
 
