@@ -63,15 +63,20 @@ async def _pump(
 @contextmanager
 def _beside(work: Coroutine[Any, Any, None]) -> Iterator[None]:
     """Run a coroutine in a thread of its own, until the end of the context."""
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
-    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(work)
+        thread = threading.Thread(target=runner.run, args=(_ended(task),))
+        thread.start()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(task.cancel)
+            thread.join()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
 
 
 def record() -> bytes:
