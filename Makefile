@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold soak chaos fuzz-service loadtest
+.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-decisions bench-instructions bench-hold soak chaos fuzz-service loadtest
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -23,6 +23,8 @@ help:
 	@echo 'make proto      generates extproc/gen from protos/'
 	@echo 'make docs       generates docs/configuration.md from extproc/config/'
 	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
+	@echo 'make bench-instructions  instructions of a request by stage, and the price of each default'
+	@echo 'make bench-decisions  the cost of a decision alone, with up to 1,000 pods'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
 	@echo 'make loadtest   three policies under real load, beside their prediction: three minutes (ARGS=...)'
 	@echo 'make soak       30 minutes of load with clients that disconnect'
@@ -95,8 +97,15 @@ docs: $(DEV)
 
 # Needs wrk and h2load (Debian: wrk, nghttp2-client) and a quiet machine; BENCH takes options.
 bench: $(DEV)
-	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.run $(BENCH)
+
+bench-decisions: $(DEV)
+	$(BIN)/python -m bench.decisions $(BENCH)
+
+# Counts instructions where there is valgrind (Debian: valgrind), and CPU time alone elsewhere.
+bench-instructions: $(DEV)
+	$(BIN)/python -m bench.instructions $(BENCH)
+	$(BIN)/python -m bench.prices
 
 bench-hold: $(DEV)
 	$(BIN)/python -m bench.hold $(BENCH)

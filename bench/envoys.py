@@ -1,4 +1,4 @@
-"""Envoy configurations of the benchmark: pods that answer at once, and the gateway before them."""
+"""Envoy configurations of the benchmark: pods, and the gateway before them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ BASE_MODEL = "base"
 _TYPE = "type.googleapis.com/envoy."
 _HTTP = _TYPE + "extensions.filters.http."
 _MAX_BODY_BYTES = 1024 * 1024
+
+_METRICS_TYPE = "text/plain; version=0.0.4"
+BUSY_PATH = "/metrics/busy"
+"""Where a pod is told that from now on its page is another one each time."""
+_BUSY = """
+local is_busy, count = false, 0
+function envoy_on_request(handle)
+  local path = handle:headers():get(":path")
+  if path == "%s" then
+    is_busy = true
+  elseif is_busy then
+    count = count + 1
+    local page = ([[%s]]):gsub("@", count %% 4)
+    handle:respond({[":status"] = "200", ["content-type"] = "%s"}, page)
+  end
+end
+"""
 
 _ANSWER = json.dumps(
     {
@@ -45,11 +62,11 @@ def models_page(adapters: Sequence[str]) -> str:
     return json.dumps(model_list(BASE_MODEL, paths, 8192, 1_700_000_000))
 
 
-def metrics_page(adapters: Sequence[str], *, now_wall_s: float) -> str:
-    """Return vLLM's response to `GET /metrics/?name[]=...`, idle after running `adapters`."""
+def metrics_page(adapters: Sequence[str], *, now_wall_s: float, num_running: str = "0.0") -> str:
+    """Return vLLM's response to `GET /metrics/?name[]=...`, after running `adapters`."""
     labels = f'engine="0",model_name="{BASE_MODEL}"'
     lines = [
-        f"vllm:num_requests_running{{{labels}}} 0.0",
+        f"vllm:num_requests_running{{{labels}}} {num_running}",
         f"vllm:num_requests_waiting{{{labels}}} 0.0",
         f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 0.0',
         f'vllm:num_requests_waiting_by_reason{{{labels},reason="deferred"}} 0.0',
@@ -57,33 +74,46 @@ def metrics_page(adapters: Sequence[str], *, now_wall_s: float) -> str:
         f"process_start_time_seconds {now_wall_s - 3600:.2f}",
     ]
     for age_s, adapter in enumerate(adapters, 1):
-        lora = f'max_lora="4",running_lora_adapters="{adapter}",waiting_lora_adapters="{adapter}"'
+        lora = f'max_lora="8",running_lora_adapters="{adapter}",waiting_lora_adapters="{adapter}"'
         lines.append(f"vllm:lora_requests_info{{{lora}}} {now_wall_s - age_s:.6f}")
     return "".join(f"{line}\n" for line in lines)
 
 
 def pods_config(num_pods: int, *, adapters: Sequence[str], delay_s: float = 0.0) -> str:
-    """One Envoy that plays all pods, a listener each."""
+    """One Envoy that plays all pods, a listener each; idle until asked for `BUSY_PATH`."""
     models = models_page(adapters)
     listeners = []
     for number in range(num_pods):
         # Each has run some adapters lately, the next one others.
-        recent = (list(adapters) * 2)[number * 4 :][:8] if number * 4 < len(adapters) else []
-        page = metrics_page(recent, now_wall_s=time.time())
-        listeners.append(_pod_listener(number, models, page, delay_s))
+        first = number * 4 % len(adapters)
+        recent = (list(adapters) * 2)[first : first + min(8, len(adapters))]
+        listeners.append(_pod_listener(number, models, recent, delay_s))
     return yaml.safe_dump({"admin": {}, "static_resources": {"listeners": listeners}})
 
 
-def _pod_listener(number: int, models: str, metrics: str, delay_s: float) -> dict[str, Any]:
+def _pod_listener(
+    number: int, models: str, recent: Sequence[str], delay_s: float
+) -> dict[str, Any]:
+    now_wall_s = time.time()
+    idle = metrics_page(recent, now_wall_s=now_wall_s)
+    busy = metrics_page(recent, now_wall_s=now_wall_s, num_running="@")
+    metrics = _direct({"prefix": "/metrics/"}, idle, _METRICS_TYPE)
+    metrics["typed_per_filter_config"] = {
+        "envoy.filters.http.lua": {
+            "@type": _HTTP + "lua.v3.LuaPerRoute",
+            "source_code": {"inline_string": _BUSY % (BUSY_PATH, busy, _METRICS_TYPE)},
+        }
+    }
     routes = [
         _direct({"path": "/v1/models"}, models, "application/json"),
-        _direct({"path": "/metrics/"}, metrics, "text/plain; version=0.0.4"),
+        metrics,
         _direct({"prefix": "/"}, _ANSWER, "application/json", delay_s),
     ]
     filters = [
         # A direct answer to a request that has not arrived would cost the connection.
         _filter("buffer", "buffer.v3.Buffer", max_request_bytes=_MAX_BODY_BYTES),
         _filter("fault", "fault.v3.HTTPFault"),
+        _filter("lua", "lua.v3.Lua"),  # a script for the page of metrics alone
         _filter("router", "router.v3.Router"),
     ]
     manager = {

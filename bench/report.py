@@ -20,9 +20,7 @@ _FOLDER = Path(__file__).parent
 _NAMES = {
     "none": "no ext_proc",
     "empty": "empty grpc.aio",
-    "grpcio": "router, grpcio",
-    "wire": "router, wire",
-    "other": "other checkout",
+    "grpcio": "least_harm on grpcio",
 }
 
 
@@ -34,8 +32,8 @@ class Results:
         machine: Where.
         options: How it was called.
         cells: Names, in order.
-        medians: Figures by variant; each the median of its rounds.
-        rounds: Figures by variant, round for round.
+        medians: Figures by column; each the median of its rounds.
+        rounds: Figures by column, round for round.
     """
 
     machine: Mapping[str, Any]
@@ -69,7 +67,7 @@ def render(results: Results) -> str:
     machine = results.machine
     what = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "cpu")
     parts = [f"{machine['cpu']}: {what}", ""]
-    header = ["", *(_NAMES[variant] for variant in results.medians)]
+    header = ["", *(_NAMES.get(variant, variant) for variant in results.medians)]
     for title, rows in _sections(results.cells):
         parts += [f"{title} (in brackets: times the empty grpc.aio server)", ""]
         cells = [[label, *_cells(results, name)] for label, name in rows.items()]
@@ -102,9 +100,11 @@ def _sections(cells: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
         (
             "ext_proc server at rest, and its memory after all cells",
             {
-                "idle cores": "idle/cores",
+                "cores, pages that stay": "idle/quiet_cores",
+                "cores, pages that change": "idle/busy_cores",
                 "VmRSS, MB": "memory/rss_mb",
                 "VmHWM, MB": "memory/peak_mb",
+                "requests held": "held/requests",
             },
         ),
     ]

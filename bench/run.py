@@ -1,6 +1,6 @@
 """The cost of a request in the router, in an empty ext_proc server and without: `make bench`.
 
-Every variant runs every cell (a load and a body size), one variant after the other, and all of it
+Every column runs every cell (a load and a body size), one column after the other, and all of it
 again in each round; the figures are medians of rounds. So what the machine does beside it in the
 meantime falls on all of them. Only ratios within one run mean anything on another machine.
 """
@@ -14,21 +14,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.figures import medians, net_us_per_request
+from bench.figures import medians, net_us_per_request, total
 from bench.load import LoadResult, run_wrk
 from bench.machine import describe
 from bench.processes import cpu_s, memory, raise_file_limit, require
 from bench.report import Results, default_path, render, write_json
 from bench.stack import Stack, StackOptions, Variant, running
 from extproc.stack.processes import ChildProcess, StackError
+from extproc.stack.stack import Router
 
-SMALL_BYTES = 308
-LARGE_BYTES = 107_000
-_SATURATING_CONNECTIONS = 32
+SMALL_BYTES, MIDDLE_BYTES, LARGE_BYTES, HUGE_BYTES = 308, 16_000, 107_000, 1_000_000
+_SATURATING_CONNECTIONS = 64
 _SCHEDULED_CONNECTIONS = 64  # enough that one is always free
 _SETTLE_S = 2.0  # until the first scrapes and the registration of models are over
 _KEEPS_UP = 0.97  # of the wanted rate
-_WARM_UP_S, _IDLE_S = 1.0, 8.0
+_WARM_UP_S, _IDLE_S = 1.0, 4.0
+_ROUTER = {"pods": {"prefill_tokens_per_s": 100_000_000, "max_in_flight": 1_000}}
+"""No prompt is believed to take long, and no pod to be full: a request that is held costs more, and
+how many are would differ from column to column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +55,67 @@ class Cell:
 
 CELLS = tuple(
     Cell(body_bytes, rate)
-    for body_bytes in (SMALL_BYTES, LARGE_BYTES)
-    for rate in (None, 300, 1000)
+    for body_bytes, rates in (
+        (SMALL_BYTES, (None, 300, 1000)),
+        (MIDDLE_BYTES, (None, 300)),
+        (LARGE_BYTES, (None, 300, 1000)),
+        (HUGE_BYTES, (None, 30)),
+    )
+    for rate in rates
 )
+_USUAL = ("308B@max", "308B@300", "308B@1000", "16000B@300", "107000B@max", "107000B@300")
+USUAL_CELLS = (*_USUAL, "1000000B@30")
+AIMS_CELLS = ("308B@max", "308B@300", "308B@1000", "107000B@300")
 
 
-def measure_variant(
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What is behind Envoy's ext_proc filter.
+
+    Attributes:
+        policy: The router's; empty for none.
+    """
+
+    variant: Variant
+    policy: str = ""
+
+
+COLUMNS = {
+    "none": Column(Variant.NONE),
+    "empty": Column(Variant.EMPTY),
+    "founding": Column(Variant.WIRE, "founding"),
+    "least_harm": Column(Variant.WIRE, "least_harm"),
+    "grpcio": Column(Variant.GRPCIO, "least_harm"),
+    "other founding": Column(Variant.OTHER, "founding"),
+    "other least_harm": Column(Variant.OTHER, "least_harm"),
+}
+"""By name, as the tables have them."""
+
+
+def measure_column(
     options: StackOptions, cells: Sequence[Cell], cell_s: float
 ) -> dict[str, float | None]:
-    """Start one variant and run every cell for so long: figures by name, `cell/figure`.
+    """Start one column and run every cell for so long: figures by name, `cell/figure`.
 
     Raises:
         StackError: Something did not start, or requests failed.
     """
     with running(options) as stack:
         time.sleep(_SETTLE_S)
-        idle_cores = _idle_cores(stack.server)
+        quiet_cores = _idle_cores(stack.server)
+        stack.make_busy()
+        busy_cores = _idle_cores(stack.server)
         figures: dict[str, float | None] = {}
         for cell in cells:
-            for name, value in _measure_cell(stack, cell, cell_s, idle_cores).items():
+            for name, value in _measure_cell(stack, cell, cell_s, busy_cores).items():
                 figures[f"{cell.name}/{name}"] = value
         if stack.server is not None:
             held = memory(stack.server.pid)
-            figures["idle/cores"] = idle_cores
+            figures["idle/quiet_cores"], figures["idle/busy_cores"] = quiet_cores, busy_cores
             figures["memory/rss_mb"] = held.now_bytes / 1e6
             figures["memory/peak_mb"] = held.peak_bytes / 1e6
+        if isinstance(stack.server, Router):
+            figures["held/requests"] = total(stack.metrics(), "extproc_waits_total")
         return figures
 
 
@@ -133,8 +172,8 @@ def _load(stack: Stack, cell: Cell, duration_s: float) -> LoadResult:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
-    args = _parse(arguments)
-    cells = [cell for cell in CELLS if not args.cells or cell.name in args.cells]
+    args = parse(arguments)
+    cells = [cell for cell in CELLS if cell.name in args.cells]
     try:
         require("wrk")
         raise_file_limit()
@@ -142,10 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds: list[dict[str, dict[str, float | None]]] = []
         for number in range(args.rounds):
             rounds.append({})
-            for variant in args.variants:
-                print(f"round {number + 1} of {args.rounds}: {variant}", file=sys.stderr)
-                options = StackOptions(variant, other=args.other)
-                rounds[-1][variant] = measure_variant(options, cells, args.seconds)
+            for column in args.columns:
+                print(f"round {number + 1} of {args.rounds}: {column}", file=sys.stderr)
+                options = _options(COLUMNS[column], args)
+                rounds[-1][column] = measure_column(options, cells, args.seconds)
     except StackError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -153,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine=machine,
         options={key: value for key, value in vars(args).items() if key not in ("out", "other")},
         cells=[cell.name for cell in cells],
-        medians={v: medians(each[v] for each in rounds) for v in args.variants},
+        medians={name: medians(each[name] for each in rounds) for name in args.columns},
         rounds=rounds,
     )
     print(render(results))
@@ -163,22 +202,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options(column: Column, args: argparse.Namespace) -> StackOptions:
+    return StackOptions(
+        column.variant,
+        num_pods=args.pods,
+        num_adapters=args.adapters,
+        pod_delay_s=args.pod_ms / 1e3,
+        router={**_ROUTER, "policy": {"name": column.policy}} if column.policy else {},
+        other=args.other,
+    )
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
-    parser.add_argument("--seconds", type=float, help="of load in each cell (default 10)")
+    parser.add_argument(
+        "--aims", action="store_true", help="fewer cells of 4 s, without grpcio: 12 minutes"
+    )
+    parser.add_argument("--seconds", type=float, help="of load in each cell (default 6)")
     parser.add_argument("--rounds", type=int, help="(default 3)")
-    compared = [each for each in Variant if each is not Variant.OTHER]
-    parser.add_argument("--variants", type=Variant, nargs="+", default=compared)
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, metavar="COLUMN")
+    parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
+    parser.add_argument("--pods", type=int, default=16, help="(default 16)")
+    parser.add_argument("--adapters", type=int, default=64, help="on each pod (default 64)")
+    parser.add_argument(
+        "--pod-ms", type=float, default=5.0, help="from a request to its answer (default 5)"
+    )
     parser.add_argument(
         "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"
     )
-    parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
     parser.add_argument("--out", help="JSON file (default: bench/results/DATE-machine.json)")
     args = parser.parse_args(arguments)
-    if args.other is not None and Variant.OTHER not in args.variants:
-        args.variants = [*args.variants, Variant.OTHER]
-    args.seconds = args.seconds or (2.0 if args.quick else 10.0)
+    if args.columns is None:
+        args.columns = [name for name in COLUMNS if not name.startswith("other")]
+        if args.aims:
+            args.columns.remove("grpcio")
+    if args.other is not None and Variant.OTHER not in [COLUMNS[c].variant for c in args.columns]:
+        args.columns += [name for name in COLUMNS if name.startswith("other")]
+    args.cells = args.cells or (AIMS_CELLS if args.aims else USUAL_CELLS)
+    args.seconds = args.seconds or (2.0 if args.quick else 4.0 if args.aims else 6.0)
     args.rounds = args.rounds or (1 if args.quick else 3)
     return args
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,7 +13,7 @@ from typing import Any
 from bench import envoys
 from bench.figures import parse_counters
 from bench.processes import get, started
-from extproc.stack.processes import ChildProcess, free_port
+from extproc.stack.processes import ChildProcess, StackError, free_port
 from extproc.stack.stack import Envoy, Router
 
 _FAULTS = (
@@ -41,7 +41,7 @@ class StackOptions:
 
     Attributes:
         variant: Behind the filter.
-        num_pods: Listeners that answer at once.
+        num_pods: Listeners.
         num_adapters: Registered on every pod.
         message_timeout_s: Envoy's, for one answer of the router.
         pod_delay_s: Before a pod answers a completion.
@@ -65,17 +65,29 @@ class Stack:
     Attributes:
         gateway: The gateway's Envoy.
         server: The ext_proc server; None where there is none.
+        pods: `ip:port` of each.
         options: What was asked for.
     """
 
     gateway: Envoy
     server: Router | Reference | None
+    pods: Sequence[str]
     options: StackOptions
 
     @property
     def url(self) -> str:
         """The gateway's base URL."""
         return self.gateway.url
+
+    def make_busy(self) -> None:
+        """Have each pod's page of metrics be another one each time from now on.
+
+        Raises:
+            StackError: A pod does not answer.
+        """
+        for pod in self.pods:
+            if get(f"http://{pod}{envoys.BUSY_PATH}") is None:
+                raise StackError(f"pod {pod} does not answer")
 
     def metrics(self) -> dict[str, float]:
         """The router's; empty while it does not answer."""
@@ -137,7 +149,7 @@ def running(options: StackOptions) -> Iterator[Stack]:
             message_timeout_s=options.message_timeout_s,
         )
         gateway = exits.enter_context(started(Envoy(config, log_level="error", name="gateway")))
-        yield Stack(gateway, server, options)
+        yield Stack(gateway, server, pods, options)
 
 
 def _server(options: StackOptions, pods: list[str]) -> Router | Reference | None:

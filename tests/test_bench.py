@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import adapterchaos, decisions, fuzz_service, hold, run, soak
+from bench import adapterchaos, decisions, fuzz_service, hold, instructions, prices, run, soak
 from bench.chaospods import Ledger
 from bench.processes import memory
 from bench.scenario import unbalanced
 
-BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, run, soak)
+BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, instructions, prices, run, soak)
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -26,6 +26,35 @@ def test_a_benchmark_tells_its_options(
 
     assert caught.value.code == 0
     assert "usage: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "columns", "cells"),
+    [
+        ([], ["none", "empty", "founding", "least_harm", "grpcio"], run.USUAL_CELLS),
+        (["--aims"], ["none", "empty", "founding", "least_harm"], run.AIMS_CELLS),
+        (
+            ["--aims", "--other", "/else"],
+            ["none", "empty", "founding", "least_harm", "other founding", "other least_harm"],
+            run.AIMS_CELLS,
+        ),
+        (
+            ["--other", "/else", "--columns", "other least_harm", "--cells", "308B@max"],
+            ["other least_harm"],
+            ["308B@max"],
+        ),
+    ],
+)
+def test_another_checkout_is_measured_under_each_policy(
+    arguments: list[str], columns: list[str], cells: Sequence[str]
+) -> None:
+    args = run.parse(arguments)
+
+    assert (args.columns, list(args.cells)) == (columns, list(cells))
+
+
+def test_each_usual_cell_is_one_that_there_is() -> None:
+    assert {*run.USUAL_CELLS, *run.AIMS_CELLS} <= {cell.name for cell in run.CELLS}
 
 
 def test_a_process_that_has_ended_and_is_still_there_holds_no_memory() -> None:

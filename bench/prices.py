@@ -1,0 +1,95 @@
+"""The price of each thing that is on by default: what a request costs with it, and without.
+
+As `bench.instructions` measures it, with its log entry; each is off alone: by its setting, or where
+there is none by a stub (`bench.stubs`). Requests have to be many and alike for differences this
+small, so CPU time is of less use here than instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench import checkouts
+from bench.checkouts import HERE, Amounts
+from bench.figures import render_table
+from bench.recording import BODY_BYTES
+from bench.stages import Plan
+from extproc.stack.processes import StackError
+
+ALL: Final = "all on"
+THINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "alternates": {"router": {"destination": {"num_alternates": 0}}},
+    "outliers": {"router": {"outliers": {"enabled": False}}},
+    "decisions kept": {"router": {"admin": {"max_decisions": 0}}},
+    "metrics by adapter": {"router": {"admin": {"max_adapter_labels": 0}}},
+    "metrics of requests": {"without": ["telemetry"]},
+    "attainment": {"without": ["attainment"]},
+    "learned costs": {"without": ["speeds"]},
+    "beginnings of prompts": {"without": ["prefixes"]},
+    "turns of tenants": {"router": {"queue": {"fair": False}}},
+    "least_harm instead of founding": {"router": {"policy": {"name": "founding"}}},
+}
+"""What is off in each: settings of the router, and stubs."""
+_MEASURES: Final = ("request", "later", "log")
+
+
+def table(kinds: Mapping[str, Amounts]) -> str:
+    """Return a table: for each kind of cost what each thing takes of it, and its share of all."""
+    header, rows = ["off alone"], [[ALL], *([name] for name in THINGS)]
+    for unit, found in kinds.items():
+        header += [unit, "%"]
+        costs = {name: _sum(found, name) for name in (ALL, *THINGS)}
+        rows[0] += [f"{costs[ALL]:.1f}", "100.0"]
+        for row, name in zip(rows[1:], THINGS, strict=True):
+            price = costs[ALL] - costs[name]
+            row += [f"{price:.1f}", f"{100 * price / costs[ALL]:.1f}"]
+    return render_table(header, rows)
+
+
+def _sum(found: Amounts, load: str) -> float:
+    return sum(found[load, measure] or 0.0 for measure in _MEASURES)
+
+
+def _measure(checkout: Path, plan: Plan, args: argparse.Namespace) -> dict[str, Amounts]:
+    kinds = {}
+    if not args.cpu_only and checkouts.has_valgrind():
+        counted = checkouts.instructions(checkout, plan)
+        kinds["thousand instructions"] = checkouts.thousands(counted)
+    kinds["CPU us"] = checkouts.cpu_us(checkout, plan)
+    return kinds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    args = _parse(arguments)
+    for body_bytes in args.bodies:
+        common = {"num_pods": args.pods, "num_adapters": args.adapters, "body_bytes": body_bytes}
+        loads = {name: {**common, **off} for name, off in {ALL: {}, **THINGS}.items()}
+        plan = Plan(loads, list(_MEASURES), args.requests, args.turns, counts_instructions=False)
+        try:
+            kinds = _measure(args.checkout, plan, args)
+        except StackError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+        print(f"{body_bytes:,} B, {args.pods} pods\n\n{table(kinds)}\n", flush=True)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.prices", description=__doc__)
+    parser.add_argument("--checkout", type=Path, default=HERE, help="(default: this one)")
+    parser.add_argument("--bodies", type=int, nargs="+", default=[BODY_BYTES])
+    parser.add_argument("--pods", type=int, default=16, help="(default 16)")
+    parser.add_argument("--adapters", type=int, default=64, help="(default 64)")
+    parser.add_argument("--requests", type=int, default=128, help="a turn (default 128)")
+    parser.add_argument("--turns", type=int, default=20, help="of CPU time (default 20)")
+    parser.add_argument("--cpu-only", action="store_true", help="count no instructions")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
