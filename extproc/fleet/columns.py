@@ -72,11 +72,13 @@ class Columns:
             self._open.clear()
         if view.costs.prompt_s_per_byte != self.s_per_byte[row]:
             self.s_per_byte[row], self._least_s_per_byte = view.costs.prompt_s_per_byte, None
-        self._set_running(row, before.pending_by_adapter, view.pending_by_adapter)
-        self._set_slots(row, view.max_loras or 0, len(view.pending_by_adapter))
-        loaded = {*view.pending_by_adapter, *view.gpu_adapters, *view.cpu_adapters}
-        if loaded != self._loaded[row]:
-            self._set_loaded(row, loaded)
+        pending = view.pending_by_adapter
+        is_same = self._set_running(row, before.pending_by_adapter, pending)
+        if not is_same or view.max_loras != before.max_loras:
+            self._set_slots(row, view.max_loras or 0, len(pending))
+        resident, cached = view.gpu_adapters, view.cpu_adapters
+        if not (is_same and resident is before.gpu_adapters and cached is before.cpu_adapters):
+            self._set_loaded(row, {*pending, *resident, *cached})
 
     def open_rows(self, model: str) -> Sequence[int]:
         """Return the rows, in order, of endpoints without a flaw that list a model and may get
@@ -117,20 +119,28 @@ class Columns:
         found = self._listing[model] = every if len(rows) == len(views) else rows
         return found
 
-    def _set_running(self, row: int, before: Mapping[str, int], pending: Mapping[str, int]) -> None:
-        running = self._running
+    def _set_running(self, row: int, before: Mapping[str, int], pending: Mapping[str, int]) -> bool:
+        """Return whether the adapters that run there are the same."""
+        running, num_new = self._running, 0
+        for adapter, num in pending.items():
+            num_before = before.get(adapter)
+            if num_before != num:
+                num_new += num_before is None
+                running.setdefault(adapter, {})[row] = num
+        if len(before) + num_new == len(pending):
+            return not num_new
         for adapter in before:
             if adapter not in pending:
                 rows = running[adapter]
                 del rows[row]
                 if not rows:
                     del running[adapter]
-        for adapter, num in pending.items():
-            if before.get(adapter) != num:
-                running.setdefault(adapter, {})[row] = num
+        return False
 
     def _set_loaded(self, row: int, loaded: Set[str]) -> None:
         holders, before = self._holders, self._loaded[row]
+        if loaded == before:
+            return
         for adapter in before - loaded:
             rows = holders[adapter]
             rows.discard(row)

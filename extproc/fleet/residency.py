@@ -185,6 +185,11 @@ class Residency:
     # --- conclusions ------------------------------------------------------------------------
 
     @property
+    def arranged(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Adapters in GPU slots and in the CPU cache; the same objects as long as they stay."""
+        return self._arranged or self._arrange()
+
+    @property
     def gpu_adapters(self) -> tuple[str, ...]:
         """Adapters in GPU slots, most recently used first."""
         return self._arrange()[0]

@@ -418,12 +418,10 @@ class Tracked:
         """Return the age of our oldest pick here, 0 without any."""
         return now - min((each.started_at_s for each in self.flights.values()), default=now)
 
-    def count_loads(self) -> None:
-        """Count the adapters that have come into a GPU slot since the last call."""
-        adapters = self.residency.gpu_adapters
-        if adapters != self.gpu_adapters:
-            self.num_loads += len(set(adapters).difference(self.gpu_adapters))
-            self.gpu_adapters = adapters
+    def count_loads(self, adapters: tuple[str, ...]) -> None:
+        """Count the adapters that have come into a GPU slot: these are there now."""
+        self.num_loads += len(set(adapters).difference(self.gpu_adapters))
+        self.gpu_adapters = adapters
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""
@@ -449,18 +447,24 @@ class Tracked:
         if self._facts is None or now > self._facts_until_s:
             self._facts = self._settle(now, settings)
         facts, others, address = self._facts, self.others, self.endpoint.address
-        is_known, steady = facts[_IS_KNOWN], 0
-        pending, num_foreign, num_unseen = self.adapters.copy(), 0, 0
+        is_known, pending = facts[_IS_KNOWN], self.adapters.copy()
+        steady = num_foreign = num_unseen = 0
         if is_known:
-            pending, steady = {**others.adapters, **pending}, others.num_steady
-            num_foreign, num_unseen = others.num_foreign - steady, others.num_unseen
+            if others.adapters:
+                pending = {**others.adapters, **pending}
+            if others.num_foreign:
+                steady = others.num_steady
+                num_foreign = others.num_foreign - steady
+            if others.num_before:
+                num_unseen = others.num_unseen
         num_ours, num_told = len(self.flights), len(others.flights)
         num_pending = num_ours + num_told + steady
         num_there = num_pending + num_foreign
         is_ejected, is_in_doubt, ends_s = outliers.standing(address, now=now)
         self.view_expires_s = min(self._facts_until_s, ends_s if now <= ends_s else inf)
-        self.count_loads()
-        self.cpu_adapters = self.residency.cpu_adapters
+        gpu_adapters, self.cpu_adapters = self.residency.arranged
+        if gpu_adapters is not self.gpu_adapters:
+            self.count_loads(gpu_adapters)
         self.view = _make_view(
             *facts,
             self.gpu_adapters,

@@ -207,7 +207,7 @@ class Models:
         """Add what the pool knows of a request."""
         adapter = None if card.parent is None else request.model
         request = self._within_context(request, card)
-        cached = self._cached(request) if uses_cached_bytes else None
+        cached = self._cached(request) if uses_cached_bytes and request.prefix_hashes else None
         if cached:
             return replace(request, adapter=adapter, cached_bytes=cached)
         return request if adapter == request.adapter else replace(request, adapter=adapter)
