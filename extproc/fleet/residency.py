@@ -315,11 +315,9 @@ class Residency:
         return self._arranged
 
     def _place(self, adapter: str, place: int) -> None:
-        """Move an adapter in the order, among those that are no ghosts."""
-        order, report = self._ordered, self._report
-        if self._ghosts or (report and (report.gpu_adapters, report.cpu_adapters) != _UNSTATED):
-            self._arranged = None
-        elif order[place : place + 1] != [adapter]:
+        """Move an adapter in the order."""
+        order = self._ordered
+        if order[place : place + 1] != [adapter]:
             if adapter in order:
                 order.remove(adapter)
             order.insert(place, adapter)
