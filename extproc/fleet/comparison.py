@@ -35,10 +35,23 @@ ANY = None
 
 
 class Count(Struct, gc=False):
-    """Requests that ended, and those of them that failed."""
+    """Requests that ended, and those of them that failed.
 
-    num: int
-    num_failed: int
+    Attributes:
+        ever: The count of the same kind since it was new, which grows with this one.
+    """
+
+    num: int = 0
+    num_failed: int = 0
+    ever: Count | None = None
+
+    def add(self, *, failed: bool) -> None:
+        """Count a request."""
+        self.num += 1
+        self.num_failed += failed
+        if self.ever is not None:
+            self.ever.num += 1
+            self.ever.num_failed += failed
 
 
 def row_log_chance(num: int, num_others: float, num_failed: float) -> float:
@@ -126,14 +139,16 @@ class Tally:
         """Return whether requests of a kind can be counted."""
         return kind in self._new or len(self._new) < self._limit
 
-    def add(self, kind: Hashable, *, failed: bool) -> None:
-        """Count a request; `has_room` has said yes."""
-        for counts in (self._new, self._ever):
-            count = counts.get(kind)
-            if count is None:
-                count = counts[kind] = Count(0, 0)
-            count.num += 1
-            count.num_failed += failed
+    def find(self, kind: Hashable) -> Count | None:
+        """Return the count of a kind in this half of the window, to be added to."""
+        return self._new.get(kind)
+
+    def begin(self, kind: Hashable) -> Count:
+        """Return the same, begun if there is none; `has_room` has said yes."""
+        ever = self._ever.get(kind)
+        if ever is None:
+            ever = self._ever[kind] = Count()
+        return self._new.setdefault(kind, Count(ever=ever))
 
     def of(self, kind: Hashable) -> Count:
         """Return the requests of a kind within the window."""
@@ -144,7 +159,8 @@ class Tally:
         """Forget what an endpoint has had of a kind: in its own counts, and in these of all."""
         for all_counts, counts in zip(self._all_counts(), own._all_counts(), strict=True):
             if kind in counts:
-                all_counts[kind] = _less(all_counts[kind], counts.pop(kind))
+                less = _less(all_counts[kind], counts.pop(kind))
+                all_counts[kind].num, all_counts[kind].num_failed = less.num, less.num_failed
 
     def _all_counts(self) -> tuple[dict[Hashable, Count], ...]:
         return self._new, self._old, self._ever
@@ -321,9 +337,13 @@ class Comparison:
 
     def _count(self, own: Own, kind: Hashable, *, failed: bool) -> None:
         """Count a request for its endpoint and for all, or for neither."""
-        if own.tally.has_room(kind) and self._all.has_room(kind):
-            own.tally.add(kind, failed=failed)
-            self._all.add(kind, failed=failed)
+        count, own_count = self._all.find(kind), own.tally.find(kind)
+        if count is None or own_count is None:
+            if not (own.tally.has_room(kind) and self._all.has_room(kind)):
+                return
+            count, own_count = self._all.begin(kind), own.tally.begin(kind)
+        count.add(failed=failed)
+        own_count.add(failed=failed)
 
 
 def _is_rare(count: Count) -> bool:

@@ -30,6 +30,7 @@ def shown(columns: Columns) -> dict[str, object]:
         "open": {name: list(columns.open_rows(name)) for name in names},
         "running": {name: dict(columns.running(name)) for name in names},
         "holders": {name: set(columns.holders(name)) for name in names},
+        "kept": (set(columns._running), set(columns._holders)),
     }
 
 
@@ -58,6 +59,10 @@ def said(views: Sequence[EndpointView]) -> dict[str, object]:
             n: {r: views[r].pending(n) for r in rows if views[r].pending(n)} for n in names
         },
         "holders": {n: {r for r in rows if views[r].has_loaded(n)} for n in names},
+        "kept": (
+            {name for each in views for name in each.pending_by_adapter},
+            {n for n in names if any(each.has_loaded(n) for each in views)},
+        ),
     }
 
 

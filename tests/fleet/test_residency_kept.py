@@ -57,7 +57,8 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
 
 
 # Another adapter is touched; adapters are evicted; too many are the oldest, then one less; slots
-# change; one of several requests of an adapter that does not hold a slot ends.
+# change; one of several requests of an adapter that does not hold a slot ends; one ended before
+# another was used; one begins beside others'.
 @example([("report", [], [], None), ("report", [], ["a"], None)], None)
 @example(
     [
@@ -75,7 +76,12 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
     ],
     4,
 )
-@settings(max_examples=500)
+@example(
+    [("start", "c"), ("report", ["a"], [], None), ("stated", [], []), ("finish", "c", True, True)],
+    None,
+)
+@example([("report", ["d", "e"], [], 3), ("start", "d")], None)
+@settings(max_examples=200)
 @given(_EVENTS, st.sampled_from([None, 2, 4]))
 def test_what_is_kept_is_what_would_be_concluded_afresh(
     events: list[tuple[object, ...]], cached: int | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,11 @@ from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot
 from tests.builders import address, endpoint_view, picker_of, request
 from tests.fleets import fleet
 
-POLICIES = ("founding", "least_harm")
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "founding": Founding,
+    "least_harm": LeastHarm,
+    "without homes": partial(LeastHarm, home_s=0.0),
+}
 NUM_FLEETS = 2000
 
 
@@ -45,9 +50,17 @@ def picks(
     """The results by views and by columns, each with a rng of its own."""
     asked = Snapshot(tuple(views), 100.0)
     settings = PickerSettings(**fields)
-    by_views = picker_of(policy, seed=seed, settings=settings).pick(asked, info)
-    by_rows = picker_of(policy, seed=seed, settings=settings).pick_row(Columns(views), asked, info)
-    return by_views, by_rows
+    pickers = [
+        Picker(
+            POLICIES[policy](),
+            policy,
+            rng=random.Random(seed),
+            next_id=lambda: "r-1",
+            settings=settings,
+        )
+        for _ in range(2)
+    ]
+    return pickers[0].pick(asked, info), pickers[1].pick_row(Columns(views), asked, info)
 
 
 def is_the_same(by_views: object, by_rows: Pick) -> bool:
