@@ -211,6 +211,8 @@ def path_label(path: str) -> str:
 
     For routed paths only: clients can make up any number of others.
     """
+    if not path.startswith(RESPONSES_PATH):
+        return path
     found = _STORED_RESPONSE.fullmatch(path)
     return path if found is None else f"{RESPONSES_PATH}/{{id}}{found[2] or ''}"
 

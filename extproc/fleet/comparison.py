@@ -259,12 +259,15 @@ class Comparison:
     def __init__(self) -> None:
         self._all = Tally(MAX_KINDS)
         self._sources = Sources()
+        self._half = 0  # of the window, as of the last turn
 
     def turn(self, own: Own, now: float) -> None:
         """Forget what is too long ago."""
         half = int(now // (WINDOW_S / 2))
-        self._all.turn(half)
-        self._sources.turn(half)
+        if half != self._half:
+            self._half = half
+            self._all.turn(half)
+            self._sources.turn(half)
         own.tally.turn(half)
 
     def served(self, own: Own, address: str, like: Like) -> None:

@@ -106,7 +106,10 @@ class Attainment:
         if not self._buckets or now >= self._buckets[-1][0] + _BUCKET_S:
             self._forget(now)
             self._buckets.append((now, {}))
-        share = self._buckets[-1][1].setdefault(path, Share())
+        shares = self._buckets[-1][1]
+        share = shares.get(path)
+        if share is None:
+            share = shares[path] = Share()
         share.num_attained += is_attained
         share.num_requests += 1
         return path, is_attained

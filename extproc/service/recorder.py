@@ -76,9 +76,10 @@ class Recorder:
 
     def completed(self, completion: Completion, request: RequestInfo) -> None:
         """Record the end of a request's pick that the access log reported."""
-        call, telemetry = self.observers.call, self.telemetry
-        call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        call("attainment", self._judge, completion, request)
+        call = self.observers.call
+        call("telemetry", self.telemetry.completed, completion.outcome, completion.lag_s)
+        if self.knows_times():
+            call("attainment", self._judge, completion, request)
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""
@@ -107,18 +108,17 @@ class Recorder:
         self.observers.call("decisions", self.decisions.publish, record)
 
     def _judge(self, completion: Completion, request: RequestInfo) -> None:
-        if not self.knows_times():
-            return
+        claim = request.claim
         facts = (
             completion.outcome,
             completion.status,
             completion.first_body_byte_s,
             completion.duration_s,
         )
-        path, ttft_s = path_label(request.path or OTHER), request.claim.ttft_s
+        path = path_label(request.path or OTHER)
         self._judged(self.attainment.completed(path, *facts, now=self.clock()))
-        if ttft_s is not None:
-            self._judged_by_route(request.claim, is_in_time(ttft_s, *facts))
+        if claim.ttft_s is not None:
+            self._judged_by_route(claim, is_in_time(claim.ttft_s, *facts))
 
     def _judge_rejection(self, path: str, rejection: Rejection) -> None:
         if self.knows_times():
