@@ -74,7 +74,7 @@ class Pool:
         self.prefix_index = PrefixIndex()
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
-        self._stale: list[Tracked] = []  # those whose views are no longer true
+        self._stale: dict[Tracked, None] = {}  # those whose views are no longer true
         self._until_s = inf  # before that, no other view expires
         self._columns: Columns | None = None
         self._models = ModelIndex()
@@ -168,6 +168,10 @@ class Pool:
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
         tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
+        if self._columns is not None:
+            # At once: in a large pool many reports come between two decisions.
+            self._stale.pop(tracked, None)
+            self._columns.set(tracked.row, self._view(tracked, taken_at_s))
         self.queue.freed(taken_at_s)
         return restarted
 
@@ -338,7 +342,7 @@ class Pool:
                     each.touch()
                 self._until_s = min(self._until_s, each.view_expires_s)
         for each in self._stale:
-            if each.view is None and tracked.get(each.endpoint.address) is each:
+            if tracked.get(each.endpoint.address) is each:
                 columns.set(each.row, self._view(each, now))
         self._stale.clear()
         return columns

@@ -105,10 +105,10 @@ class Tracked:
     )
 
     def __init__(
-        self, endpoint: Endpoint, settings: PoolSettings, stale: list[Tracked] | None = None
+        self, endpoint: Endpoint, settings: PoolSettings, stale: dict[Tracked, None] | None = None
     ) -> None:
         """Track an endpoint that adds itself to `stale` once its view is no longer true."""
-        self._stale: list[Tracked] = [] if stale is None else stale
+        self._stale: dict[Tracked, None] = {} if stale is None else stale
         self._facts: _Facts | None = None
         self._facts_until_s = inf
         self.row = 0
@@ -149,7 +149,7 @@ class Tracked:
         """Take the view for untrue in what changes with requests."""
         if self.view is not None:
             self.view = None
-            self._stale.append(self)
+            self._stale[self] = None
 
     def renew(self) -> None:
         """Take all of the view for untrue."""
