@@ -22,6 +22,7 @@ from extproc.stack.processes import StackError
 
 ALL: Final = "all on"
 THINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "nothing: the noise": {},
     "alternates": {"router": {"destination": {"num_alternates": 0}}},
     "outliers": {"router": {"outliers": {"enabled": False}}},
     "decisions": {"without": ["decisions"]},
