@@ -233,7 +233,7 @@ class HotPath:
         """Send an access log message."""
         num = min(self.load.num_entries, len(self._answered))
         ended = [self._answered.popleft() for _ in range(num)]
-        data = self._recording.log(ended, now_wall_s=self._wall() - _POD_S)
+        data = self._recording.log(ended, now_wall_s=self._wall())
         timed("log", partial(self.exchange, data))
 
     def _report(self, timed: Timed) -> None:

@@ -22,8 +22,10 @@ from extproc.stack.processes import StackError
 
 ALL: Final = "all on"
 THINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "nothing: the noise": {},
     "alternates": {"router": {"destination": {"num_alternates": 0}}},
     "outliers": {"router": {"outliers": {"enabled": False}}},
+    "decisions": {"without": ["decisions"]},
     "decisions kept": {"router": {"admin": {"max_decisions": 0}}},
     "metrics by adapter": {"router": {"admin": {"max_adapter_labels": 0}}},
     "metrics of requests": {"without": ["telemetry"]},
@@ -42,16 +44,20 @@ def table(kinds: Mapping[str, Amounts]) -> str:
     header, rows = ["off alone"], [[ALL], *([name] for name in THINGS)]
     for unit, found in kinds.items():
         header += [unit, "%"]
-        costs = {name: _sum(found, name) for name in (ALL, *THINGS)}
-        rows[0] += [f"{costs[ALL]:.1f}", "100.0"]
+        all_on = _sum(found, ALL)
+        assert all_on is not None
+        rows[0] += [f"{all_on:.1f}", "100.0"]
         for row, name in zip(rows[1:], THINGS, strict=True):
-            price = costs[ALL] - costs[name]
-            row += [f"{price:.1f}", f"{100 * price / costs[ALL]:.1f}"]
+            without = _sum(found, name)
+            price = None if without is None else all_on - without
+            row += ["-", "-"] if price is None else [f"{price:.1f}", f"{100 * price / all_on:.1f}"]
     return render_table(header, rows)
 
 
-def _sum(found: Amounts, load: str) -> float:
-    return sum(found[load, measure] or 0.0 for measure in _MEASURES)
+def _sum(found: Amounts, load: str) -> float | None:
+    """Return what a request costs; None where the checkout lacks what is to be put aside."""
+    values = [found[load, measure] for measure in _MEASURES]
+    return None if None in values else sum(value or 0.0 for value in values)
 
 
 def _measure(checkout: Path, plan: Plan, args: argparse.Namespace) -> dict[str, Amounts]:
@@ -85,7 +91,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bodies", type=int, nargs="+", default=[BODY_BYTES])
     parser.add_argument("--pods", type=int, default=16, help="(default 16)")
     parser.add_argument("--adapters", type=int, default=64, help="(default 64)")
-    parser.add_argument("--requests", type=int, default=128, help="a turn (default 128)")
+    parser.add_argument("--requests", type=int, default=64, help="a turn (default 64)")
     parser.add_argument("--turns", type=int, default=20, help="of CPU time (default 20)")
     parser.add_argument("--cpu-only", action="store_true", help="count no instructions")
     return parser.parse_args(arguments)

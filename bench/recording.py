@@ -21,6 +21,8 @@ _DATA, _HEADERS, _RST_STREAM = 0, 1, 3
 _END_HEADERS: Final = 4
 _CANCEL: Final = b"\0\0\0\x08"
 _FRAME_BYTES: Final = 16_384
+_FIRST_TOKEN_S, _RESPONSE_S = 0.01, 0.2
+"""Of a streamed response, from which the router learns; those that were recorded came at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class Recording:
         return bytes(Frame(_RST_STREAM, 0, stream_id, _CANCEL))
 
     def log(self, ended: Iterable[Ended], *, now_wall_s: float) -> bytes:
-        """Return the bytes of one access log message with an entry for each request."""
+        """Return the bytes of one access log message about requests that have ended now."""
         message = als_pb2.StreamAccessLogsMessage()
         for each in ended:
             entry = message.http_logs.log_entry.add()
@@ -146,7 +148,14 @@ def _tell(entry: accesslog_pb2.HTTPAccessLogEntry, ended: Ended, now_wall_s: flo
     pick.string_value = ended.pick_id
     common.upstream_remote_address.socket_address.address = host
     common.upstream_remote_address.socket_address.port_value = int(port)
-    common.start_time.FromNanoseconds(int(now_wall_s * 1e9))
+    common.start_time.FromNanoseconds(int((now_wall_s - _RESPONSE_S) * 1e9))
+    common.custom_tags["extproc-first-body-byte"] = f"{_FIRST_TOKEN_S * 1e6:.0f} us"
+    for field, seconds in (
+        (common.time_to_first_upstream_rx_byte, _FIRST_TOKEN_S),
+        (common.time_to_last_downstream_tx_byte, _RESPONSE_S),
+        (common.duration, _RESPONSE_S),
+    ):
+        field.FromNanoseconds(int(seconds * 1e9))
     common.stream_id = entry.request.request_id = ended.request_id
 
 

@@ -136,15 +136,15 @@ def _measure(meter: Meter, path: HotPath, name: str, num_requests: int) -> tuple
     """Measure once; return whether there is such a thing, and the calls that were measured."""
     step, arrange = MEASURES[name]
     with Watch(meter, step) as watch:
-        _put_aside(watch, path)
-        is_there = arrange is None or arrange(watch, path)
+        is_there = _put_aside(watch, path) and (arrange is None or arrange(watch, path))
         path.run(num_requests, watch.whole if arrange is None else watch.timed)
     return is_there, meter.num_calls
 
 
-def _put_aside(watch: Watch, path: HotPath) -> None:
-    for name in path.load.without:
-        put_aside(watch, path.parts, name)
+def _put_aside(watch: Watch, path: HotPath) -> bool:
+    """Put aside what the load is without; return whether all of it was there."""
+    there = [put_aside(watch, path.parts, name) for name in path.load.without]
+    return all(there)
 
 
 def measured(plan: Plan) -> Iterator[Measured]:
@@ -166,9 +166,11 @@ def measured(plan: Plan) -> Iterator[Measured]:
         meter.call(_nothing)
     calls, amount = meter.num_calls, meter.take()
     yield Measured("", EMPTY, True, amount, calls)
+    order = list(paths.items())
     for _ in range(plan.turns):
+        order = [*order[1:], order[0]]
         for measure in plan.measures:
-            for name, path in paths.items():
+            for name, path in order:
                 is_there, calls = _measure(meter, path, measure, plan.num_requests)
                 yield Measured(name, measure, is_there, meter.take(), calls)
         gc.collect()

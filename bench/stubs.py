@@ -14,6 +14,7 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
         ("recorder.telemetry.completed", None),
     ),
     "attainment": (("recorder._judge", None),),
+    "decisions": (("recorder._publish", None),),
     "speeds": (
         ("extproc.fleet.flights:probe_of", None),
         ("routing.pool.speeds.record_first_token", None),
@@ -24,8 +25,9 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
 does nothing. What a checkout lacks is left out."""
 
 
-def put_aside(watch: Watch, parts: object, name: str) -> None:
-    """Put one thing aside until the end of the watch."""
+def put_aside(watch: Watch, parts: object, name: str) -> bool:
+    """Put one thing aside until the end of the watch; return whether any of it is there."""
+    is_there = False
     for place, value in STUBS[name]:
         module, _, rest = place.rpartition(":")
         owner: Any = import_module(module) if module else parts
@@ -34,6 +36,8 @@ def put_aside(watch: Watch, parts: object, name: str) -> None:
             owner = getattr(owner, step, None)
         if hasattr(owner, last):
             watch.replace(holder(owner, last), last, _nothing if value is None else value)
+            is_there = True
+    return is_there
 
 
 def _nothing(*_: object, **__: object) -> None:
