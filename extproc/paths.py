@@ -171,6 +171,9 @@ class RouteTable:
         A path that is not listed is 404 UNKNOWN_PATH, one that does not take `method` 405
         METHOD_NOT_ALLOWED. HEAD is allowed where GET is; OPTIONS nowhere: CORS is the gateway's.
         """
+        listed = self._inference.get(path)
+        if listed is not None:  # in normal form, and none of those that come first below
+            return _allow(listed, method, ("POST",))
         written = path.partition("?")[0]
         normal = MODELS_PATH if written == f"{MODELS_PATH}/" else normalize_path(written)
         if normal is None:

@@ -32,7 +32,6 @@ from extproc.bounds import (
     MAX_RESPONSE_BYTES,
     MAX_STATUS,
     between,
-    whole,
 )
 from extproc.fleet.accounting import Completion
 from extproc.fleet.evidence import Evidence
@@ -193,12 +192,14 @@ class _Stream:
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
     response = entry.response
-    status = whole(response.response_code.value, MAX_STATUS)
+    status = min(response.response_code.value, MAX_STATUS)
+    flags = _flags(common)
+    tag = common.custom_tags.get(FIRST_BODY_BYTE_TAG)
     duration_s = _duration_s(common)
     start = common.start_time
     ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
     first_byte_s = _seconds(common, "time_to_first_upstream_rx_byte")
-    outcome = _outcome(common, status)
+    outcome = _outcome(flags, status)
     is_from_endpoint = response.response_code_details == "via_upstream"
     return Completion(
         pick_id=_pick_id(common),
@@ -209,29 +210,30 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
         is_from_endpoint=is_from_endpoint,
         first_byte_s=first_byte_s,
         duration_s=duration_s,
-        attempts=whole(common.upstream_request_attempt_count, MAX_ATTEMPTS),
+        attempts=min(common.upstream_request_attempt_count, MAX_ATTEMPTS),
         lag_s=between(now_wall_s - ended_wall_s, MAX_LAG_S),
         orca=response.response_headers.get(ORCA_HEADER, ""),
-        first_body_byte_s=_first_body_byte_s(common, first_byte_s),
-        shows_first_token=FIRST_BODY_BYTE_TAG in common.custom_tags,
+        first_body_byte_s=first_byte_s if tag is None else _tagged_s(tag),
+        shows_first_token=tag is not None,
         verdict=_verdict(
-            common,
+            flags,
             outcome,
             status if is_from_endpoint else None,
             has_answered=first_byte_s is not None,
         ),
-        body_bytes=whole(response.response_body_bytes, MAX_RESPONSE_BYTES),
+        body_bytes=min(response.response_body_bytes, MAX_RESPONSE_BYTES),
     )
 
 
-def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered: bool) -> Evidence:
+def _verdict(flags: Any, outcome: Outcome, status: int | None, *, has_answered: bool) -> Evidence:
     """Judge the endpoint by an entry; `status` is the endpoint's own, None without one."""
     if outcome is Outcome.CANCELLED:
         return Evidence.NONE
-    flags = common.response_flags
-    if not has_answered and any(getattr(flags, name) for name in _UNREACHABLE_FLAGS):
+    if flags and not has_answered and any(getattr(flags, name) for name in _UNREACHABLE_FLAGS):
         return Evidence.UNREACHABLE
-    if any(getattr(flags, name) for name in _ENDPOINTS_FLAGS) or status in _GATEWAY_ERRORS:
+    if flags and any(getattr(flags, name) for name in _ENDPOINTS_FLAGS):
+        return Evidence.BROKEN
+    if status in _GATEWAY_ERRORS:
         return Evidence.BROKEN
     if status is None or status == _NOT_IMPLEMENTED:
         return Evidence.NONE
@@ -251,10 +253,7 @@ def _is_refusal(entry: Any) -> bool:
     return entry.response.response_code.value in _FULL and is_its_own
 
 
-def _first_body_byte_s(common: Any, first_byte_s: float | None) -> float | None:
-    tag = common.custom_tags.get(FIRST_BODY_BYTE_TAG)
-    if tag is None:
-        return first_byte_s
+def _tagged_s(tag: str) -> float | None:
     number = tag.removesuffix(" us")
     if not (number.isascii() and number.isdecimal()):
         return None
@@ -262,21 +261,26 @@ def _first_body_byte_s(common: Any, first_byte_s: float | None) -> float | None:
 
 
 def _pick_id(common: Any) -> str:
-    namespaces = common.metadata.filter_metadata
-    if PICK_NAMESPACE not in namespaces:  # reading a missing key would create it
-        return ""
-    fields = namespaces[PICK_NAMESPACE].fields
-    return str(fields[PICK_ID_KEY].string_value) if PICK_ID_KEY in fields else ""
+    # Not by brackets: reading a missing key would create it.
+    namespace = common.metadata.filter_metadata.get(PICK_NAMESPACE)
+    value = None if namespace is None else namespace.fields.get(PICK_ID_KEY)
+    return "" if value is None else str(value.string_value)
 
 
-def _outcome(common: Any, status: int) -> Outcome:
-    if common.HasField("response_flags"):
-        flags = common.response_flags
-        if flags.ByteSize():
-            if any(getattr(flags, name) for name in _CLIENT_LEFT_FLAGS):
-                return Outcome.CANCELLED
-            if any(getattr(flags, name) for name in _FAILURE_FLAGS):
-                return Outcome.FAILED
+def _flags(common: Any) -> Any:
+    """Return the response flags; None where none is set, as mostly: there are thirty."""
+    if not common.HasField("response_flags"):
+        return None
+    flags = common.response_flags
+    return flags if flags.ByteSize() else None
+
+
+def _outcome(flags: Any, status: int) -> Outcome:
+    if flags:
+        if any(getattr(flags, name) for name in _CLIENT_LEFT_FLAGS):
+            return Outcome.CANCELLED
+        if any(getattr(flags, name) for name in _FAILURE_FLAGS):
+            return Outcome.FAILED
     if status in _CLIENT_LEFT_STATUSES:
         return Outcome.CANCELLED
     return Outcome.FAILED if status >= 500 else Outcome.COMPLETED

@@ -41,7 +41,7 @@ class DecisionRecord(NamedTuple):
     path: str = ""
 
 
-class Completion(NamedTuple):
+class Completion(Struct, frozen=True, gc=False):
     """How one request ended, by Envoy's access log; its numbers within the bounds of `bounds`.
 
     Times are seconds from the request's arrival, None where they are unknown.
@@ -196,7 +196,8 @@ class Accounting:
             )
             return Ending(None, router_of(pick_id) == self._router_id)
         address = completion.address or flight.pick.address
-        ttft_s = _engine_ttft_s(completion, flight)
+        streamed_s = _streamed_s(completion, flight)
+        ttft_s = None if streamed_s is None else _engine_ttft_s(completion, flight)
         if ttft_s is not None and flight.group == flight.tracked.group:
             flight.tracked.had_first_token(flight, flight.started_at_s + ttft_s)
             if flight.place is not None:
@@ -209,18 +210,18 @@ class Accounting:
             pool.record_orca(address, load)
         is_not_found = completion.status == _NOT_FOUND and completion.is_from_endpoint
         is_doubtful = is_not_found and flight.pick.request.model
-        num_tokens = self._output_tokens(completion, flight, now - completion.lag_s)
+        num_tokens = self._output_tokens(completion, flight, streamed_s, now - completion.lag_s)
         if num_tokens is not None:
             pool.queue.settle(flight.pick.request, num_tokens)
         return Ending(flight, True, address if is_doubtful else "")
 
     def _output_tokens(
-        self, completion: Completion, flight: InFlight, ended_s: float
+        self, completion: Completion, flight: InFlight, streamed_s: float | None, ended_s: float
     ) -> float | None:
         """Return the tokens of a response, None where unknown; judge and learn their time."""
         if completion.status != _OK:
             return 0.0
-        num_bytes, streamed_s = completion.body_bytes, _streamed_s(completion, flight)
+        num_bytes = completion.body_bytes
         if streamed_s is None:
             return num_bytes / BYTES_PER_TOKEN if _came_at_once(completion, flight) else None
         further = flight.tracked.decoding.tokens_between(ended_s - streamed_s, ended_s)
@@ -266,10 +267,10 @@ def _has_run(completion: Completion) -> bool:
 
 
 def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
-    """Return the time from the dispatch to the first token; None where the response hides it, or
-    its request may be longer than what was seen."""
+    """Return the time from the dispatch to the first token of a streamed response; None where its
+    request may be longer than what was seen."""
     first_s, request = completion.first_body_byte_s, flight.pick.request
-    if first_s is None or not request.is_whole or _streamed_s(completion, flight) is None:
+    if first_s is None or not request.is_whole:
         return None
     return first_s - (flight.started_at_s - request.arrived_at_s)
 

@@ -47,12 +47,15 @@ MAX_PLACES = 100_000
 
 
 def prefix_hashes(model: str, prompt: bytes) -> tuple[int, ...]:
-    """Return `RequestInfo.prefix_hashes`: the same in every process, of 64 bits."""
-    digest = blake2b(model.encode("utf-8", "replace") + b"\0", digest_size=8)
-    hashes, start = [], 0
+    """Return `RequestInfo.prefix_hashes`, of 64 bits: the same in this process alone.
+
+    Python's SipHash has a random key in each process, and no hash ever leaves it, so that no client
+    can find prompts that collide. Under a fixed PYTHONHASHSEED, which is for debugging, it could.
+    """
+    begun, hashes, start = hash(model), [], 0
     for mark in MARKS_BYTES[: bisect_right(MARKS_BYTES, len(prompt))]:
-        digest.update(prompt[start:mark])
-        hashes.append(int.from_bytes(digest.digest()))
+        begun = hash((begun, hash(prompt[start:mark])))
+        hashes.append(begun)
         start = mark
     return tuple(hashes)
 

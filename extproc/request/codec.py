@@ -8,10 +8,11 @@ header that comes several times, in whatever spelling, has all its values, joine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.message import DecodeError
 
 from extproc.errors import ProtocolError
 from extproc.protocol import (
@@ -24,6 +25,7 @@ from extproc.request import messages as m
 from extproc.request.controlheaders import CONTROL_HEADERS
 from extproc.request.encoding import Encoder
 from extproc.request.messages import BodyMode
+from extproc.request.usual import BODY, HEADERS, Names, read_body, read_headers
 
 NEEDED_HEADERS = CONTROL_HEADERS | {
     *(":method", ":path", "x-request-id"),
@@ -31,9 +33,20 @@ NEEDED_HEADERS = CONTROL_HEADERS | {
 }
 """Request headers that are read. No others are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
-CUT_FROM_BYTES = 256 * 1024
-"""Longer messages are read in place: each copy of a megabyte takes milliseconds."""
+MAX_CONTEXTS = 256
+MAX_CONTEXT_BYTES = 64
+"""Of contexts that are remembered, which a data plane says with each message in the same words."""
 _MODES = {mode.value: mode for mode in BodyMode}
+
+
+class _Context(NamedTuple):
+    """What a message says beside its phase."""
+
+    mode: BodyMode | None
+    sends_early: bool
+    response_mode: BodyMode | None
+    model: str | None
+    subset: frozenset[str] | None
 
 
 class Codec(Encoder):
@@ -60,6 +73,8 @@ class Codec(Encoder):
         self._model_namespace = model_namespace
         self._honours_subset = honours_subset
         self._headers = NEEDED_HEADERS | {session_header}
+        self._names = Names(self._headers)
+        self._contexts: dict[bytes, _Context] = {}
         self._model_key = model_key
         self._readers: dict[str | None, Callable[[pb.ProcessingRequest], m.Event]] = {
             "request_headers": self._request_headers,
@@ -77,24 +92,51 @@ class Codec(Encoder):
         Raises:
             ProtocolError: Not a ProcessingRequest, or one without a phase.
         """
-        cut = cut_body(message) if len(message) > CUT_FROM_BYTES else None
+        usual = self.decode_usual(message)
+        return self.decode_any(message) if usual is None else usual
+
+    def decode_usual(self, message: bytes) -> m.RequestHeaders | m.RequestBody | None:
+        """Decode the headers or the body of a request without protobuf; None if not sure."""
+        tag = message[0] if message else 0
+        if tag == HEADERS:
+            head = read_headers(message, self._names)
+            if head is not None:
+                context = self._contexts.get(head[2]) or self._new_context(head[2])
+                if context is not None:
+                    return m.RequestHeaders(head[0], head[1], *context)
+        elif tag == BODY:
+            body = read_body(message)
+            if body is not None:
+                context = self._contexts.get(body[2]) or self._new_context(body[2])
+                if context is not None:
+                    return m.RequestBody(body[0], body[1], context.subset)
+        return None
+
+    def decode_any(self, message: bytes) -> m.Event:
+        """Decode a message of any form by protobuf, as `decode`."""
         try:
-            request = pb.ProcessingRequest.FromString(message if cut is None else cut.rest)
+            request = pb.ProcessingRequest.FromString(message)
         except Exception as error:  # upb's DecodeError; garbage must not count as a bug of ours
             raise ProtocolError("not a ProcessingRequest") from error
-        if cut is not None:
-            return m.RequestBody(cut.body, cut.end_of_stream, self._subset(request))
         read = self._readers.get(request.WhichOneof("request"))
         if read is None:
             raise ProtocolError("a ProcessingRequest without a phase")
         return read(request)
 
-    def _request_body(self, request: pb.ProcessingRequest) -> m.RequestBody:
-        body = request.request_body
-        return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
+    def _new_context(self, rest: bytes) -> _Context | None:
+        """Read all of a message but its phase; None if that is malformed, or has another phase."""
+        try:
+            request = pb.ProcessingRequest.FromString(rest)
+        except DecodeError:
+            return None
+        if request.WhichOneof("request") is not None:
+            return None
+        context = self._context(request)
+        if len(rest) <= MAX_CONTEXT_BYTES and len(self._contexts) < MAX_CONTEXTS:
+            self._contexts[rest] = context
+        return context
 
-    def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
-        http = request.request_headers
+    def _context(self, request: pb.ProcessingRequest) -> _Context:
         mode, early = None, False
         if request.HasField("protocol_config"):
             config = request.protocol_config
@@ -104,15 +146,16 @@ class Codec(Encoder):
         if request.HasField("metadata_context"):
             model = self._model(request.metadata_context.filter_metadata)
             subset = self._subset(request)
-        return m.RequestHeaders(
-            _headers(http.headers.headers, self._headers),
-            http.end_of_stream,
-            mode,
-            early,
-            _response_body_mode(request),
-            model,
-            subset,
-        )
+        return _Context(mode, early, _response_body_mode(request), model, subset)
+
+    def _request_body(self, request: pb.ProcessingRequest) -> m.RequestBody:
+        body = request.request_body
+        return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
+
+    def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
+        http = request.request_headers
+        headers = _headers(http.headers.headers, self._headers)
+        return m.RequestHeaders(headers, http.end_of_stream, *self._context(request))
 
     def _subset(self, request: pb.ProcessingRequest) -> frozenset[str] | None:
         if not self._honours_subset or not request.HasField("metadata_context"):
@@ -182,93 +225,3 @@ def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
     if not request.HasField("protocol_config"):
         return None
     return _MODES.get(request.protocol_config.response_body_mode, BodyMode.NONE)
-
-
-# Finds a large body in an encoded message without decoding it: protobuf would copy it twice.
-#
-# Field numbers and wire types: envoy/service/ext_proc/v3/external_processor.proto and
-# protobuf.dev/programming-guides/encoding.
-
-_VARINT, _BYTES = 0, 2
-_PHASES: Final = range(2, 8)  # numbers of ProcessingRequest's fields of which one is set
-_REQUEST_BODY: Final = 4 << 3 | _BYTES
-_BODY: Final = 1 << 3 | _BYTES  # of HttpBody
-_END_OF_STREAM: Final = 2 << 3 | _VARINT
-_MAX_VARINT_BYTES: Final = 10
-
-
-class Cut(NamedTuple):
-    """A message and its body.
-
-    Attributes:
-        body: The body, within the message.
-        end_of_stream: Whether it is the last part.
-        rest: The message without its `request_body`, encoded.
-    """
-
-    body: memoryview
-    end_of_stream: bool
-    rest: bytes
-
-
-def cut_body(message: bytes) -> Cut | None:
-    """Cut the body out of a ProcessingRequest; None if it is not in the usual place."""
-    try:
-        return _cut(message)
-    except (IndexError, ValueError):  # truncated or malformed: the decoder reports it
-        return None
-
-
-def _cut(message: bytes) -> Cut | None:
-    phases = [field for field in _fields(message, 0, len(message)) if field.tag >> 3 in _PHASES]
-    if [field.tag for field in phases] != [_REQUEST_BODY]:
-        return None  # another phase, or several: the last one counts, or bodies are merged
-    found, body, ends = phases[0], memoryview(b""), False
-    for field in _fields(message, found.start, found.end):
-        if field.tag == _BODY:
-            body = memoryview(message)[field.start : field.end]
-        elif field.tag == _END_OF_STREAM:
-            ends = bool(_varint(message, field.start)[0])
-        else:
-            return None
-    return Cut(body, ends, message[: found.begin] + message[found.end :])
-
-
-class _Field(NamedTuple):
-    tag: int
-    begin: int  # of the tag
-    start: int  # of the content
-    end: int
-
-
-def _fields(message: bytes, at: int, end: int) -> Iterator[_Field]:
-    """Yield the fields from `at` to `end`, where the last one must end."""
-    while at < end:
-        begin = at
-        tag, at = _varint(message, at)
-        start, at = _content(message, at, tag & 7)
-        if at > end:
-            raise ValueError("cut off")
-        yield _Field(tag, begin, start, at)
-
-
-def _content(message: bytes, at: int, wire_type: int) -> tuple[int, int]:
-    """Return start and end of the content of a field whose tag ends at `at`."""
-    if wire_type == _BYTES:
-        size, at = _varint(message, at)
-        end = at + size
-    elif wire_type == _VARINT:
-        end = _varint(message, at)[1]
-    else:
-        raise ValueError("no field of this message")
-    return at, end
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for place in range(_MAX_VARINT_BYTES):
-        octet = message[at + place]
-        value |= (octet & 0x7F) << 7 * place
-        if octet < 0x80:
-            return value, at + place + 1
-    raise ValueError("no varint")

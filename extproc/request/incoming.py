@@ -13,8 +13,8 @@ from hashlib import blake2b
 from extproc import rejections
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.errors import ProtocolError, RequestError
-from extproc.fleet.prefixes import prefix_hashes
-from extproc.openai import check_model
+from extproc.fleet.prefixes import MARKS_BYTES, prefix_hashes
+from extproc.openai import Spelling, check_model
 from extproc.paths import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
 from extproc.request import messages as m
 from extproc.request.body import BodyReader
@@ -24,6 +24,7 @@ from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.routing.rewrites import Rewrites
 from extproc.types import Pick, Reason, Rejection, RequestInfo
 
+_GO_ON = m.ContinueHeaders()
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 
 
@@ -94,7 +95,7 @@ class Incoming:
         if route.kind is RouteKind.STORED_RESPONSE:
             if session is None:
                 raise RequestError(rejections.STORED_RESPONSE)
-        elif headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+        elif _is_encoded(headers.get("content-encoding", "")):
             raise RequestError(rejections.ENCODED_BODY)
         elif event.end_of_stream:
             raise RequestError(rejections.EMPTY_BODY)
@@ -133,7 +134,7 @@ class Incoming:
                 m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)
             ]
         else:
-            answer = [m.ContinueHeaders()] if self._mode in _AT_ONCE else []
+            answer = [_GO_ON] if self._mode in _AT_ONCE else []
         if self._concerns is not None and self._mode is not BodyMode.STREAMED:
             self.reader.keep(self._concerns)
         return answer
@@ -160,12 +161,27 @@ class Incoming:
         """Whether the data plane limits its wait for an answer."""
         return self._mode is not BodyMode.FULL_DUPLEX_STREAMED
 
+    def take_whole(self, part: m.RequestBody) -> str | None:
+        """Read a body of the usual kind, small and at once, and return its model.
+
+        None where `add`, `read` and `model` are to do it: they would do the same of this one.
+        """
+        if self._mode is not BodyMode.BUFFERED:
+            return None
+        model = self.reader.take_whole(part.data)
+        if model is not None:
+            self._note(part)
+        return model
+
     def add(self, part: m.RequestBody | m.RequestTrailers) -> None:
         """Add a part of the body, or the trailers; raise RequestError (413) if it is too large."""
         if isinstance(part, m.RequestTrailers):
             self._has_trailers = True
             return
         self.reader.add(part.data)
+        self._note(part)
+
+    def _note(self, part: m.RequestBody) -> None:
         self._is_complete = part.end_of_stream
         if part.subset is not None:
             self._subset = part.subset
@@ -247,11 +263,12 @@ class Incoming:
         `model` is the pod's, as `rewrite` returns it.
         """
         prompt, path = self.reader.take_prompt(), self._route.path
-        with_hashes = with_hashes and path in GENERATING_PATHS
+        num_bytes = self.reader.num_bytes
+        with_hashes = with_hashes and num_bytes >= MARKS_BYTES[0] and path in GENERATING_PATHS
         return RequestInfo(
             model=model,
             path=path[:MAX_PATH_CHARS],
-            body_bytes=self.reader.num_bytes,
+            body_bytes=num_bytes,
             is_whole=self._mode is BodyMode.BUFFERED or self._is_complete or self._has_trailers,
             request_id=self._request_id,
             session=self._session,
@@ -272,11 +289,11 @@ class Incoming:
             return True
         return self.reader.is_read and (self._is_complete or self._has_trailers)
 
-    def release(self, pick: Pick, spelled: str) -> list[m.Command]:
-        """Let the parts so far go on to the pick's endpoint, which is to read this model."""
+    def release(self, pick: Pick, spelling: Spelling) -> list[m.Command]:
+        """Let the parts so far go on to the pick's endpoint, which is to read its model."""
         if not self._has_body:
             return [m.ContinueHeaders(pick), *self._trailers()]
-        body = self._renamed(spelled)
+        body = self._renamed(spelling.full(pick.request.model)) if self.is_rewritten else None
         length = None if body is None or not self._has_length else len(body)
         if self._mode in _AT_ONCE:
             return [m.ContinueBody(pick, body, length), *self._trailers()]
@@ -288,9 +305,7 @@ class Incoming:
 
     def _renamed(self, model: str) -> bytes | None:
         """Return the body with the model that the pod reads; None if it may stay as it is."""
-        if not self.is_rewritten or model == self._named:
-            return None
-        return self.reader.rewrite(model)
+        return None if model == self._named else self.reader.rewrite(model)
 
     def release_read(self) -> list[m.Command]:
         """Let the chunks read so far go on, and the trailers once all are read."""
@@ -303,6 +318,10 @@ class Incoming:
 
 def _every(_model: str) -> bool:
     return True
+
+
+def _is_encoded(coding: str) -> bool:
+    return coding != "" and coding.strip().lower() not in ("identity", "")
 
 
 def _check_length(content_length: str, limit: int) -> None:

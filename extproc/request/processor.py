@@ -183,11 +183,8 @@ class _Session:
         self._timer: TimerHandle | None = None
         self._is_holding = self._is_half_closed = False
 
-    def receive(self, message: bytes) -> None:
-        self._handle(message)
-
     def give_up(self) -> None:
-        self._handle(m.Overloaded())
+        self.receive(m.Overloaded())
 
     def _wake_soon(self) -> None:
         if self._timer is not None:
@@ -204,9 +201,9 @@ class _Session:
 
     def _wake(self) -> None:
         self._timer = None
-        self._handle(m.Wakeup())
+        self.receive(m.Wakeup())
 
-    def _handle(self, received: bytes | m.Event) -> None:
+    def receive(self, received: bytes | m.Event) -> None:
         """Execute the stream's commands for a message, or for an event of our own."""
         service, call, stream = self._service, self._call, self.stream
         try:
@@ -219,10 +216,12 @@ class _Session:
                     self._timer = self._wake_at(command.at_s - now)
                 else:
                     call.send(service.codec.encode(command))
-            if self._is_holding or stream.held_bytes:
-                self._is_holding = stream.held_bytes > 0
-                call.hold(stream.held_bytes, is_whole=stream.is_whole)
-            self._end_if_half_closed()
+            held_bytes = stream.held_bytes
+            if held_bytes or self._is_holding:
+                self._is_holding = held_bytes > 0
+                call.hold(held_bytes, is_whole=stream.is_whole)
+            if self._is_half_closed:
+                self._end_if_half_closed()
         except ProtocolError as error:
             service.broke(PROTOCOL, f"the data plane broke the ext_proc protocol: {error}")
             self.fail(Code.INVALID_ARGUMENT, str(error))
@@ -246,8 +245,6 @@ class _Session:
         self._end_if_half_closed()
 
     def _end_if_half_closed(self) -> None:
-        if not self._is_half_closed:
-            return
         if self.stream.is_answered:
             self._call.end()
         elif self.stream.awaits_message or not self.stream.is_wanted_half_closed:
@@ -260,7 +257,8 @@ class _Session:
             self._timer.cancel()
             self._timer = None
         try:
-            self.stream.handle(m.Ended(), now=service.clock())
+            if not self.stream.is_done:
+                self.stream.handle(m.Ended(), now=service.clock())
         except Exception:
             service.broke(INTERNAL, "a request could not be ended", with_traceback=True)
         self.stream.retire()

@@ -36,6 +36,13 @@ HOLD_MARGIN_S = 5.0
 """The data plane's timer runs this much longer than a hold, so that the answer is ours."""
 
 
+_ANSWERED = frozenset(
+    (RouteKind.HEALTH, RouteKind.VERSION, RouteKind.LIST_MODELS, RouteKind.GET_MODEL)
+)
+"""What no endpoint gets."""
+_END = m.End()
+
+
 def _nobody() -> None:
     """Wake nobody."""
 
@@ -89,10 +96,10 @@ class Stream:
         Raises ProtocolError for an event not allowed here: end the RPC with a non-OK status.
         """
         kind = type(event)
-        state = TABLE[self.state].get(kind)
-        if state is None:
+        step = _STEPS[self.state].get(kind)
+        if step is None:
             raise ProtocolError(f"{kind.__name__} in state {self.state.value}")
-        handler = _HANDLERS.get((self.state, kind))
+        state, handler = step
         if handler is None:
             self.state = state
             return []
@@ -109,6 +116,11 @@ class Stream:
     def is_answered(self) -> bool:
         """Whether the data plane waits for no answer."""
         return self.state not in UNANSWERED
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that comes makes a difference any more."""
+        return self.state is State.DONE
 
     @property
     def awaits_message(self) -> bool:
@@ -182,10 +194,8 @@ class Stream:
         if isinstance(route, Rejection):
             return self._reject(route, now)
         self._tells_modes = event.body_mode is not None
-        if route.kind in (RouteKind.HEALTH, RouteKind.VERSION):
-            return self._reply(self._about_us(route, event.subset, now), now)
-        if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
-            return self._on_models(route, event, now)
+        if route.kind in _ANSWERED:
+            return self._answer(route, event, now)
         rewrites = self._parts.rewrites
         concerns = rewrites.concerns if rewrites.is_active else None
         incoming = Incoming(event, route, self._settings, now, concerns=concerns)
@@ -194,6 +204,11 @@ class Stream:
         if model is not None:
             return self._decide(model, now)
         return None, incoming.await_body(self._settings, comes_early=event.sends_body_early)
+
+    def _answer(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
+        if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
+            return self._on_models(route, event, now)
+        return self._reply(self._about_us(route, event.subset, now), now)
 
     def _about_us(self, route: Route, subset: frozenset[str] | None, now: float) -> m.Reply:
         if route.kind is RouteKind.VERSION:
@@ -235,7 +250,11 @@ class Stream:
         )
 
     def _on_body(self, event: m.RequestBody, now: float) -> _Step:
-        self._incoming.add(event)
+        incoming = self._incoming
+        model = incoming.take_whole(event)
+        if model is not None:
+            return self._decide(model, now)
+        incoming.add(event)
         return self._read_on(event, now)
 
     def _on_trailers(self, event: m.RequestTrailers, now: float) -> _Step:
@@ -272,8 +291,8 @@ class Stream:
         result = self._result(now)
         if isinstance(result, Pick):
             self.pick = result
-            spelled = self._parts.rewrites.spelling.full(result.request.model)
-            return self._routed_on(self._incoming.release(result, spelled))
+            spelling = self._parts.rewrites.spelling
+            return self._routed_on(self._incoming.release(result, spelling))
         if isinstance(result, Rejection):
             raise RequestError(result)
         return EventResult.HELD, self._hold(result, now)
@@ -324,7 +343,8 @@ class Stream:
         is_ours = is_duplex or responses.may_restore(request, mode, settings)
         if settings.uses_response_phases or is_ours:
             return EventResult.ANSWERED, commands
-        return EventResult.OVER, [*commands, m.End()]
+        commands.append(_END)
+        return EventResult.OVER, commands
 
     def _on_rest_body(self, event: m.RequestBody, now: float) -> _Step:
         """Read more of a body whose beginning has decided: no part goes on unread."""
@@ -421,3 +441,12 @@ _HANDLERS[State.IN_LINE, m.ResponseHeaders] = Stream._on_list_left
 _HANDLERS[State.IN_LINE, m.Ended] = _HANDLERS[State.LISTED, m.Ended] = Stream._on_list_left
 # Elsewhere it holds nothing that an answer would free.
 _HANDLERS |= {(state, m.Overloaded): Stream._on_overloaded for state in HOLDING}
+_STEPS = {
+    state: {
+        kind: (TABLE[state][kind], _HANDLERS.get((state, kind)))
+        for kind in m.EVENT_TYPES
+        if kind in TABLE[state]
+    }
+    for state in State
+}
+"""The state and the handler of each event that is allowed."""
