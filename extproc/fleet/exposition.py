@@ -35,6 +35,7 @@ _MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabyte
 _END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without
 _NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
 _LABEL_BLOCK = re.compile(rb'[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}')
+_INDENT = re.compile(rb"\n[ \t]+")
 _OPENING = re.compile(rb"[ \t]*\{[ \t]*")
 _LABEL = re.compile(
     rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
@@ -53,7 +54,6 @@ _MAX_ENGINES = 64  # behind one server
 _MAX_ADAPTERS = 16_384  # read from one page, most recently active first
 _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
 _MAX_QUOTED_BYTES = 120  # of a line in an error message
-_LINE_FEED = 10
 
 
 def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
@@ -111,7 +111,8 @@ class _Lines:
     """The lines of a page.
 
     Attributes:
-        page: Ends with a line feed, and has no byte that no line of text has.
+        page: Begins and ends with a line feed, and has no byte that no line of text has. No line
+            begins with a blank.
         is_cut: Its end is missing.
         unreadable: Why the first line that could not be read was not; "" if all were.
     """
@@ -129,8 +130,9 @@ class _Lines:
             self.note("a line of binary data")
         if self.is_cut:
             self.note("the metrics page is cut off: no line feed at its end")
-        self.page = page
         _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
+        page = b"\n" + page
+        self.page = _INDENT.sub(b"\n", page) if b"\n " in page or b"\n\t" in page else page
 
     def note(self, why: str) -> None:
         """Note that a line cannot be read."""
@@ -143,23 +145,23 @@ class _Lines:
         single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us. One
         line between them may be damaged.
         """
-        page, name = self.page, family.encode()
-        at, in_group = page.find(name), False
+        page, name = self.page, b"\n" + family.encode()
+        at = page.find(name)
         while at >= 0:
-            rest, end = at + len(name), page.find(b"\n", at)
-            # Else a comment, a label's value or a longer name that contains this one.
-            if page[rest] in b"{ \t" and (in_group or _begins_line(page, at)):
+            rest = at + len(name)
+            end = page.find(b"\n", rest)
+            if page[rest] in b"{ \t":  # else a longer name that begins with this one
                 try:
                     yield _split_line(page[rest:end])
                 except ExpositionError as error:
                     self.note(str(error))
-                in_group, at = True, end + 1
+                at = end
                 if not page.startswith(name, at):
-                    at = page.find(b"\n", at) + 1
-                    if not at or not page.startswith(name, at):
+                    at = page.find(b"\n", at + 1)
+                    if at < 0 or not page.startswith(name, at):
                         return
             else:
-                at, in_group = page.find(name, end), False
+                at = page.find(name, end)
 
     def labels(self, block: bytes) -> Mapping[str, str] | None:
         """Return the labels of a series; None where they cannot be read."""
@@ -300,12 +302,6 @@ def _read_residency(
         return None, None
     gpu, cpu = (sorted(loaded[level])[:_MAX_ADAPTERS] for level in loaded)
     return frozenset(gpu), frozenset(cpu)
-
-
-def _begins_line(page: bytes, at: int) -> bool:
-    while at and page[at - 1] in b" \t":
-        at -= 1
-    return at == 0 or page[at - 1] == _LINE_FEED
 
 
 def _split_line(rest: bytes) -> tuple[bytes, float]:
