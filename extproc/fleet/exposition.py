@@ -131,8 +131,7 @@ class _Lines:
         if self.is_cut:
             self.note("the metrics page is cut off: no line feed at its end")
         _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
-        page = b"\n" + page
-        self.page = _INDENT.sub(b"\n", page) if b"\n " in page or b"\n\t" in page else page
+        self.page = _INDENT.sub(b"\n", b"\n" + page)
 
     def note(self, why: str) -> None:
         """Note that a line cannot be read."""

@@ -34,9 +34,7 @@ class Pod:
         asked_at_s = self.now
         self.quiet.asked()
         self.now += self.duration_s
-        self.quiet.reported(
-            self.report, self.num_picks, asked_at_s=asked_at_s, taken_at_s=self.now
-        )
+        self.quiet.reported(self.report, self.num_picks, asked_at_s=asked_at_s, taken_at_s=self.now)
 
     def next_s(self) -> float:
         """Ask, and return the time until it is to be asked again."""
