@@ -23,6 +23,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from operator import itemgetter
 from types import MappingProxyType
 
 from extproc.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
@@ -46,6 +47,9 @@ _ESCAPE = re.compile(r'\\([\\n"])')
 # the newest few thousand name adapters that left every cache long ago.
 _MAX_LORA_SERIES = 2_048
 
+# Of one server, from one page to the next: some 400 bytes each.
+_MAX_KEPT_SERIES = 512
+
 # A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
 # 0.3 us. A remembered result is some four times as large as its text.
 _MAX_REMEMBERED_BYTES = 16 * 1024 * 1024
@@ -56,8 +60,17 @@ _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
 _MAX_QUOTED_BYTES = 120  # of a line in an error message
 
 
-def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
+LoraMemory = dict[bytes, tuple[float, int, frozenset[str]]]
+"""Of one server: its LoRA series, without the name, as they were read from the last page."""
+
+
+def parse_report(
+    page: bytes, profile: EngineProfile, memory: LoraMemory | None = None
+) -> LoadReport:
     """Parse the metrics of `profile` from `page`.
+
+    Of hundreds of LoRA series one or two have changed since the last page: with the same `memory`
+    for all pages of one server, the others are not read again. The result is the same.
 
     A line that cannot be read, or has an impossible value (NaN, infinite, negative), costs what it
     would say and no more: a sum that it is a part of is unknown, not lower. Counts of several
@@ -69,7 +82,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
             keep the last report.
     """
     lines = _Lines(page)
-    active, log, max_loras = _read_lora_info(lines, profile.lora_info)
+    active, log, max_loras = _read_lora_info(lines, profile.lora_info, memory)
     gpu, cpu = _read_residency(lines, profile.residency)
     running = _values_by_engine(lines, profile.running, profile)
     waiting = _values_by_engine(lines, profile.waiting, profile)
@@ -220,30 +233,65 @@ def _values_by_engine(
 
 
 def _read_lora_info(
-    lines: _Lines, info: LoraInfo | None
+    lines: _Lines, info: LoraInfo | None, memory: LoraMemory | None
 ) -> tuple[frozenset[str], tuple[tuple[str, float], ...], int | None]:
     """Return the active adapters, the log and the number of slots."""
     if info is None:
         return frozenset(), (), None
-    all_series = lines.series(info.family)
-    series = [(at_s, block) for block, at_s in all_series if 0 < at_s < MAX_WALL_S]
+    rows = None if memory is None else _remembered_series(lines.page, info, memory)
     last_seen_s: dict[str, float] = {}
     max_loras, newest_s = 0, 0.0
-    texts = (info.max_label, info.running_label, info.waiting_label, info.separator)
-    for at_s, block in heapq.nlargest(_MAX_LORA_SERIES, series):
-        try:
-            slots, adapters = _read_adapters(block, *texts)
-        except ExpositionError as error:
-            lines.note(str(error))
-            continue
-        newest_s = newest_s or at_s
+    for at_s, slots, adapters in _lora_series(lines, info) if rows is None else rows:
+        newest_s = at_s
         max_loras = max(max_loras, slots)
-        for adapter in adapters:
-            last_seen_s.setdefault(adapter, at_s)
+        last_seen_s.update(dict.fromkeys(adapters, at_s))
     log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
     # Several series have the newest time: servers that write whole seconds.
     active = frozenset(adapter for adapter, at_s in log if at_s == newest_s)
     return active, tuple(log), max_loras or None
+
+
+def _lora_series(lines: _Lines, info: LoraInfo) -> list[tuple[float, int, frozenset[str]]]:
+    """Return time, slots and adapters of the newest series, the newest last."""
+    series = [(at_s, block) for block, at_s in lines.series(info.family) if 0 < at_s < MAX_WALL_S]
+    rows = []
+    for at_s, block in heapq.nlargest(_MAX_LORA_SERIES, series):
+        try:
+            rows.append((at_s, *_read_adapters(block, *_texts(info))))
+        except ExpositionError as error:
+            lines.note(str(error))
+    return rows[::-1]
+
+
+def _remembered_series(
+    page: bytes, info: LoraInfo, memory: LoraMemory
+) -> list[tuple[float, int, frozenset[str]]] | None:
+    """Return what `_lora_series` does, reading only what is not in `memory`; None for a page that
+    is not one group of so many lines that can all be read."""
+    name = b"\n" + info.family.encode()
+    first, last = page.find(name), page.rfind(name)
+    num_lines = 1 + page.count(b"\n", first + 1, last + 1)
+    texts = page[first + len(name) : page.find(b"\n", last + 1)].split(name)
+    if first < 0 or len(texts) != num_lines or num_lines > _MAX_KEPT_SERIES:
+        return None
+    known = dict(memory)
+    memory.clear()
+    for text in texts:
+        row = known.get(text)
+        if row is None:
+            try:
+                block, at_s = _split_line(text)
+                row = at_s, *_read_adapters(block, *_texts(info))
+            except ExpositionError:
+                return None
+            if text[:1] not in (b"{", b" ", b"\t") or not 0 < at_s < MAX_WALL_S:
+                return None
+        memory[text] = row
+    return sorted(memory.values(), key=itemgetter(0))
+
+
+def _texts(info: LoraInfo) -> tuple[str, str, str, str]:
+    return info.max_label, info.running_label, info.waiting_label, info.separator
 
 
 def _read_kv_cache_tokens(lines: _Lines, info: CacheInfo | None) -> int | None:

@@ -70,14 +70,14 @@ class Pace:
 class Quiet:
     """Follows whether one pod is quiet."""
 
-    __slots__ = ("_asked_at_s", "_before", "_duration_s", "_pace", "_rest_s", "_since_s", "_state")
+    __slots__ = ("_asked_at_s", "_before", "_pace", "_rest_s", "_since_s", "_state")
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         # The last report, and the picks counted before; None while none has come since a question.
         self._state: tuple[LoadReport, int | None] | None = None
         self._before: tuple[LoadReport, int | None] | None = None
-        self._since_s = self._asked_at_s = self._duration_s = 0.0
+        self._since_s = self._asked_at_s = 0.0
         self._rest_s = 0.0  # 0 for a pod that is not quiet
 
     def asked(self) -> None:
@@ -93,7 +93,7 @@ class Quiet:
             num_picks: That were ever counted there; None while one of them has not ended.
         """
         self._state = report, num_picks
-        self._asked_at_s, self._duration_s = asked_at_s, taken_at_s - asked_at_s
+        self._asked_at_s = asked_at_s
         is_empty = report.has_counts and not report.num_running + report.num_waiting
         if num_picks is None or not is_empty or self._state != self._before:
             self._since_s, self._rest_s = taken_at_s, 0.0
@@ -105,5 +105,5 @@ class Quiet:
         """Return whether it need not be asked before another of the usual intervals has passed."""
         if not self._rest_s or self._state is None or self._state[1] != num_picks:
             return False
-        rest_s = self._pace.bounded(self._rest_s, late_s=self._duration_s)
-        return now + self._pace.interval_s <= self._asked_at_s + rest_s
+        due_s = self._asked_at_s + self._pace.bounded(self._rest_s)
+        return now + self._pace.interval_s <= due_s

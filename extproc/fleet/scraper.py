@@ -19,7 +19,7 @@ from random import Random
 from yarl import URL
 
 from extproc.fleet.engines import EngineProfile
-from extproc.fleet.exposition import parse_report
+from extproc.fleet.exposition import LoraMemory, parse_report
 from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
 from extproc.fleet.pace import Pace, Quiet
 from extproc.fleet.podclient import PodClient
@@ -179,6 +179,7 @@ class _Reader:
         self._profile = profile
         self._page: bytes | None = None
         self._report = LoadReport()
+        self._memory: LoraMemory = {}
 
     async def read(self, page: bytes) -> LoadReport:
         """Return the report of a page.
@@ -188,7 +189,9 @@ class _Reader:
         """
         if page == self._page:
             return self._report
-        if len(page) < _THREAD_FROM_BYTES:
+        if len(page) <= _MAX_KEPT_BYTES:
+            report = parse_report(page, self._profile, self._memory)
+        elif len(page) < _THREAD_FROM_BYTES:
             report = parse_report(page, self._profile)
         else:
             report = await asyncio.to_thread(parse_report, page, self._profile)
