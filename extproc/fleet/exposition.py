@@ -20,28 +20,15 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
-from collections.abc import Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
-from types import MappingProxyType
 
 from extproc.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
 from extproc.errors import ExpositionError
 from extproc.fleet.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.fleet.remembered import Remembered
+from extproc.fleet.textformat import MAX_REMEMBERED_BYTES, Lines, read_labels, split_line
 from extproc.types import LoadReport
-
-_MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
-_END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without
-_NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
-_LABEL_BLOCK = re.compile(rb'[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}')
-_INDENT = re.compile(rb"\n[ \t]+")
-_OPENING = re.compile(rb"[ \t]*\{[ \t]*")
-_LABEL = re.compile(
-    rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
-)
-_ESCAPE = re.compile(r'\\([\\n"])')
 
 # Series are never removed, so a server with many adapters may have tens of thousands. Those beyond
 # the newest few thousand name adapters that left every cache long ago.
@@ -50,14 +37,9 @@ _MAX_LORA_SERIES = 2_048
 # Of one server, from one page to the next: some 400 bytes each.
 _MAX_KEPT_SERIES = 512
 
-# A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
-# 0.3 us. A remembered result is some four times as large as its text.
-_MAX_REMEMBERED_BYTES = 16 * 1024 * 1024
-
 _MAX_ENGINES = 64  # behind one server
 _MAX_ADAPTERS = 16_384  # read from one page, most recently active first
 _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
-_MAX_QUOTED_BYTES = 120  # of a line in an error message
 
 
 LoraMemory = dict[bytes, tuple[float, int, frozenset[str]]]
@@ -81,7 +63,7 @@ def parse_report(
         ExpositionError: No line of the page is one of the text format. Count a failed scrape and
             keep the last report.
     """
-    lines = _Lines(page)
+    lines = Lines(page)
     active, log, max_loras = _read_lora_info(lines, profile.lora_info, memory)
     gpu, cpu = _read_residency(lines, profile.residency)
     running = _values_by_engine(lines, profile.running, profile)
@@ -120,91 +102,8 @@ def parse_report(
     )
 
 
-class _Lines:
-    """The lines of a page.
-
-    Attributes:
-        page: Begins and ends with a line feed, and has no byte that no line of text has. No line
-            begins with a blank.
-        is_cut: Its end is missing.
-        unreadable: Why the first line that could not be read was not; "" if all were.
-    """
-
-    __slots__ = ("is_cut", "num_unreadable", "page", "unreadable")
-
-    def __init__(self, page: bytes) -> None:
-        self.unreadable, self.num_unreadable, self.is_cut = "", 0, False
-        if page and not page.endswith(b"\n"):
-            whole_lines, _, last = page.rpartition(b"\n")
-            self.is_cut = last.strip() != _END  # where it is optional
-            page = whole_lines + b"\n"
-        if b"\0" in page:
-            page = b"".join(line for line in page.splitlines(keepends=True) if b"\0" not in line)
-            self.note("a line of binary data")
-        if self.is_cut:
-            self.note("the metrics page is cut off: no line feed at its end")
-        _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
-        self.page = _INDENT.sub(b"\n", b"\n" + page)
-
-    def note(self, why: str) -> None:
-        """Note that a line cannot be read."""
-        self.unreadable, self.num_unreadable = self.unreadable or why, self.num_unreadable + 1
-
-    def series(self, family: str) -> Iterator[tuple[bytes, float]]:
-        """Yield label block and value of each series of a family.
-
-        Ends with the first group of lines: "All lines for a given metric must be provided as one
-        single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us. One
-        line between them may be damaged.
-        """
-        page, name = self.page, b"\n" + family.encode()
-        at = page.find(name)
-        while at >= 0:
-            rest = at + len(name)
-            end = page.find(b"\n", rest)
-            if page[rest] in b"{ \t":  # else a longer name that begins with this one
-                try:
-                    yield _split_line(page[rest:end])
-                except ExpositionError as error:
-                    self.note(str(error))
-                at = end
-                if not page.startswith(name, at):
-                    at = page.find(b"\n", at + 1)
-                    if at < 0 or not page.startswith(name, at):
-                        return
-            else:
-                at = page.find(name, end)
-
-    def labels(self, block: bytes) -> Mapping[str, str] | None:
-        """Return the labels of a series; None where they cannot be read."""
-        try:
-            return _read_labels(block)
-        except ExpositionError as error:
-            self.note(str(error))
-            return None
-
-
-def _require_text_format(page: bytes, *, is_empty: bool) -> None:
-    """Raise unless the page is empty, or begins as the text format does, or has a series."""
-    if is_empty or page.lstrip().startswith(b"#"):
-        return
-    if not any(map(_is_series, page.split(b"\n"))):
-        raise ExpositionError(f"not a metrics page: it begins with {_quote(page.lstrip())}")
-
-
-def _is_series(line: bytes) -> bool:
-    name = _NAME.match(line, 0, _MAX_NAME_BYTES)
-    if name is None:
-        return False
-    try:
-        _read_labels(_split_line(line[name.end() :])[0])
-    except ExpositionError:
-        return False
-    return True
-
-
 def _values_by_engine(
-    lines: _Lines,
+    lines: Lines,
     names: tuple[str, ...],
     profile: EngineProfile,
     where: LabelledFamily | None = None,
@@ -233,7 +132,7 @@ def _values_by_engine(
 
 
 def _read_lora_info(
-    lines: _Lines, info: LoraInfo | None, memory: LoraMemory | None
+    lines: Lines, info: LoraInfo | None, memory: LoraMemory | None
 ) -> tuple[frozenset[str], tuple[tuple[str, float], ...], int | None]:
     """Return the active adapters, the log and the number of slots."""
     if info is None:
@@ -251,7 +150,7 @@ def _read_lora_info(
     return active, tuple(log), max_loras or None
 
 
-def _lora_series(lines: _Lines, info: LoraInfo) -> list[tuple[float, int, frozenset[str]]]:
+def _lora_series(lines: Lines, info: LoraInfo) -> list[tuple[float, int, frozenset[str]]]:
     """Return time, slots and adapters of the newest series, the newest last."""
     series = [(at_s, block) for block, at_s in lines.series(info.family) if 0 < at_s < MAX_WALL_S]
     rows = []
@@ -280,7 +179,7 @@ def _remembered_series(
         row = known.get(text)
         if row is None:
             try:
-                block, at_s = _split_line(text)
+                block, at_s = split_line(text)
                 row = at_s, *_read_adapters(block, *_texts(info))
             except ExpositionError:
                 return None
@@ -294,7 +193,7 @@ def _texts(info: LoraInfo) -> tuple[str, str, str, str]:
     return info.max_label, info.running_label, info.waiting_label, info.separator
 
 
-def _read_kv_cache_tokens(lines: _Lines, info: CacheInfo | None) -> int | None:
+def _read_kv_cache_tokens(lines: Lines, info: CacheInfo | None) -> int | None:
     """Return the tokens that the KV caches of all engines hold; None where unknown."""
     if info is None:
         return None
@@ -313,7 +212,7 @@ def _parse_adapters(
     block: bytes, max_label: str, running_label: str, waiting_label: str, separator: str
 ) -> tuple[int, frozenset[str]]:
     """Return the number of slots and the adapters in the labels of a series."""
-    labels = _read_labels(block)
+    labels = read_labels(block)
     both = labels.get(running_label, ""), labels.get(waiting_label, "")
     names = (name.strip() for text in both for name in text.split(separator))
     found = frozenset(name for name in names if 0 < len(name) <= _MAX_NAME_CHARS)
@@ -329,7 +228,7 @@ def _parse_count(text: str) -> int:
 
 
 def _read_residency(
-    lines: _Lines, residency: Residency | None
+    lines: Lines, residency: Residency | None
 ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
     """Return the adapters in GPU slots and those in the CPU cache; None, None without the family.
 
@@ -351,56 +250,4 @@ def _read_residency(
     return frozenset(gpu), frozenset(cpu)
 
 
-def _split_line(rest: bytes) -> tuple[bytes, float]:
-    """Split the rest of a line, after the name, into label block (without its brace) and value.
-
-    A timestamp and an exemplar after the value are ignored.
-    """
-    if b"#" in rest:
-        labels = _LABEL_BLOCK.match(rest)
-        before, _, _ = rest[labels.end() if labels else 0 :].partition(b"#")
-        rest = (labels[0] if labels else b"") + before
-    # A value or a timestamp has no brace in it, so the last one closes the labels.
-    block, _, after = rest.rpartition(b"}")
-    try:
-        if b"_" not in after:  # float() takes 1_000, Prometheus not
-            return block, float(after)
-    except ValueError:
-        pass  # a timestamp follows, or there is no number
-    numbers = after.split()
-    if not 1 <= len(numbers) <= 2 or b"_" in numbers[0]:
-        raise ExpositionError(f"no value in {_quote(rest)}")
-    try:
-        return block, float(numbers[0])
-    except ValueError:
-        raise ExpositionError(f"not a number in {_quote(rest)}") from None
-
-
-def _parse_labels(block: bytes) -> Mapping[str, str]:
-    """Parse labels from their opening brace on; the closing one is cut off."""
-    labels: dict[str, str] = {}
-    opening = _OPENING.match(block)
-    if block and opening is None:
-        raise ExpositionError(f"labels do not begin: {_quote(block)}")
-    at = opening.end() if opening else 0
-    while at < len(block):
-        label = _LABEL.match(block, at)
-        if label is None:
-            raise ExpositionError(f"labels cannot be read: {_quote(block)}")
-        try:
-            value = label[2].decode()
-        except UnicodeDecodeError:
-            raise ExpositionError(f"labels are not UTF-8: {_quote(block)}") from None
-        if "\\" in value:
-            value = _ESCAPE.sub(lambda escape: escape[1].replace("n", "\n"), value)
-        labels[label[1].decode()] = value
-        at = label.end()
-    return MappingProxyType(labels)
-
-
-def _quote(text: bytes) -> str:
-    return repr(text[:_MAX_QUOTED_BYTES].decode(errors="replace"))
-
-
-_read_labels = Remembered(_parse_labels, _MAX_REMEMBERED_BYTES)
-_read_adapters = Remembered(_parse_adapters, _MAX_REMEMBERED_BYTES)
+_read_adapters = Remembered(_parse_adapters, MAX_REMEMBERED_BYTES)

@@ -68,9 +68,13 @@ class Pace:
 
 
 class Quiet:
-    """Follows whether one pod is quiet."""
+    """Follows whether one pod is quiet.
 
-    __slots__ = ("_asked_at_s", "_before", "_pace", "_rest_s", "_since_s", "_state")
+    Attributes:
+        rest_s: From the last question to the next; 0 for a pod that is not quiet.
+    """
+
+    __slots__ = ("_asked_at_s", "_before", "_pace", "_since_s", "_state", "rest_s")
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -78,7 +82,7 @@ class Quiet:
         self._state: tuple[LoadReport, int | None] | None = None
         self._before: tuple[LoadReport, int | None] | None = None
         self._since_s = self._asked_at_s = 0.0
-        self._rest_s = 0.0  # 0 for a pod that is not quiet
+        self.rest_s = 0.0
 
     def asked(self) -> None:
         """Record that it is asked: until the report comes, it is not quiet."""
@@ -96,14 +100,14 @@ class Quiet:
         self._asked_at_s = asked_at_s
         is_empty = report.has_counts and not report.num_running + report.num_waiting
         if num_picks is None or not is_empty or self._state != self._before:
-            self._since_s, self._rest_s = taken_at_s, 0.0
+            self._since_s, self.rest_s = taken_at_s, 0.0
         elif taken_at_s - self._since_s >= QUIET_AFTER_S:
-            rest_s = max(self._rest_s, self._pace.interval_s)
-            self._rest_s = min(rest_s * QUIET_GROWTH, MAX_QUIET_S)
+            rest_s = max(self.rest_s, self._pace.interval_s)
+            self.rest_s = min(rest_s * QUIET_GROWTH, MAX_QUIET_S)
 
     def can_wait(self, num_picks: int | None, *, now: float) -> bool:
         """Return whether it need not be asked before another of the usual intervals has passed."""
-        if not self._rest_s or self._state is None or self._state[1] != num_picks:
+        if not self.rest_s or self._state is None or self._state[1] != num_picks:
             return False
-        due_s = self._asked_at_s + self._pace.bounded(self._rest_s)
+        due_s = self._asked_at_s + self._pace.bounded(self.rest_s)
         return now + self._pace.interval_s <= due_s

@@ -98,10 +98,10 @@ class Scraper(EndpointLoops):
 
         A connection that is closed is news: the pod may have ended.
         """
-        if address not in self._quiets:
+        quiet, client = self._quiets.get(address, (None, None))
+        if quiet is None or client is None or not (quiet.rest_s and client.is_open):
             return False
-        quiet, client = self._quiets[address]
-        return client.is_open and quiet.can_wait(self._num_picks(address), now=self._clock())
+        return quiet.can_wait(self._num_picks(address), now=self._clock())
 
     def _scrapes(self, client: PodClient, endpoint: Endpoint) -> Visit:
         address = endpoint.address
