@@ -47,7 +47,12 @@ class ScrapeConfig(Section):
     """How often pods are asked for their metrics and models."""
 
     interval_s: float = Field(
-        0.05, ge=0.01, le=60, description="Seconds between two scrapes of a pod."
+        0.05,
+        ge=0.01,
+        le=60,
+        description="Seconds between two scrapes of a pod. A pod without requests whose report "
+        "stays the same is asked less often, down to once a second, and all are while the router "
+        "is late; no report gets older by that than half of `expiry_s`.",
     )
     timeout_s: float = Field(1.0, gt=0, le=60, description="Seconds that a scrape may take.")
     expiry_s: float = Field(

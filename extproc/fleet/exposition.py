@@ -20,44 +20,39 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
-from collections.abc import Iterator, Mapping
 from itertools import islice
-from types import MappingProxyType
+from operator import itemgetter
 
 from extproc.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
 from extproc.errors import ExpositionError
 from extproc.fleet.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.fleet.remembered import Remembered
+from extproc.fleet.textformat import MAX_REMEMBERED_BYTES, Lines, read_labels, split_line
 from extproc.types import LoadReport
-
-_MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
-_END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without
-_NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
-_LABEL_BLOCK = re.compile(rb'[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}')
-_OPENING = re.compile(rb"[ \t]*\{[ \t]*")
-_LABEL = re.compile(
-    rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
-)
-_ESCAPE = re.compile(r'\\([\\n"])')
 
 # Series are never removed, so a server with many adapters may have tens of thousands. Those beyond
 # the newest few thousand name adapters that left every cache long ago.
 _MAX_LORA_SERIES = 2_048
 
-# A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
-# 0.3 us. A remembered result is some four times as large as its text.
-_MAX_REMEMBERED_BYTES = 16 * 1024 * 1024
+# Of one server, from one page to the next: some 400 bytes each.
+_MAX_KEPT_SERIES = 512
 
 _MAX_ENGINES = 64  # behind one server
 _MAX_ADAPTERS = 16_384  # read from one page, most recently active first
 _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
-_MAX_QUOTED_BYTES = 120  # of a line in an error message
-_LINE_FEED = 10
 
 
-def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
+LoraMemory = dict[bytes, tuple[float, int, frozenset[str]]]
+"""Of one server: its LoRA series, without the name, as they were read from the last page."""
+
+
+def parse_report(
+    page: bytes, profile: EngineProfile, memory: LoraMemory | None = None
+) -> LoadReport:
     """Parse the metrics of `profile` from `page`.
+
+    Of hundreds of LoRA series one or two have changed since the last page: with the same `memory`
+    for all pages of one server, the others are not read again. The result is the same.
 
     A line that cannot be read, or has an impossible value (NaN, infinite, negative), costs what it
     would say and no more: a sum that it is a part of is unknown, not lower. Counts of several
@@ -68,8 +63,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         ExpositionError: No line of the page is one of the text format. Count a failed scrape and
             keep the last report.
     """
-    lines = _Lines(page)
-    active, log, max_loras = _read_lora_info(lines, profile.lora_info)
+    lines = Lines(page)
+    active, log, max_loras = _read_lora_info(lines, profile.lora_info, memory)
     gpu, cpu = _read_residency(lines, profile.residency)
     running = _values_by_engine(lines, profile.running, profile)
     waiting = _values_by_engine(lines, profile.waiting, profile)
@@ -107,90 +102,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     )
 
 
-class _Lines:
-    """The lines of a page.
-
-    Attributes:
-        page: Ends with a line feed, and has no byte that no line of text has.
-        is_cut: Its end is missing.
-        unreadable: Why the first line that could not be read was not; "" if all were.
-    """
-
-    __slots__ = ("is_cut", "num_unreadable", "page", "unreadable")
-
-    def __init__(self, page: bytes) -> None:
-        self.unreadable, self.num_unreadable, self.is_cut = "", 0, False
-        if page and not page.endswith(b"\n"):
-            whole_lines, _, last = page.rpartition(b"\n")
-            self.is_cut = last.strip() != _END  # where it is optional
-            page = whole_lines + b"\n"
-        if b"\0" in page:
-            page = b"".join(line for line in page.splitlines(keepends=True) if b"\0" not in line)
-            self.note("a line of binary data")
-        if self.is_cut:
-            self.note("the metrics page is cut off: no line feed at its end")
-        self.page = page
-        _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
-
-    def note(self, why: str) -> None:
-        """Note that a line cannot be read."""
-        self.unreadable, self.num_unreadable = self.unreadable or why, self.num_unreadable + 1
-
-    def series(self, family: str) -> Iterator[tuple[bytes, float]]:
-        """Yield label block and value of each series of a family.
-
-        Ends with the first group of lines: "All lines for a given metric must be provided as one
-        single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us. One
-        line between them may be damaged.
-        """
-        page, name = self.page, family.encode()
-        at, in_group = page.find(name), False
-        while at >= 0:
-            rest, end = at + len(name), page.find(b"\n", at)
-            # Else a comment, a label's value or a longer name that contains this one.
-            if page[rest] in b"{ \t" and (in_group or _begins_line(page, at)):
-                try:
-                    yield _split_line(page[rest:end])
-                except ExpositionError as error:
-                    self.note(str(error))
-                in_group, at = True, end + 1
-                if not page.startswith(name, at):
-                    at = page.find(b"\n", at) + 1
-                    if not at or not page.startswith(name, at):
-                        return
-            else:
-                at, in_group = page.find(name, end), False
-
-    def labels(self, block: bytes) -> Mapping[str, str] | None:
-        """Return the labels of a series; None where they cannot be read."""
-        try:
-            return _read_labels(block)
-        except ExpositionError as error:
-            self.note(str(error))
-            return None
-
-
-def _require_text_format(page: bytes, *, is_empty: bool) -> None:
-    """Raise unless the page is empty, or begins as the text format does, or has a series."""
-    if is_empty or page.lstrip().startswith(b"#"):
-        return
-    if not any(map(_is_series, page.split(b"\n"))):
-        raise ExpositionError(f"not a metrics page: it begins with {_quote(page.lstrip())}")
-
-
-def _is_series(line: bytes) -> bool:
-    name = _NAME.match(line, 0, _MAX_NAME_BYTES)
-    if name is None:
-        return False
-    try:
-        _read_labels(_split_line(line[name.end() :])[0])
-    except ExpositionError:
-        return False
-    return True
-
-
 def _values_by_engine(
-    lines: _Lines,
+    lines: Lines,
     names: tuple[str, ...],
     profile: EngineProfile,
     where: LabelledFamily | None = None,
@@ -219,33 +132,68 @@ def _values_by_engine(
 
 
 def _read_lora_info(
-    lines: _Lines, info: LoraInfo | None
+    lines: Lines, info: LoraInfo | None, memory: LoraMemory | None
 ) -> tuple[frozenset[str], tuple[tuple[str, float], ...], int | None]:
     """Return the active adapters, the log and the number of slots."""
     if info is None:
         return frozenset(), (), None
-    all_series = lines.series(info.family)
-    series = [(at_s, block) for block, at_s in all_series if 0 < at_s < MAX_WALL_S]
+    rows = None if memory is None else _remembered_series(lines.page, info, memory)
     last_seen_s: dict[str, float] = {}
     max_loras, newest_s = 0, 0.0
-    texts = (info.max_label, info.running_label, info.waiting_label, info.separator)
-    for at_s, block in heapq.nlargest(_MAX_LORA_SERIES, series):
-        try:
-            slots, adapters = _read_adapters(block, *texts)
-        except ExpositionError as error:
-            lines.note(str(error))
-            continue
-        newest_s = newest_s or at_s
+    for at_s, slots, adapters in _lora_series(lines, info) if rows is None else rows:
+        newest_s = at_s
         max_loras = max(max_loras, slots)
-        for adapter in adapters:
-            last_seen_s.setdefault(adapter, at_s)
+        last_seen_s.update(dict.fromkeys(adapters, at_s))
     log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
     # Several series have the newest time: servers that write whole seconds.
     active = frozenset(adapter for adapter, at_s in log if at_s == newest_s)
     return active, tuple(log), max_loras or None
 
 
-def _read_kv_cache_tokens(lines: _Lines, info: CacheInfo | None) -> int | None:
+def _lora_series(lines: Lines, info: LoraInfo) -> list[tuple[float, int, frozenset[str]]]:
+    """Return time, slots and adapters of the newest series, the newest last."""
+    series = [(at_s, block) for block, at_s in lines.series(info.family) if 0 < at_s < MAX_WALL_S]
+    rows = []
+    for at_s, block in heapq.nlargest(_MAX_LORA_SERIES, series):
+        try:
+            rows.append((at_s, *_read_adapters(block, *_texts(info))))
+        except ExpositionError as error:
+            lines.note(str(error))
+    return rows[::-1]
+
+
+def _remembered_series(
+    page: bytes, info: LoraInfo, memory: LoraMemory
+) -> list[tuple[float, int, frozenset[str]]] | None:
+    """Return what `_lora_series` does, reading only what is not in `memory`; None for a page that
+    is not one group of so many lines that can all be read."""
+    name = b"\n" + info.family.encode()
+    first, last = page.find(name), page.rfind(name)
+    num_lines = 1 + page.count(b"\n", first + 1, last + 1)
+    texts = page[first + len(name) : page.find(b"\n", last + 1)].split(name)
+    if first < 0 or len(texts) != num_lines or num_lines > _MAX_KEPT_SERIES:
+        return None
+    known = dict(memory)
+    memory.clear()
+    for text in texts:
+        row = known.get(text)
+        if row is None:
+            try:
+                block, at_s = split_line(text)
+                row = at_s, *_read_adapters(block, *_texts(info))
+            except ExpositionError:
+                return None
+            if text[:1] not in (b"{", b" ", b"\t") or not 0 < at_s < MAX_WALL_S:
+                return None
+        memory[text] = row
+    return sorted(memory.values(), key=itemgetter(0))
+
+
+def _texts(info: LoraInfo) -> tuple[str, str, str, str]:
+    return info.max_label, info.running_label, info.waiting_label, info.separator
+
+
+def _read_kv_cache_tokens(lines: Lines, info: CacheInfo | None) -> int | None:
     """Return the tokens that the KV caches of all engines hold; None where unknown."""
     if info is None:
         return None
@@ -264,7 +212,7 @@ def _parse_adapters(
     block: bytes, max_label: str, running_label: str, waiting_label: str, separator: str
 ) -> tuple[int, frozenset[str]]:
     """Return the number of slots and the adapters in the labels of a series."""
-    labels = _read_labels(block)
+    labels = read_labels(block)
     both = labels.get(running_label, ""), labels.get(waiting_label, "")
     names = (name.strip() for text in both for name in text.split(separator))
     found = frozenset(name for name in names if 0 < len(name) <= _MAX_NAME_CHARS)
@@ -280,7 +228,7 @@ def _parse_count(text: str) -> int:
 
 
 def _read_residency(
-    lines: _Lines, residency: Residency | None
+    lines: Lines, residency: Residency | None
 ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
     """Return the adapters in GPU slots and those in the CPU cache; None, None without the family.
 
@@ -302,62 +250,4 @@ def _read_residency(
     return frozenset(gpu), frozenset(cpu)
 
 
-def _begins_line(page: bytes, at: int) -> bool:
-    while at and page[at - 1] in b" \t":
-        at -= 1
-    return at == 0 or page[at - 1] == _LINE_FEED
-
-
-def _split_line(rest: bytes) -> tuple[bytes, float]:
-    """Split the rest of a line, after the name, into label block (without its brace) and value.
-
-    A timestamp and an exemplar after the value are ignored.
-    """
-    if b"#" in rest:
-        labels = _LABEL_BLOCK.match(rest)
-        before, _, _ = rest[labels.end() if labels else 0 :].partition(b"#")
-        rest = (labels[0] if labels else b"") + before
-    # A value or a timestamp has no brace in it, so the last one closes the labels.
-    block, _, after = rest.rpartition(b"}")
-    try:
-        if b"_" not in after:  # float() takes 1_000, Prometheus not
-            return block, float(after)
-    except ValueError:
-        pass  # a timestamp follows, or there is no number
-    numbers = after.split()
-    if not 1 <= len(numbers) <= 2 or b"_" in numbers[0]:
-        raise ExpositionError(f"no value in {_quote(rest)}")
-    try:
-        return block, float(numbers[0])
-    except ValueError:
-        raise ExpositionError(f"not a number in {_quote(rest)}") from None
-
-
-def _parse_labels(block: bytes) -> Mapping[str, str]:
-    """Parse labels from their opening brace on; the closing one is cut off."""
-    labels: dict[str, str] = {}
-    opening = _OPENING.match(block)
-    if block and opening is None:
-        raise ExpositionError(f"labels do not begin: {_quote(block)}")
-    at = opening.end() if opening else 0
-    while at < len(block):
-        label = _LABEL.match(block, at)
-        if label is None:
-            raise ExpositionError(f"labels cannot be read: {_quote(block)}")
-        try:
-            value = label[2].decode()
-        except UnicodeDecodeError:
-            raise ExpositionError(f"labels are not UTF-8: {_quote(block)}") from None
-        if "\\" in value:
-            value = _ESCAPE.sub(lambda escape: escape[1].replace("n", "\n"), value)
-        labels[label[1].decode()] = value
-        at = label.end()
-    return MappingProxyType(labels)
-
-
-def _quote(text: bytes) -> str:
-    return repr(text[:_MAX_QUOTED_BYTES].decode(errors="replace"))
-
-
-_read_labels = Remembered(_parse_labels, _MAX_REMEMBERED_BYTES)
-_read_adapters = Remembered(_parse_adapters, _MAX_REMEMBERED_BYTES)
+_read_adapters = Remembered(_parse_adapters, MAX_REMEMBERED_BYTES)

@@ -2,7 +2,8 @@
 
 1. The first visit is immediate, the following ones are spread by a random phase, so that many
    endpoints are not visited at the same moment.
-2. Visits of one endpoint never overlap. A visit may ask for a longer rest before the next.
+2. Visits of one endpoint never overlap. A visit may ask for a longer rest before the next, and a
+   rest may be prolonged while nothing happens.
 3. After failures visits become rarer, up to a limit; one success restores the normal pace.
 4. No failure of a visit ends its loop, or affects the others.
 """
@@ -101,12 +102,12 @@ class EndpointLoops:
         if visits is None:
             return
         if not min_interval_s:
-            visits.wake.set()
+            visits.rests.end()
             return
         loop = asyncio.get_running_loop()
         wait_s = max(0.0, visits.next_poke_s - loop.time())
         if wait_s <= min_interval_s:  # else one is already scheduled
-            loop.call_later(wait_s, visits.wake.set)
+            loop.call_later(wait_s, visits.rests.end)
             visits.next_poke_s = loop.time() + wait_s + min_interval_s
 
     async def aclose(self) -> None:
@@ -114,20 +115,30 @@ class EndpointLoops:
         self.set_endpoints(())
         await asyncio.gather(*self._ending, return_exceptions=True)
 
+    def interval_s(self) -> float:
+        """Return the seconds from the start of one visit to the start of the next, now."""
+        return self._settings.interval_s
+
+    def can_wait(self, address: str) -> bool:
+        """Return whether a visit that is due can wait for another interval."""
+        del address
+        return False
+
     def _start(self, endpoint: Endpoint) -> _Loop:
-        wake = asyncio.Event()
+        address = endpoint.address
+        rests = _Rests(lambda: self.interval_s() if self.can_wait(address) else None)
         # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
         task = asyncio.get_running_loop().create_task(
-            self._run(endpoint, wake), name=f"visits of {endpoint.address}"
+            self._run(endpoint, rests), name=f"visits of {address}"
         )
-        return _Loop(base_url(endpoint), wake, task)
+        return _Loop(base_url(endpoint), rests, task)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         task.cancel()
 
-    async def _run(self, endpoint: Endpoint, wake: asyncio.Event) -> None:
+    async def _run(self, endpoint: Endpoint, rests: _Rests) -> None:
         settings = self._settings
         with (
             closing(PodClient(settings.headers, settings.ssl)) as client,
@@ -139,11 +150,11 @@ class EndpointLoops:
                 self._fail(endpoint.address, describe(error), is_unreachable=False)
                 return
             await self._try(endpoint.address, visit, limit)
-            await _rest(wake, self._rng.uniform(0, settings.interval_s))
-            await self._repeat(endpoint.address, visit, limit, wake)
+            await rests.rest(self._rng.uniform(0, settings.interval_s))
+            await self._repeat(endpoint.address, visit, limit, rests)
 
-    async def _repeat(self, address: str, visit: Visit, limit: _Limit, wake: asyncio.Event) -> None:
-        now, interval_s = asyncio.get_running_loop().time, self._settings.interval_s
+    async def _repeat(self, address: str, visit: Visit, limit: _Limit, rests: _Rests) -> None:
+        now = asyncio.get_running_loop().time
         num_failures = 0
         while True:
             began_s = now()
@@ -152,14 +163,14 @@ class EndpointLoops:
                 num_failures += 1
                 rest_s = choose_backoff_s(
                     num_failures,
-                    interval_s=interval_s,
+                    interval_s=self.interval_s(),
                     max_backoff_s=self._settings.max_backoff_s,
                     rng=self._rng,
                 )
             else:
                 num_failures = 0
-                rest_s = max(interval_s - (now() - began_s), least_s)
-            await _rest(wake, rest_s)
+                rest_s = max(self.interval_s() - (now() - began_s), least_s)
+            await rests.rest(rest_s)
 
     async def _try(self, address: str, visit: Visit, limit: _Limit) -> float | None:
         """Make one visit; return the least seconds to rest, None if it failed."""
@@ -199,7 +210,7 @@ def choose_backoff_s(
 @dataclass(slots=True)
 class _Loop:
     url: str
-    wake: asyncio.Event
+    rests: _Rests
     task: asyncio.Task[None]
     next_poke_s: float = 0.0
 
@@ -250,19 +261,43 @@ class _Limit:
             self._has_cancelled = self._task.cancel()
 
 
-async def _rest(wake: asyncio.Event, rest_s: float) -> None:
-    """Wait for `rest_s`, or until woken."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    timer = loop.call_later(rest_s, wake.set)  # a tenth of the cost of a timeout around `wait`
-    try:
-        await wake.wait()
-        left_s = min(rest_s, _MIN_REST_S) - (loop.time() - began_s)
-        if left_s > 0:
-            await asyncio.sleep(left_s)
-    finally:
-        timer.cancel()
-        wake.clear()
+class _Rests:
+    """The rests of one loop.
+
+    Args:
+        prolong: Returns by how many seconds a rest that is over goes on; None for not at all.
+    """
+
+    def __init__(self, prolong: Callable[[], float | None]) -> None:
+        self._prolong = prolong
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end(self) -> None:
+        """End the rest, or else the next one."""
+        self._wake.set()
+
+    async def rest(self, rest_s: float) -> None:
+        """Wait for `rest_s` and as long as it is prolonged, or until it is ended."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        # A tenth of the cost of a timeout around `wait`.
+        self._timer = loop.call_later(rest_s, self._look)
+        try:
+            await self._wake.wait()
+            left_s = min(rest_s, _MIN_REST_S) - (loop.time() - began_s)
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+        finally:
+            self._timer.cancel()
+            self._wake.clear()
+
+    def _look(self) -> None:
+        more_s = self._prolong()
+        if more_s is None:
+            self._wake.set()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(more_s, self._look)
 
 
 def rest_after(reading_s: float) -> float:

@@ -85,6 +85,11 @@ class PodClient:
         self._connection = fresh = await self._dial(url)
         return await _ask(fresh, request, max_bytes)
 
+    @property
+    def is_open(self) -> bool:
+        """The connection is open, as far as is known."""
+        return self._connection is not None and self._connection.is_open
+
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:

@@ -291,6 +291,14 @@ class Pool:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""
         return {address: each.oldest_s(now) for address, each in self._tracked.items()}
 
+    def num_picks(self, address: str) -> int | None:
+        """Return how many picks of all routers were ever counted at an endpoint; None while one of
+        them has not ended, and where it has left."""
+        tracked = self._tracked.get(address)
+        if tracked is None or tracked.flights or tracked.others.flights:
+            return None
+        return tracked.num_picks
+
     def model(self, name: str) -> ModelCard | None:
         """Return the model registered under `name` on any endpoint."""
         found = self._models.by_name.get(name)

@@ -19,8 +19,9 @@ from random import Random
 from yarl import URL
 
 from extproc.fleet.engines import EngineProfile
-from extproc.fleet.exposition import parse_report
+from extproc.fleet.exposition import LoraMemory, parse_report
 from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.fleet.pace import Pace, Quiet
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import ResponseError, TooLargeError, base_url, describe_status
 from extproc.types import Endpoint, LoadReport
@@ -46,10 +47,13 @@ class Scraper(EndpointLoops):
     """Scrapes endpoints. `set_endpoints` starts it, `aclose` ends it.
 
     Args:
-        settings: The pace of the scrapes; pages over 250 KB are scraped less often.
+        settings: Of the requests; pages over 250 KB are scraped less often.
+        pace: The intervals.
         page_url: Returns the URL of an endpoint's metrics page, without a slash at its end.
         on_report: Called with address, report, arrival time of the response and seconds it took.
         on_failure: Called with address, reason, and whether the address refuses connections.
+        num_picks: Returns how many picks were ever counted at an address; None while one of them
+            has not ended, or nobody knows.
         clock: Monotonic seconds.
         max_page_bytes: Longest page. A server may outgrow it by its LoRA series alone, which it
             never removes; then everything but those is requested.
@@ -59,31 +63,61 @@ class Scraper(EndpointLoops):
         self,
         profile: EngineProfile,
         settings: LoopSettings,
+        pace: Pace,
         *,
         page_url: Callable[[Endpoint], str] = lambda endpoint: f"{base_url(endpoint)}/metrics",
         on_report: OnReport,
         on_failure: OnFailure,
+        num_picks: Callable[[str], int | None],
         clock: Callable[[], float],
         rng: Random,
         max_page_bytes: int = 4 * 1024 * 1024,
     ) -> None:
         super().__init__(self._scrapes, settings, on_failure=on_failure, rng=rng)
-        self._profile = profile
+        self._profile, self._pace = profile, pace
         self._page_url = page_url
+        self._num_picks = num_picks
+        self._quiets: dict[str, tuple[Quiet, PodClient]] = {}
         self._on_report = on_report
         self._clock = clock
         self._max_page_bytes = max_page_bytes
 
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Scrape exactly these from now on. Call within the event loop."""
+        endpoints = list(endpoints)
+        for address in self._quiets.keys() - {endpoint.address for endpoint in endpoints}:
+            del self._quiets[address]
+        super().set_endpoints(endpoints)
+
+    def interval_s(self) -> float:
+        """Return the seconds from one scrape of a pod to the next, now."""
+        return self._pace.interval_s
+
+    def can_wait(self, address: str) -> bool:
+        """Return whether a pod is quiet, and its last report young enough for another interval.
+
+        A connection that is closed is news: the pod may have ended.
+        """
+        quiet, client = self._quiets.get(address, (None, None))
+        if quiet is None or client is None or not (quiet.rest_s and client.is_open):
+            return False
+        return quiet.can_wait(self._num_picks(address), now=self._clock())
+
     def _scrapes(self, client: PodClient, endpoint: Endpoint) -> Visit:
+        address = endpoint.address
         page = _Page(client, self._page_url(endpoint), self._profile, self._max_page_bytes)
-        reader = _Reader(self._profile)
+        reader, quiet = _Reader(self._profile), Quiet(self._pace)
+        self._quiets[address] = quiet, client
 
         async def scrape() -> float:
+            quiet.asked()
             began_s = self._clock()
             text = await page.fetch()
             taken_at_s = self._clock()
             report = await reader.read(text)
-            self._on_report(endpoint.address, report, taken_at_s, taken_at_s - began_s)
+            self._on_report(address, report, taken_at_s, taken_at_s - began_s)
+            num_picks = self._num_picks(address)
+            quiet.reported(report, num_picks, asked_at_s=began_s, taken_at_s=taken_at_s)
             return max(len(text) * _REST_S_PER_BYTE, rest_after(self._clock() - taken_at_s))
 
         return scrape
@@ -145,6 +179,7 @@ class _Reader:
         self._profile = profile
         self._page: bytes | None = None
         self._report = LoadReport()
+        self._memory: LoraMemory = {}
 
     async def read(self, page: bytes) -> LoadReport:
         """Return the report of a page.
@@ -154,7 +189,9 @@ class _Reader:
         """
         if page == self._page:
             return self._report
-        if len(page) < _THREAD_FROM_BYTES:
+        if len(page) <= _MAX_KEPT_BYTES:
+            report = parse_report(page, self._profile, self._memory)
+        elif len(page) < _THREAD_FROM_BYTES:
             report = parse_report(page, self._profile)
         else:
             report = await asyncio.to_thread(parse_report, page, self._profile)

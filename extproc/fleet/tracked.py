@@ -69,6 +69,7 @@ class Tracked:
         models: That it lists.
         registered: The names of those, and of what it finds by itself.
         listed_at_s: When its last list was asked for.
+        num_picks: Of all routers, that were ever counted here.
         died_at_s: When its health check said last that its engine is dead; None for alive.
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
@@ -97,6 +98,7 @@ class Tracked:
             "listed_at_s",
             "models",
             "num_loads",
+            "num_picks",
             "num_silences",
         ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
@@ -131,7 +133,7 @@ class Tracked:
         self.room = Room()
         self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
         self.cpu_adapters: tuple[str, ...] = ()
-        self.num_loads = 0
+        self.num_loads = self.num_picks = 0
         self.prompts = Prompts(traits.costs)
         self.decoding = Decoding()
         self.kv_cache = KvCache(endpoint.address)
@@ -393,7 +395,8 @@ class Tracked:
         )
 
     def use(self, adapter: str | None, priority: int, flow: str, *, now: float) -> None:
-        """Note whose request an adapter's slot is used for."""
+        """Note a pick, and whose request an adapter's slot is used for."""
+        self.num_picks += 1
         if adapter is not None:
             self.slots.sent(adapter, priority, flow, now=now)
 

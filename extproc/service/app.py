@@ -159,11 +159,13 @@ class App:
             garbage.end()
 
     async def _measure_delay(self) -> None:
-        clock, telemetry = self._parts.clock, self._parts.telemetry
+        clock, telemetry, pace = self._parts.clock, self._parts.telemetry, self._parts.pods.pace
         while True:
             due_s = clock() + DELAY_INTERVAL_S
             await asyncio.sleep(DELAY_INTERVAL_S)
-            telemetry.loop_delayed(max(0.0, clock() - due_s))
+            delay_s = max(0.0, clock() - due_s)
+            telemetry.loop_delayed(delay_s)
+            pace.delayed(delay_s)
 
     async def _follow_changes(self) -> None:
         changed = self._parts.changed

@@ -28,6 +28,7 @@ def add_gauges(
     decisions, observers = parts.recorder.decisions, parts.recorder.observers
     pool, routes, router = routing.pool, routing.routes, routing.router
     clock, losses, endpoints = parts.clock, parts.pods.losses, parts.endpoints
+    pace = parts.pods.pace
     add("ready", "Accepts requests: synced, and not draining", lambda: not why_not_ready())
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: len(pool.flights))
@@ -65,6 +66,11 @@ def add_gauges(
     add("held_seconds_limit", "Longest that a request may be held", lambda: router.max_hold_s)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
+    add(
+        "scrape_interval_seconds",
+        "Between two scrapes of a pod that is not quiet: longer while the event loop is late",
+        lambda: pace.interval_s,
+    )
     telemetry.add_gauges(
         "cpu_cache_adapters",
         "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",

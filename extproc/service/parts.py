@@ -192,6 +192,7 @@ class Parts:
             ConfigError: The policy cannot be loaded. Nothing has changed.
         """
         self.routing.configure(config)
+        self.pods.pace.configure(config.scrape.expiry_s)
         self.adapters.configure(config)
 
     def look(self) -> None:

@@ -10,6 +10,7 @@ from extproc.fleet.accounting import Accounting
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.losses import Losses, Part
 from extproc.fleet.models import ModelsPoller
+from extproc.fleet.pace import Pace
 from extproc.fleet.podasks import PodAsks
 from extproc.fleet.pool import Pool
 from extproc.fleet.readiness import Readiness
@@ -27,6 +28,7 @@ class Pods:
 
     Attributes:
         losses: Which pods do not answer.
+        pace: How often they are asked for their metrics.
 
     Args:
         accounting: Ends the picks that reports no longer count.
@@ -55,12 +57,15 @@ class Pods:
         self.losses = Losses()
         self._damaged: set[str] = set()  # endpoints whose pages have had lines that nobody can read
         scrapes, polls = configured.pod_loops(config)
+        self.pace = Pace(config.scrape.interval_s, config.scrape.expiry_s)
         self._scraper = Scraper(
             PROFILES[config.pods.engine],
             scrapes,
+            self.pace,
             page_url=configured.metrics_pages(config),
             on_report=self._on_report,
             on_failure=self._on_scrape_failure,
+            num_picks=pool.num_picks,
             clock=clocks.clock,
             rng=clocks.rng,
             max_page_bytes=config.scrape.max_page_bytes,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -259,6 +260,32 @@ async def test_limited_pokes_cause_one_visit_now_and_one_after_the_interval() ->
 
     # However many pokes there were: the second visit that they cause is after the interval.
     assert min(at_s for num_made, at_s in seen if num_made == 3) == pytest.approx(0.3, abs=0.002)
+
+
+@in_virtual_time
+async def test_a_visit_can_wait_for_whole_intervals_and_a_poke_ends_that() -> None:
+    class Patient(EndpointLoops):
+        num_waits = 0
+
+        def can_wait(self, address: str) -> bool:
+            assert address == A.address
+            self.num_waits += 1
+            return self.num_waits % 4 != 0
+
+    visits, begun_s, loop = Visits(), list[float](), asyncio.get_running_loop()
+    visits.behave[A.address] = lambda: begun_s.append(loop.time())
+    loops = Patient(
+        visits.begin, LoopSettings(0.5, 5.0, 1.0), on_failure=visits.on_failure, rng=Random(1)
+    )
+    loops.set_endpoints([A])
+    await visits.until(lambda: len(begun_s) == 4)
+    await asyncio.sleep(1.2)
+    loops.poke(A.address)
+    await visits.until(lambda: len(begun_s) == 5)
+    await loops.aclose()
+
+    rests_s = [after - before for before, after in pairwise(begun_s)]
+    assert rests_s[1:] == pytest.approx([2.0, 2.0, 1.2])
 
 
 async def test_a_refused_connection_is_unreachable_and_a_timeout_is_not() -> None:

@@ -1486,3 +1486,28 @@ def test_a_late_end_says_nothing_of_the_process_that_came_back_under_the_address
 
     assert made.prefix_index.find(BEGUN) == {}
     assert made._tracked[address(1)].kv_cache.computed_bytes == 0
+
+
+# --- picks that were ever counted ---------------------------------------------------------------
+
+
+def test_picks_of_all_routers_are_counted_and_those_that_have_not_ended_hide_the_count() -> None:
+    made, seen = pool(1), list[int | None]()
+
+    def look() -> None:
+        seen.append(made.num_picks(address(1)))
+
+    look()
+    start(made, adapter=None)
+    look()
+    made.flights.finish("pick-1", now=1.0)
+    look()
+    made.told.begin("other", now=1.0)
+    made.told.start(PeerPick("other-1", address(1), None, 10, 0.0), now=1.0)
+    look()
+    made.told.finish("other-1", now=2.0)
+    look()
+    made.set_endpoints([])
+    look()
+
+    assert seen == [0, None, 1, None, 2, None]

@@ -23,6 +23,7 @@ from extproc.fleet import scraper as scraper_module
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.loops import READING_SHARE, LoopSettings
+from extproc.fleet.pace import Pace
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.scraper import Scraper
 from extproc.types import Endpoint, LoadReport
@@ -81,9 +82,11 @@ class Watch:
         self.scraper = Scraper(
             VLLM,
             LoopSettings(0.002, 2.0, 0.01, headers, tls),
+            Pace(0.002, 2.0),
             on_report=lambda *told: self.reports.put_nowait(told),
             on_failure=lambda *told: self.failures.put_nowait(told),
             **{
+                "num_picks": lambda _address: None,
                 "clock": asyncio.get_running_loop().time,
                 "rng": Random(1),
                 **options,
@@ -271,6 +274,55 @@ async def test_a_server_whose_page_is_dear_to_read_is_visited_less_often() -> No
             visit = watch.scraper._begin(client, Endpoint(host_and_port(url)))
 
             assert await visit() == pytest.approx(1.0 / READING_SHARE)
+
+
+@pytest.mark.parametrize("news", ["a pick", "a pick that ended", "a closed connection", "it left"])
+async def test_a_quiet_pod_can_wait_until_something_happens_there(news: str) -> None:
+    pod, now, num_picks = Pod(), 0.0, dict[str, int | None]()
+    pod.page = "".join(
+        line for line in GOLDEN.splitlines(keepends=True) if "num_requests" not in line
+    )
+    pod.page += "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+    watch = Watch(clock=lambda: now, num_picks=num_picks.get)
+    async with pod.server() as url:
+        address = host_and_port(url)
+        num_picks[address] = 3
+        with closing(PodClient()) as client:
+            visit, waited = watch.scraper._begin(client, Endpoint(address)), list[bool]()
+            for _ in range(20):
+                await visit()
+                waited.append(watch.scraper.can_wait(address))
+                now += 0.1
+            now -= 0.1
+
+            assert (waited[0], waited[-1]) == (False, True)
+            if news == "a closed connection":
+                client.close()
+            elif news == "it left":
+                watch.scraper.set_endpoints([])
+            else:
+                num_picks[address] = None if news == "a pick" else 4
+            assert not watch.scraper.can_wait(address)
+
+
+async def test_all_pods_are_asked_less_often_while_the_event_loop_is_late() -> None:
+    watch, pace = Watch(), Pace(0.002, 2.0)
+    scraper = Scraper(
+        VLLM,
+        LoopSettings(0.002, 2.0, 0.01),
+        pace,
+        on_report=lambda *_: None,
+        on_failure=lambda *_: None,
+        num_picks=lambda _: None,
+        clock=asyncio.get_running_loop().time,
+        rng=Random(1),
+    )
+    before_s = scraper.interval_s()
+    for _ in range(10):
+        pace.delayed(0.5)
+
+    assert (before_s, watch.scraper.interval_s()) == (0.002, 0.002)
+    assert scraper.interval_s() > 3 * before_s
 
 
 async def test_a_page_that_is_none_is_a_failure() -> None:

@@ -59,6 +59,25 @@ async def test_a_change_that_lets_reports_expire_too_soon_is_a_warning(
         )
 
 
+async def test_a_late_event_loop_stretches_scrapes_up_to_half_of_the_expiry_in_force(
+    pods: list[RunningPod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.service.app.DELAY_INTERVAL_S", 0.001)
+    monkeypatch.setattr("extproc.fleet.pace.LATE_S", -1.0)  # it is always late
+    monkeypatch.setattr("extproc.fleet.pace.AGE_SHARE", 1.0)  # of which a delay takes half at most
+    path, config = tmp_path / "extproc.yaml", configuration(pods, scrape={"expiry_s": 40.0})
+
+    async with serving(config, path) as service:
+
+        async def is_stretched(expiry_s: float) -> bool:
+            interval_s = await service.metric("extproc_scrape_interval_seconds ")
+            return expiry_s / 2 <= interval_s <= expiry_s
+
+        await eventually(lambda: is_stretched(40.0))
+        path.write_text(yaml.safe_dump({**config, "scrape": {"expiry_s": 4.0}}))
+        await eventually(lambda: is_stretched(4.0))
+
+
 async def test_pods_come_and_go_with_the_endpoints_file(
     pods: list[RunningPod], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
