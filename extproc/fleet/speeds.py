@@ -52,6 +52,9 @@ NUM_PRESUMED_LOADS = 8
 _PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
 """First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
 it has endpoints, if those are more: each of them gets its costs anew."""
+MIN_LOOK_S = 0.25
+"""From one look at a group to the next, however many first tokens come: what its endpoints have in
+common does not change that fast."""
 _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
 
@@ -95,7 +98,7 @@ class _Tokens:
         self.most_s_per_byte = inf
 
     def record(self, prompt: Point, alone: Point | None, behind: Point | None) -> bool:
-        """Record a first token; return whether it was looked at.
+        """Record a first token; return whether it is time for a look.
 
         Args:
             prompt: Its bytes, and the seconds since it was sent.
@@ -106,11 +109,12 @@ class _Tokens:
             if point is not None:
                 points.append(point)
         self._num_unseen += 1
-        if self._num_unseen < self.per_look:
-            return False
+        return self._num_unseen >= self.per_look
+
+    def look(self) -> None:
+        """See what the latest first tokens show."""
         self._num_unseen, self.line, self.rate = 0, fit(self._points), rate(self._behind)
         self.most_s_per_byte = most(self._all)
-        return True
 
     def s_per_byte(self, presumed: float, variance: float) -> float:
         """Return the cost of prompts where such costs are `presumed`, with a variance."""
@@ -153,6 +157,7 @@ class _Group:
     def __init__(self) -> None:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
         self.endpoints: dict[Tracked, _Own] = {}
+        self._looked_s = self._latest_s = -inf
         self._variance = 0.0
         self._loads: dict[Load, deque[float]] = {
             load: deque(maxlen=NUM_LOADS) for load in (Load.CACHED, Load.COLD)
@@ -168,15 +173,28 @@ class _Group:
         self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))
 
     def record(
-        self, tracked: Tracked, prompt: Point, alone: Point | None, behind: Point | None
+        self,
+        tracked: Tracked,
+        prompt: Point,
+        alone: Point | None,
+        behind: Point | None,
+        *,
+        at_s: float,
     ) -> None:
-        """Record a first token without a load, as `_Tokens.record` has it."""
-        is_seen = self.endpoints[tracked].record(prompt, alone, behind)
-        if self.tokens.record(prompt, alone, behind):
+        """Record a first token without a load that came at `at_s`, as `_Tokens.record` has it."""
+        own = self.endpoints[tracked]
+        is_time = own.record(prompt, alone, behind)
+        if is_time:
+            own.look()
+        self._latest_s = max(self._latest_s, at_s)  # they are told of when responses end
+        has_rested = self._latest_s >= self._looked_s + MIN_LOOK_S
+        if self.tokens.record(prompt, alone, behind) and has_rested:
+            self._looked_s = self._latest_s
+            self.tokens.look()
             self._variance = self._look()
             for each in self.endpoints:
                 self.apply(each)
-        elif is_seen:
+        elif is_time:
             self.apply(tracked)
 
     def _look(self) -> float:
@@ -248,7 +266,8 @@ class Speeds:
         is_alone = since is None and not probe.is_behind
         if probe.load is Load.NONE:
             prompt = num_bytes, ttft_s
-            group.record(tracked, prompt, prompt if is_alone else None, since)
+            alone = prompt if is_alone else None
+            group.record(tracked, prompt, alone, since, at_s=own.first_s)
         elif is_alone and group.tokens.line is not None:
             base_s = max(0.0, group.tokens.line.base_s)
             rest_s = ttft_s - base_s - num_bytes * tracked.prompts.costs.prompt_s_per_byte
