@@ -20,6 +20,7 @@ from extproc.fleet.speeds import (
     MAX_LOAD_S,
     MAX_RATIO,
     MIN_LOAD_S,
+    MIN_LOOK_S,
     NUM_OF_GROUP,
     NUM_PRESUMED_LOADS,
     NUM_SENT,
@@ -163,6 +164,25 @@ def test_each_endpoint_has_its_own_and_a_new_one_what_its_group_has() -> None:
 
     assert slopes[:2] == pytest.approx([1e-5, 3e-5], rel=0.2)
     assert slopes[0] < slopes[2] < slopes[1]
+
+
+def test_a_group_is_looked_at_a_few_times_a_second_however_many_first_tokens_come() -> None:
+    made, sizes = pool(), (1000, 5000, 20_000, 60_000)
+
+    def new_costs(s_per_byte: float, since_s: float) -> float:
+        for n in range(NUM_OF_GROUP):
+            size = sizes[n % len(sizes)]
+            sent_at_s = since_s - BASE_S - size * s_per_byte  # all have their first token then
+            hear(made, 1, size, BASE_S + size * s_per_byte, sent_at_s=sent_at_s)
+        made.set_endpoints([endpoint(1)])
+        made.set_endpoints([endpoint(1), endpoint(2)])
+        return costs(made, 2).prompt_s_per_byte
+
+    newest_s = next(LATER_S)
+    before = new_costs(2e-5, newest_s)
+
+    assert new_costs(4e-5, newest_s + MIN_LOOK_S / 2) == before
+    assert new_costs(4e-5, newest_s + MIN_LOOK_S) != before
 
 
 def test_endpoints_that_are_alike_are_taken_to_be_alike() -> None:
