@@ -162,6 +162,7 @@ class _Group:
         self._loads: dict[Load, deque[float]] = {
             load: deque(maxlen=NUM_LOADS) for load in (Load.CACHED, Load.COLD)
         }
+        self._learned_load_s: dict[tuple[Load, float], float] = {}  # until one more is seen
 
     def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
         """Replace the endpoints; new ones are taken for what the group is."""
@@ -209,13 +210,17 @@ class _Group:
 
     def record_load(self, load: Load, seconds: float) -> None:
         self._loads[load].append(seconds)
+        self._learned_load_s.clear()
 
     def load_s(self, load: Load, presumed_s: float) -> float:
-        seen = self._loads[load]
-        if not seen:
-            return presumed_s
-        middle_s = median([presumed_s] * NUM_PRESUMED_LOADS + list(seen))
-        return min(max(middle_s, MIN_LOAD_S), MAX_LOAD_S)
+        found = self._learned_load_s.get((load, presumed_s))
+        if found is None:
+            found, seen = presumed_s, self._loads[load]
+            if seen:
+                middle_s = median([presumed_s] * NUM_PRESUMED_LOADS + list(seen))
+                found = min(max(middle_s, MIN_LOAD_S), MAX_LOAD_S)
+            self._learned_load_s[load, presumed_s] = found
+        return found
 
     def apply(self, tracked: Tracked) -> None:
         """Let an endpoint have the costs that have been learned of it."""
