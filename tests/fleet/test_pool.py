@@ -35,6 +35,7 @@ from tests.builders import (
     base_card,
     cards,
     endpoint,
+    fill,
     pick,
     report,
     request,
@@ -1511,3 +1512,14 @@ def test_picks_of_all_routers_are_counted_and_those_that_have_not_ended_hide_the
     look()
 
     assert seen == [0, None, 1, None, 2, None]
+
+
+def test_a_view_is_made_once_for_each_change() -> None:
+    made = fill(Pool(), 1, 2, load=report())
+    made.flights.start(pick(), now=1.0)
+    first, again = (made.snapshot(now=1.0).endpoints for _ in range(2))
+    made.flights.finish("pick-1", now=2.0)
+    after = made.snapshot(now=2.0).endpoints
+
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True, True]
+    assert [one is other for one, other in zip(first, after, strict=True)] == [False, True]

@@ -184,3 +184,28 @@ def test_homes_beyond_those_remembered_are_in_the_same_order() -> None:
     assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
     assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
     assert list(found.of("a", addresses[:1])) == [0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equals_are_drawn_among_all_of_them_in_the_same_order(seed: int) -> None:
+    views = [endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)]
+    by_views, by_rows = picks(views, request("a"), policy="without homes", seed=seed)
+
+    assert by_rows is not None
+    assert isinstance(by_views, Pick)
+    assert by_rows.address == by_views.address
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_a_cached_beginning_is_found_however_far_it_is_from_home(number: int) -> None:
+    views = [endpoint_view(each, max_loras=8) for each in range(1, 10)]
+    info = request(
+        "a",
+        body_bytes=400_000,
+        cached_bytes={address(number): 390_000},
+        claim=Claim(ttft_s=60.0),
+    )
+    by_rows = picks(views, info, policy="least_harm")[1]
+
+    assert by_rows is not None
+    assert by_rows.address == address(number)
