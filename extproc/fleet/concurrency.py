@@ -245,7 +245,8 @@ class Fullness:
         """Return whether it has no room beside so many unfinished requests."""
         if self.limit is not None and num_pending >= self.limit:
             return True
-        return any(num_pending >= at_refusal for at_refusal, _ in self._open.values())
+        refusals = self._open.values()
+        return bool(refusals) and any(num_pending >= at_refusal for at_refusal, _ in refusals)
 
     def _limit_to(self, num_pending: int, now: float) -> None:
         if self._has_grown:

@@ -189,11 +189,14 @@ class Catalog:
         """Return whether a model that pods list gets requests."""
         if card.parent is None:
             return True
-        if self.planner.is_leaving(name):
-            return False
-        if owner_of(name, self._cards) is not None:
-            return True
-        return self._admits_undeclared and owner_of(name, self._withheld) is None
+        if self._cards or self._withheld or self.planner.has_deleted:
+            if self.planner.is_leaving(name):
+                return False
+            if owner_of(name, self._cards) is not None:
+                return True
+            if owner_of(name, self._withheld) is not None:
+                return False
+        return self._admits_undeclared
 
     @property
     def _admits_undeclared(self) -> bool:
