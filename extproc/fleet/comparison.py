@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from math import exp, lgamma, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -35,23 +35,23 @@ ANY = None
 
 
 class Count(Struct, gc=False):
-    """Requests that ended, and those of them that failed.
-
-    Attributes:
-        ever: The count of the same kind since it was new, which grows with this one.
-    """
+    """Requests that ended, and those of them that failed."""
 
     num: int = 0
     num_failed: int = 0
-    ever: Count | None = None
+
+
+class Growing(Count, gc=False, kw_only=True):
+    """A count that another one grows with, which began earlier: `ever`."""
+
+    ever: Count
 
     def add(self, *, failed: bool) -> None:
         """Count a request."""
         self.num += 1
         self.num_failed += failed
-        if self.ever is not None:
-            self.ever.num += 1
-            self.ever.num_failed += failed
+        self.ever.num += 1
+        self.ever.num_failed += failed
 
 
 def row_log_chance(num: int, num_others: float, num_failed: float) -> float:
@@ -125,8 +125,8 @@ class Tally:
     def __init__(self, limit: int) -> None:
         self._limit, self._half = limit, 0
         self._ever: dict[Hashable, Count] = {}
-        self._new: dict[Hashable, Count] = {}
-        self._old: dict[Hashable, Count] = {}
+        self._new: dict[Hashable, Growing] = {}
+        self._old: dict[Hashable, Growing] = {}
 
     def turn(self, half: int) -> None:
         """Start a half of the window, by its number, when it is due."""
@@ -139,16 +139,16 @@ class Tally:
         """Return whether requests of a kind can be counted."""
         return kind in self._new or len(self._new) < self._limit
 
-    def find(self, kind: Hashable) -> Count | None:
+    def find(self, kind: Hashable) -> Growing | None:
         """Return the count of a kind in this half of the window, to be added to."""
         return self._new.get(kind)
 
-    def begin(self, kind: Hashable) -> Count:
+    def begin(self, kind: Hashable) -> Growing:
         """Return the same, begun if there is none; `has_room` has said yes."""
         ever = self._ever.get(kind)
         if ever is None:
             ever = self._ever[kind] = Count()
-        return self._new.setdefault(kind, Count(ever=ever))
+        return self._new.setdefault(kind, Growing(ever=ever))
 
     def of(self, kind: Hashable) -> Count:
         """Return the requests of a kind within the window."""
@@ -162,7 +162,7 @@ class Tally:
                 less = _less(all_counts[kind], counts.pop(kind))
                 all_counts[kind].num, all_counts[kind].num_failed = less.num, less.num_failed
 
-    def _all_counts(self) -> tuple[dict[Hashable, Count], ...]:
+    def _all_counts(self) -> tuple[dict[Hashable, Any], ...]:
         return self._new, self._old, self._ever
 
     def ever(self, kind: Hashable) -> Count:

@@ -183,13 +183,10 @@ def chosen_terms(pick: Pick) -> Mapping[str, float]:
 
     Empty where the policy has no prices.
     """
-    terms = pick.price
     if pick.terms is None:
         return {}
-    if terms is None:
-        chosen = [view for view in pick.candidates if view.address == pick.address]
-        snapshot = Snapshot(pick.candidates, pick.picked_at_s)
-        (terms,) = pick.terms(snapshot, pick.request, chosen)
+    chosen = [view for view in pick.candidates if view.address == pick.address]
+    (terms,) = pick.terms(Snapshot(pick.candidates, pick.picked_at_s), pick.request, chosen)
     return {name: seconds for name, seconds in terms.items() if 0 < seconds < inf}
 
 
