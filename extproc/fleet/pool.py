@@ -178,7 +178,8 @@ class Pool:
         tracked.answered(self.outliers, asked_at_s, now=now)
         before = tracked.models or {}
         keep = self._models.card_to_keep
-        models = {card.id: keep(before.get(card.id), card) for card in cards}
+        cards = [keep(before.get(card.id), card) for card in cards]
+        models = {card.id: card for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
         if before.keys() - models and not tracked.says_start(now, self._settings):
             # Then names that vanish are the only sign of a restart.
