@@ -4,7 +4,7 @@ responses."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from operator import attrgetter
 
 import msgspec
@@ -73,12 +73,23 @@ def error_body(rejection: Rejection) -> bytes:
     return msgspec.json.encode({"error": error})
 
 
-def models_body(cards: Iterable[ModelCard]) -> bytes:
-    """Return the body of `GET /v1/models`: base models first, then adapters, each by id."""
-    by_id = sorted(cards, key=attrgetter("id"))
-    listed = [_card(card) for card in by_id if card.parent is None]
-    listed += [_card(card) for card in by_id if card.parent is not None]
-    return msgspec.json.encode({"object": "list", "data": listed})
+Encoded = MutableMapping[str, tuple[ModelCard, bytes]]
+"""By name, each card as it was last encoded for a list."""
+
+
+def models_body(cards: Iterable[ModelCard], encoded: Encoded | None = None) -> bytes:
+    """Return the body of `GET /v1/models`: base models first, then adapters, each by id.
+
+    A card that equals its `encoded` one is not encoded again; others are kept there.
+    """
+    kept = {} if encoded is None else encoded
+    bases, adapters = list[bytes](), list[bytes]()
+    for card in sorted(cards, key=attrgetter("id")):
+        known = kept.get(card.id)
+        if known is None or known[0] != card:
+            kept[card.id] = known = card, model_body(card)
+        (bases if card.parent is None else adapters).append(known[1])
+    return b'{"object":"list","data":[%b]}' % b",".join(bases + adapters)
 
 
 def model_body(card: ModelCard) -> bytes:

@@ -6,13 +6,22 @@ has only one meaning, though, and no endpoint may decide that for the others.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
+
+from msgspec import Struct
 
 from extproc.types import ModelCard
 
 Cards = Mapping[str, ModelCard]
 """The models that one endpoint lists, by name."""
+_Content = tuple[object, ...]
+
+
+class _Meaning(Struct):
+    """What some endpoints show under a name."""
+
+    card: ModelCard
+    num_endpoints: int = 0
 
 
 class ModelIndex:
@@ -24,66 +33,65 @@ class ModelIndex:
 
     def __init__(self) -> None:
         self.by_name: Mapping[str, ModelCard] = {}
-        self._num_lists: dict[str, int] = {}  # how many endpoints list each name
+        self._meanings: dict[str, dict[_Content, _Meaning]] = {}
 
-    def replace(self, before: Cards, after: Cards, lists: Iterable[Cards | None]) -> None:
+    def card_to_keep(self, before: ModelCard | None, now: ModelCard) -> ModelCard:
+        """Return the card to keep of what an endpoint lists now, given its last one of that name.
+
+        vLLM's `created` is the time of its response, not the model's, so it does not count. What
+        endpoints agree on is one object: a hundred of them have a hundred thousand cards.
+        """
+        if before is not None and (before.parent, before.root) == (now.parent, now.root):
+            return before
+        meaning = self._meanings.get(now.id, {}).get(_content(now))
+        return now if meaning is None else meaning.card
+
+    def replace(self, before: Cards, after: Cards) -> None:
         """Record that an endpoint lists `after` instead of `before`. O(names of both).
 
         Args:
             before: Its last list, empty where there was none.
-            after: Its list now, empty where there is none.
-            lists: The lists of all endpoints now, this one's included; None for unknown. Read
-                only for names that several endpoints list.
+            after: Its list now, empty where there is none; its cards are those to keep.
         """
-        by_name, num_lists = dict(self.by_name), self._num_lists
-        contested, is_changed = [], False
-        for name in before.keys() - after.keys():
-            num_lists[name] -= 1
-            if num_lists[name]:
-                contested.append(name)
-            else:
-                del num_lists[name], by_name[name]
+        by_name, is_changed = dict(self.by_name), False
+        for name in {**before, **after}:
+            old, card = before.get(name), after.get(name)
+            if old is card:
+                continue
+            meanings = self._meanings.setdefault(name, {})
+            if card is not None:
+                meanings.setdefault(_content(card), _Meaning(card)).num_endpoints += 1
+            if old is not None:
+                _leave(meanings, old)
+            if not meanings:
+                del self._meanings[name], by_name[name]
                 is_changed = True
-        for name, card in after.items():
-            old, known = before.get(name), by_name.get(name)
-            if old is None:
-                num_lists[name] = num_lists.get(name, 0) + 1
-            if known is None:
-                by_name[name] = card
+            elif by_name.get(name) is not (most := majority_card(meanings.values())):
+                by_name[name] = most
                 is_changed = True
-            elif old is not card and (old is not None or _content(known) != _content(card)):
-                # One more that agrees changes nothing: pods that list the same come in turn.
-                contested.append(name)
-        known_lists = [each for each in lists if each is not None] if contested else []
-        for name in contested:
-            cards = [each[name] for each in known_lists if name in each]
-            if cards:  # else others that list it are leaving too, and will be removed
-                by_name[name] = majority_card(cards)
-        if contested or is_changed:
+        if is_changed:
             self.by_name = by_name
 
 
-def majority_card(cards: Sequence[ModelCard]) -> ModelCard:
-    """Return the card that most of these show; in a tie, that of an adapter.
+def _leave(meanings: dict[_Content, _Meaning], card: ModelCard) -> None:
+    content = _content(card)
+    meanings[content].num_endpoints -= 1
+    if not meanings[content].num_endpoints:
+        del meanings[content]
+
+
+def majority_card(meanings: Collection[_Meaning]) -> ModelCard:
+    """Return the card that most show; in a tie, that of an adapter, and of those the first shown.
 
     An adapter mistaken for a base model loses its affinity; the reverse costs little.
     """
-    if len(cards) == 1:
-        return cards[0]
-    num_adapters = sum(card.parent is not None for card in cards)
-    is_adapter = 2 * num_adapters >= len(cards)
-    agreeing = [card for card in cards if (card.parent is not None) is is_adapter]
-    [(most, _)] = Counter(map(_content, agreeing)).most_common(1)
-    return next(card for card in agreeing if _content(card) == most)
+    if len(meanings) > 1:
+        num_adapters = sum(each.num_endpoints for each in meanings if each.card.parent is not None)
+        is_adapter = 2 * num_adapters >= sum(each.num_endpoints for each in meanings)
+        meanings = [each for each in meanings if (each.card.parent is not None) is is_adapter]
+    return max(meanings, key=lambda each: each.num_endpoints).card
 
 
-def _content(card: ModelCard) -> tuple[object, ...]:
+def _content(card: ModelCard) -> _Content:
     """Return all but the time, which is the endpoint's."""
     return card.parent, card.root, card.max_model_len, card.owned_by
-
-
-def card_to_keep(before: ModelCard | None, now: ModelCard) -> ModelCard:
-    """Return the card to keep: vLLM's `created` is the time of its response, not the model's."""
-    if before is None or (before.parent, before.root) != (now.parent, now.root):
-        return now
-    return before

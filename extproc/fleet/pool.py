@@ -24,7 +24,7 @@ from extproc.fleet.columns import Columns
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.flights import Flights
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
-from extproc.fleet.modelindex import ModelIndex, card_to_keep
+from extproc.fleet.modelindex import ModelIndex
 from extproc.fleet.outliers import Outliers, OutlierSettings
 from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.podstate import PodState
@@ -126,7 +126,7 @@ class Pool:
         for each in gone:
             each.kv_cache.lose()
             self.told.drop(each)
-            self._models.replace(each.models or {}, {}, self._lists())
+            self._models.replace(each.models or {}, {})
 
     def declare(self, cards: Mapping[str, ModelCard], *, now: float) -> None:
         """Replace the adapters that endpoints which look for them find by themselves, by name.
@@ -159,7 +159,7 @@ class Pool:
             before = tracked.models or {}
             self.told.drop(tracked)
             tracked.restart(taken_at_s)
-            self._models.replace(before, {}, self._lists())
+            self._models.replace(before, {})
         report = tracked.believed(report, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
@@ -190,7 +190,9 @@ class Pool:
         asked_at_s = now if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=now)
         before = tracked.models or {}
-        models = {card.id: card_to_keep(before.get(card.id), card) for card in cards}
+        keep = self._models.card_to_keep
+        cards = [keep(before.get(card.id), card) for card in cards]
+        models = {card.id: card for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
         if before.keys() - models and not tracked.says_start(now, self._settings):
             # Then names that vanish are the only sign of a restart.
@@ -200,7 +202,7 @@ class Pool:
         tracked.residency.record_registered(adapters, now=now)
         if models != before or tracked.models is None:
             tracked.set_models(models)
-            self._models.replace(before, models, self._lists())
+            self._models.replace(before, models)
         self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
         tracked.num_silences, tracked.listed_at_s = 0, asked_at_s
         tracked.renew()
@@ -368,6 +370,3 @@ class Pool:
         view = tracked.make_view(now, self._settings, self.outliers)
         self._until_s = min(self._until_s, tracked.view_expires_s)
         return view
-
-    def _lists(self) -> Iterable[dict[str, ModelCard] | None]:
-        return (tracked.models for tracked in self._tracked.values())

@@ -219,13 +219,19 @@ class Telemetry:
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family, for the registry."""
+        """Yield every family, for the registry.
+
+        All are of one moment, though others may run before the next is taken: that of the first.
+        Counts and readings are taken then; the endpoints' families are made one by one, of a
+        snapshot from then.
+        """
         snapshot = self._snapshot()
         self._scrape_failures.keep({each.address for each in snapshot.endpoints})
-        yield from (each.family() for each in self._counters)
         histograms = self._decision_s, self._scrape_s, self._lag_s, self._held_s, self._delay_s
-        yield from (each.family() for each in histograms)
-        yield from (read() for read in self._readings)
+        families = [each.family() for each in self._counters]
+        families += [each.family() for each in histograms]
+        families += [read() for read in self._readings]
+        yield from families
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})
         yield from _endpoint_families(snapshot)
 

@@ -59,14 +59,12 @@ class Plan:
     def hold(self, ticket: Ticket) -> None:
         """Count a ticket that is held from now on."""
         if self._settings.fair:
-            claim = ticket.request.claim
-            self.counters[claim.priority].hold(claim.flow)
+            self.counters[ticket.request.claim.priority].hold(ticket.flow)
 
     def release(self, ticket: Ticket) -> None:
         """Count a ticket that is not held any more."""
         if self._settings.fair:
-            claim = ticket.request.claim
-            self.counters[claim.priority].release(claim.flow)
+            self.counters[ticket.request.claim.priority].release(ticket.flow)
 
     def hold_told(self, flows: Collection[tuple[int, str]]) -> None:
         """Have flows be active from now on that wait at other routers, and no others that do.
@@ -143,14 +141,25 @@ class Plan:
     def _served_in(self, flow: list[Ticket], name: str) -> float:
         return self.served(flow[0].request.claim.priority, name)
 
-    def by_arrival(self, tickets: Iterable[Ticket], now: float) -> list[_Flows]:
-        """Return the flows of each level, each in order of arrival.
+    def adapters(self, tickets: Iterable[Ticket], now: float) -> Iterator[str]:
+        """Yield the adapters that tickets need, each once, the next in order of arrival first.
+
+        Nothing may be charged meanwhile, so a flow whose turn it is has all turns until its end.
 
         Args:
-            tickets: In that order.
+            tickets: In order of arrival.
         """
-        levels = by_level(tickets, now, self._settings.ageing_s)
-        return [self._flows(level) for level in levels]
+        found = set[str]()
+        for level in by_level(tickets, now, self._settings.ageing_s):
+            flows = self._flows(level)
+            for _, name in sorted(
+                (self._served_in(flow, name), name) for name, flow in flows.items()
+            ):
+                for ticket in flows[name]:
+                    adapter = ticket.request.adapter
+                    if adapter is not None and adapter not in found:
+                        found.add(adapter)
+                        yield adapter
 
     def in_order(self, levels: Iterable[_Flows]) -> Iterator[Ticket]:
         """Yield the tickets of all levels; what has been charged meanwhile counts at once."""
@@ -179,7 +188,7 @@ class Plan:
             return {"": level}
         flows: defaultdict[str, list[Ticket]] = defaultdict(list)
         for ticket in level:
-            flows[ticket.request.claim.flow].append(ticket)
+            flows[ticket.flow].append(ticket)
         return flows
 
     def _ordered(self, flow: list[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from math import ceil
 
 from extproc.phrases import FOR_SLOT
@@ -245,16 +246,15 @@ class HoldQueue:
         else:
             self._found(ticket, result, now)
 
-    def adapters(self, now: float) -> list[str]:
-        """Return the adapters that held requests need, each once, the next in order first.
+    def adapters(self, now: float, *, limit: int | None = None) -> list[str]:
+        """Return the adapters that held requests need, each once, the next in order first; the
+        first of them where there is a limit.
 
         That is by priority, by turns, and by arrival whatever `order` says: a request that waits
         for a load gives up at the end, and is not served late. The newest first would let others
         give up even where loads keep up with requests.
         """
-        levels = self._plan.by_arrival(self._tickets, now)
-        names = (ticket.request.adapter for ticket in self._plan.in_order(levels))
-        return list(dict.fromkeys(name for name in names if name is not None))
+        return list(islice(self._plan.adapters(self._tickets, now), limit))
 
     def _found(self, ticket: Ticket, result: Pick | Rejection, now: float) -> None:
         self.num_ended[end_of(result)] += 1

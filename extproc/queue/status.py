@@ -29,6 +29,6 @@ def describe_queue(queue: HoldQueue, *, now: float) -> dict[str, Any]:
         "oldest_s": round(queue.oldest_s(now), 3),
         "per_s": round(1 / queue.service_s, 3) if queue.service_s else None,
         "routes": [[route, priority, num] for (route, priority), num in held[:MAX_SHOWN]],
-        "adapters": [plain(each, MAX_NAME_CHARS) for each in queue.adapters(now)[:MAX_SHOWN]],
+        "adapters": [plain(each, MAX_NAME_CHARS) for each in queue.adapters(now, limit=MAX_SHOWN)],
         "ended": {str(end): num for end, num in queue.num_ended.items()},
     }

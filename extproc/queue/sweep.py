@@ -303,5 +303,4 @@ def _kind(ticket: Ticket) -> Hashable:
 
 
 def _flow(ticket: Ticket) -> _Flow:
-    claim = ticket.request.claim
-    return claim.priority, claim.flow
+    return ticket.request.claim.priority, ticket.flow

@@ -58,6 +58,7 @@ class Ticket(Struct, eq=False):
         reason: Why the policy held it, a slug.
         result: None as long as it is held.
         error: What its policy raised.
+        flow: Whose turns it counts for (`Claim.flow`): each offer looks at that of all.
     """
 
     request: RequestInfo
@@ -73,6 +74,10 @@ class Ticket(Struct, eq=False):
     kind: Hashable = None
     result: Pick | Rejection | None = None
     error: Exception | None = None
+    flow: str = ""
+
+    def __post_init__(self) -> None:
+        self.flow = self.request.claim.flow
 
     def fail(self, error: Exception) -> None:
         """Have `resume` raise what its policy raised."""
@@ -121,7 +126,10 @@ def by_level(tickets: Iterable[Ticket], now: float, ageing_s: float = inf) -> li
     """Return the tickets of each level, the highest first, in the order given."""
     levels: defaultdict[int, list[Ticket]] = defaultdict(list)
     for ticket in tickets:
-        levels[level(ticket, now, ageing_s)].append(ticket)
+        request = ticket.request
+        is_young = now - request.arrived_at_s < ageing_s  # most are: half the time
+        priority = request.claim.priority if is_young else level(ticket, now, ageing_s)
+        levels[priority].append(ticket)
     return [levels[each] for each in sorted(levels, reverse=True)]
 
 

@@ -376,3 +376,21 @@ def test_only_picks_that_were_held_have_a_time_of_that() -> None:
     assert sample(metrics, "held_seconds_count") == 2
     assert sample(metrics, "held_seconds_sum") == 0.3
     assert sample(metrics, "held_seconds_bucket", le="0.2") == 1
+
+
+def test_a_page_is_of_one_moment_whatever_happens_while_it_is_made() -> None:
+    views, picks = [WITH_A], [1.0]
+    metrics = Telemetry(snapshot=lambda: Snapshot(tuple(views), 0.0), version="1")
+    metrics.add_gauge("picks_in_flight", "Picks", lambda: picks[0])
+    metrics.add_counters("ends", "Ends", "end", lambda: {"left": picks[0]})
+    metrics.picked(pick())
+    before = list(metrics.collect())
+    page = metrics.collect()
+    first = next(page)
+    metrics.picked(pick())
+    metrics.completed(Outcome.COMPLETED, lag_s=1.0)
+    metrics.rejected(FULL)
+    views[:], picks[0] = [BARE, CACHED_A], 2.0
+
+    assert [first, *page] == before
+    assert list(metrics.collect()) != before

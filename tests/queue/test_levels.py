@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from hypothesis import given
@@ -26,6 +27,25 @@ def test_each_level_s_tickets_keep_their_order_and_the_highest_level_is_first() 
 
 def test_nobody_is_held_on_no_level() -> None:
     assert by_level([], 9.0) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.integers(-2, 1), st.sampled_from([0.5, inf])), min_size=8
+    ),
+    st.integers(0, 12),
+    st.sampled_from([AGEING_S, inf]),
+)
+def test_all_are_at_their_own_level(
+    held: Sequence[tuple[int, int, float]], now: int, ageing_s: float
+) -> None:
+    tickets = [ticket(at, objective_s, priority=each) for at, each, objective_s in held]
+    levels = [level(each, now, ageing_s) for each in tickets]
+
+    assert by_level(tickets, now, ageing_s) == [
+        [each for each, its_level in zip(tickets, levels, strict=True) if its_level == one]
+        for one in sorted(set(levels), reverse=True)
+    ]
 
 
 @given(PRIORITIES, st.floats(0, 1e6), st.floats(0, 1e6))

@@ -97,8 +97,8 @@ class Scene:
         result = routed(self.ask(model))
         return result
 
-    def listed(self, tenant: str = "") -> list[str]:
-        body = self.router.models.body(None, tenant, now=self.now)
+    def listed(self, tenant: str = "", subset: frozenset[str] | None = None) -> list[str]:
+        body = self.router.models.body(subset, tenant, now=self.now)
         assert isinstance(body, bytes)
         return [model["id"] for model in json.loads(body)["data"]]
 
@@ -551,6 +551,8 @@ def test_other_tenants_find_no_such_model_in_no_version() -> None:
     assert isinstance(scene.ask("own"), Pick)
     assert (scene.listed(), scene.listed("acme")) == ([BASE, "own"], [BASE, "own", "sql"])
     assert refused(scene.router.models.find("sql", None, now=scene.now))[0] == 404
+    first, second = (frozenset({f"10.0.0.{number}"}) for number in (1, 2))
+    assert (scene.listed("", first), scene.listed("", second)) == ([BASE, "own"], [BASE])
 
 
 @pytest.mark.parametrize(

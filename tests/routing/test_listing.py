@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.fleet.pool import Pool
+from extproc.openai import model_body, models_body
 from extproc.routing.models import ModelListing
+from extproc.types import ModelCard
 from tests.builders import BASE, address, cards, fill
+
+CARDS = st.builds(
+    ModelCard,
+    st.sampled_from(["a", "b", 'q"\u00e9']),
+    st.sampled_from([None, BASE]),
+    st.sampled_from(["", "/x"]),
+    st.integers(0, 2),
+)
+CHANGES = st.lists(st.tuples(st.integers(1, 3), st.lists(CARDS, max_size=3)), max_size=10)
+"""Numbers of endpoints, and what they list from then on."""
 
 
 def pool() -> Pool:
@@ -66,3 +82,27 @@ def test_a_listing_that_says_the_same_again_leaves_what_is_registered_as_it_was(
 
     assert made.registry is before[0]
     assert made.snapshot(now=2.0).endpoints[0].registered is before[1]
+
+
+@given(CHANGES)
+def test_after_any_changes_the_body_is_as_if_it_were_made_anew(
+    changes: Sequence[tuple[int, Sequence[ModelCard]]],
+) -> None:
+    listing, made = ModelListing(), fill(Pool(), 1, 2, 3)
+    for now, (number, listed) in enumerate(changes):
+        made.record_models(address(number), listed, now=float(now))
+        whole = body(ModelListing(), made, 1, 2, 3)
+
+        assert body(listing, made, 1, 2, 3) == whole
+        assert listing.part(made.registry, made.registry) == whole
+        assert listing._encoded.keys() == made.registry.keys(), "no more than what is listed"
+
+
+@given(st.lists(CARDS, unique_by=lambda card: card.id))
+def test_a_list_has_each_model_as_it_is_shown_alone(listed: Sequence[ModelCard]) -> None:
+    shown = json.loads(models_body(listed))["data"]
+
+    assert shown == [
+        json.loads(model_body(card))
+        for card in sorted(listed, key=lambda card: (card.parent is not None, card.id))
+    ]

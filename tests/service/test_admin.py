@@ -376,6 +376,37 @@ async def test_a_page_is_written_off_the_loop_and_the_next_one_is_for_all_who_wa
     assert page.num_begun == 2
 
 
+class WatchedPage:
+    """A collector that notes how many turns others have had when it is asked for each family."""
+
+    def __init__(self) -> None:
+        self.num_turns = 0
+        self.seen: list[int] = []
+
+    def collect(self) -> Iterator[Metric]:
+        for number in range(3):
+            self.seen.append(self.num_turns)
+            yield Metric(f"family_{number}", "A family", "gauge")
+
+    async def take_turns(self) -> None:
+        while True:
+            self.num_turns += 1
+            await asyncio.sleep(0)
+
+
+async def test_others_have_their_turn_between_two_families_of_metrics() -> None:
+    page = WatchedPage()
+    async with serving() as admin:
+        admin.registry.register(page)
+        page.seen.clear()
+        others = asyncio.create_task(page.take_turns())
+        _, text, _ = await admin.get("/metrics")
+        others.cancel()
+
+    assert sorted(set(page.seen)) == page.seen
+    assert len(page.seen) == text.count("# TYPE family_") == 3
+
+
 async def test_decisions_are_described_for_one_at_a_time() -> None:
     async with serving() as admin:
         await asyncio.gather(*(admin.get("/debug/decisions") for _ in range(NUM_ASKING)))

@@ -1,0 +1,110 @@
+"""One meaning of each name, kept up to date as endpoints list and leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from extproc.fleet.modelindex import ModelIndex
+from extproc.types import ModelCard
+
+Lists = Mapping[int, Mapping[str, ModelCard]]
+
+CARDS = st.builds(
+    ModelCard,
+    st.sampled_from("ab"),
+    st.sampled_from([None, "base", "other"]),
+    st.sampled_from(["", "/x"]),
+    st.integers(0, 3),
+    st.sampled_from([None, 9]),
+)
+CHANGES = st.lists(st.tuples(st.integers(0, 4), st.lists(CARDS, max_size=3)), max_size=12)
+"""Numbers of endpoints, and what they list from then on."""
+
+
+class Scene:
+    """An index, and what its endpoints list."""
+
+    def __init__(self) -> None:
+        self.index = ModelIndex()
+        self.lists: dict[int, Mapping[str, ModelCard]] = {}
+
+    def lists_now(self, number: int, cards: Sequence[ModelCard]) -> None:
+        before = self.lists.get(number, {})
+        after = {each.id: self.index.card_to_keep(before.get(each.id), each) for each in cards}
+        self.index.replace(before, after)
+        self.lists[number] = after
+
+    def shown(self, name: str) -> list[ModelCard]:
+        """What the endpoints show under a name."""
+        return [cards[name] for cards in self.lists.values() if name in cards]
+
+
+def content(card: ModelCard) -> ModelCard:
+    return replace(card, created_wall_s=0)
+
+
+@given(CHANGES)
+def test_each_name_has_the_card_that_most_show_however_they_came_to_it(
+    changes: Sequence[tuple[int, Sequence[ModelCard]]],
+) -> None:
+    scene = Scene()
+    for change in changes:
+        scene.lists_now(*change)
+        by_name = scene.index.by_name
+        assert by_name.keys() == {name for cards in scene.lists.values() for name in cards}
+        for name, card in by_name.items():
+            shown = scene.shown(name)
+            num_adapters = sum(each.parent is not None for each in shown)
+            assert (card.parent is not None) is (2 * num_adapters >= len(shown))
+            agreeing = [e for e in shown if (e.parent is not None) is (card.parent is not None)]
+            counts = Counter(map(content, agreeing))
+            assert counts[content(card)] == max(counts.values())
+
+
+@given(CHANGES)
+def test_the_cards_are_another_object_where_one_of_them_is_another_and_never_else(
+    changes: Sequence[tuple[int, Sequence[ModelCard]]],
+) -> None:
+    scene = Scene()
+    for change in changes:
+        before, cards_before = scene.index.by_name, dict(scene.index.by_name)
+        scene.lists_now(*change)
+
+        assert (scene.index.by_name is before) is (scene.index.by_name == cards_before)
+        assert before == cards_before
+
+
+@given(CHANGES)
+def test_endpoints_that_agree_share_one_card(
+    changes: Sequence[tuple[int, Sequence[ModelCard]]],
+) -> None:
+    scene = Scene()
+    for change in changes:
+        scene.lists_now(*change)
+        for name in scene.index.by_name:
+            shown = scene.shown(name)
+            assert len(set(map(id, shown))) == len(set(map(content, shown)))
+
+
+def test_nothing_is_left_of_names_that_nobody_lists() -> None:
+    scene = Scene()
+    for number in (1, 2):
+        scene.lists_now(number, [ModelCard("a"), ModelCard("b", "base")])
+    for number in (1, 2):
+        scene.lists_now(number, [])
+
+    assert not scene.index.by_name
+    assert not scene.index._meanings
+
+
+def test_where_as_many_show_either_the_first_stays() -> None:
+    scene = Scene()
+    for number, root in enumerate(["/x", "/y", "/y", "/x"]):
+        scene.lists_now(number, [ModelCard("a", "base", root)])
+
+    assert scene.index.by_name["a"].root == "/x"
