@@ -16,7 +16,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
 
 from msgspec.structs import replace
 
@@ -32,8 +31,9 @@ from extproc.fleet.prefixes import PrefixIndex
 from extproc.fleet.serverflags import PoolSettings, ServerFlags
 from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
+from extproc.fleet.views import Views
 from extproc.tenancy import SlotUse
-from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Snapshot
+from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 
@@ -73,10 +73,8 @@ class Pool:
         self.speeds = Speeds()
         self.prefix_index = PrefixIndex()
         self.outliers = Outliers(outliers)
+        self._views = Views(self._settings, self.outliers)
         self._tracked: dict[str, Tracked] = {}
-        self._stale: dict[Tracked, None] = {}  # those whose views are no longer true
-        self._until_s = inf  # before that, no other view expires
-        self._columns: Columns | None = None
         self._models = ModelIndex()
         self._declared: Mapping[str, ModelCard] = {}
         self.told = PeerPicks(self._find, queue=queue, catalog=catalog)
@@ -94,6 +92,7 @@ class Pool:
     def configure(self, settings: PoolSettings, outliers: OutlierSettings | None = None) -> None:
         """Apply new thresholds and traits."""
         self._settings = settings
+        self._views.configure(settings)
         self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
             tracked.describe(tracked.endpoint, settings)
@@ -109,7 +108,7 @@ class Pool:
         tracked: dict[str, Tracked] = {}
         for endpoint in sorted(endpoints, key=lambda e: e.address):
             known = self._tracked.get(endpoint.address) or Tracked(
-                endpoint, self._settings, self._stale
+                endpoint, self._settings, self._views.stale
             )
             known.others.counts_first = known.others.counts_first or self._counts_first
             known.describe(endpoint, self._settings)
@@ -117,9 +116,8 @@ class Pool:
             tracked[endpoint.address] = known
         self._counts_first = self._counts_first and not tracked
         gone = [each for address, each in self._tracked.items() if address not in tracked]
-        if [*tracked.values()] != [*self._tracked.values()]:
-            self._columns = None
         self._tracked = tracked
+        self._views.set_endpoints(tracked.values())
         self.caches.set_endpoints(tracked.values())
         self.speeds.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
@@ -168,10 +166,7 @@ class Pool:
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
         tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
-        if self._columns is not None:
-            # At once: in a large pool many reports come between two decisions.
-            self._stale.pop(tracked, None)
-            self._columns.set(tracked.row, self._view(tracked, taken_at_s))
+        self._views.renew(tracked, now=taken_at_s)
         self.queue.freed(taken_at_s)
         return restarted
 
@@ -338,24 +333,7 @@ class Pool:
 
     def columns(self, *, now: float) -> Columns:
         """Return the pool at `now`, sorted by address; true until something is recorded."""
-        tracked, columns = self._tracked, self._columns
-        if columns is None:
-            for row, each in enumerate(tracked.values()):
-                each.row = row
-            self._until_s = inf
-            columns = Columns([self._view(each, now) for each in tracked.values()])
-            self._columns = columns
-        elif now > self._until_s:
-            self._until_s = inf
-            for each in tracked.values():
-                if now > each.view_expires_s:
-                    each.touch()
-                self._until_s = min(self._until_s, each.view_expires_s)
-        for each in self._stale:
-            if tracked.get(each.endpoint.address) is each:
-                columns.set(each.row, self._view(each, now))
-        self._stale.clear()
-        return columns
+        return self._views.columns(now=now)
 
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""
@@ -365,8 +343,3 @@ class Pool:
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)
-
-    def _view(self, tracked: Tracked, now: float) -> EndpointView:
-        view = tracked.make_view(now, self._settings, self.outliers)
-        self._until_s = min(self._until_s, tracked.view_expires_s)
-        return view

@@ -1,11 +1,10 @@
-"""One endpoint's state in the pool: its reports, our requests there, and the view made of both."""
+"""One endpoint's state in the pool: its reports, and our requests there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -17,7 +16,7 @@ from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
 from extproc.fleet.outliers import Outliers
-from extproc.fleet.podstate import PodState, mixes_weights
+from extproc.fleet.podstate import PodState
 from extproc.fleet.prefixes import KvCache
 from extproc.fleet.prompts import MAX_AGE_S, Prompts
 from extproc.fleet.residency import Residency
@@ -36,10 +35,6 @@ RESTART_TOLERANCE_S = 1.0
 """Start times of one process are equal up to float printing; a restart takes longer than this."""
 MAX_SILENCES = 3
 """Failed listings after which an endpoint with load reports is no longer waited for."""
-_Facts = tuple[Any, ...]
-"""The first attributes of a view, in their order: those that no request changes."""
-_make_view: Callable[..., EndpointView] = EndpointView
-_IS_KNOWN = EndpointView.__struct_fields__.index("is_known")
 MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
 
@@ -74,6 +69,9 @@ class Tracked:
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
         row: Its place among the pool's endpoints.
+        view: As `fleet.views` has made it last; None where it is no longer true.
+        view_expires_s: After that, it is not either.
+        facts: What the view says and no request changes, until `facts_until_s`; None likewise.
     """
 
     __slots__ = (
@@ -103,16 +101,16 @@ class Tracked:
         ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("restarted_at_s", "returned_at_s", "room", "slots", "traits", "version", "view"),
-        *("_facts", "_facts_until_s", "_stale", "row", "view_expires_s"),
+        *("_stale", "facts", "facts_until_s", "row", "view_expires_s"),
     )
 
     def __init__(
-        self, endpoint: Endpoint, settings: PoolSettings, stale: dict[Tracked, None] | None = None
+        self, endpoint: Endpoint, settings: PoolSettings, stale: dict[Tracked, None]
     ) -> None:
         """Track an endpoint that adds itself to `stale` once its view is no longer true."""
-        self._stale: dict[Tracked, None] = {} if stale is None else stale
-        self._facts: _Facts | None = None
-        self._facts_until_s = inf
+        self._stale = stale
+        self.facts: tuple[Any, ...] | None = None
+        self.facts_until_s = inf
         self.row = 0
         self.endpoint = endpoint
         self.group = settings.group_of(endpoint)
@@ -155,7 +153,7 @@ class Tracked:
 
     def renew(self) -> None:
         """Take all of the view for untrue."""
-        self._facts = None
+        self.facts = None
         self.touch()
 
     def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -421,10 +419,12 @@ class Tracked:
         """Return the age of our oldest pick here, 0 without any."""
         return now - min((each.started_at_s for each in self.flights.values()), default=now)
 
-    def count_loads(self, adapters: tuple[str, ...]) -> None:
-        """Count the adapters that have come into a GPU slot: these are there now."""
-        self.num_loads += len(set(adapters).difference(self.gpu_adapters))
-        self.gpu_adapters = adapters
+    def arrange(self) -> None:
+        """Note where its adapters are now, and count those that have come into a GPU slot."""
+        gpu_adapters, self.cpu_adapters = self.residency.arranged
+        if gpu_adapters is not self.gpu_adapters:
+            self.num_loads += len(set(gpu_adapters).difference(self.gpu_adapters))
+            self.gpu_adapters = gpu_adapters
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""
@@ -443,86 +443,6 @@ class Tracked:
             is_resolver=traits.resolver is True,
             pools=self.endpoint.pools,
             unsafe_version=view.engine_version if view.mixes_weights else "",
-        )
-
-    def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
-        """Build the view at `now`; it is kept in `view` until something changes or expires."""
-        if self._facts is None or now > self._facts_until_s:
-            self._facts = self._settle(now, settings)
-        facts, others, address = self._facts, self.others, self.endpoint.address
-        is_known, pending = facts[_IS_KNOWN], self.adapters.copy()
-        steady = num_foreign = num_unseen = 0
-        if is_known:
-            if others.adapters:
-                pending = {**others.adapters, **pending}
-            if others.num_foreign:
-                steady = others.num_steady
-                num_foreign = others.num_foreign - steady
-            if others.num_before:
-                num_unseen = others.num_unseen
-        num_ours, num_told = len(self.flights), len(others.flights)
-        num_pending = num_ours + num_told + steady
-        num_there = num_pending + num_foreign
-        is_ejected, is_in_doubt, ends_s = outliers.standing(address, now=now)
-        self.view_expires_s = min(self._facts_until_s, ends_s if now <= ends_s else inf)
-        gpu_adapters, self.cpu_adapters = self.residency.arranged
-        if gpu_adapters is not self.gpu_adapters:
-            self.count_loads(gpu_adapters)
-        self.view = _make_view(
-            *facts,
-            self.gpu_adapters,
-            self.cpu_adapters,
-            MappingProxyType(pending),
-            num_pending,
-            num_ours,
-            num_told,
-            num_unseen,
-            num_foreign,
-            self.num_loads,
-            self.prompts.done_s,
-            is_ejected,
-            is_in_doubt or (self.is_unreachable and not self.answers),
-            self.fullness.is_full(num_there),
-            self.room.has_room(num_there, self.traits.max_in_flight, is_known=is_known),
-        )
-        return self.view
-
-    def _settle(self, now: float, settings: PoolSettings) -> _Facts:
-        """Return what of a view stays the same as requests come and go, until it expires."""
-        report, at_s = self.report, self.reported_at_s
-        is_known = self.is_fresh(now, settings)
-        self._facts_until_s = inf
-        if at_s is not None and is_known:
-            self._facts_until_s = at_s + settings.report_expiry_s
-        is_asleep, version = report is not None and report.is_asleep, self.version or ""
-        if report is None or not is_known:
-            # Only what routers have sent counts, and what the engine had at its start.
-            report = LoadReport(max_loras=report.max_loras if report else None)
-            self.residency.lapse()
-        endpoint, traits = self.endpoint, self.traits
-        return (
-            endpoint.address,
-            endpoint.name or endpoint.address,
-            endpoint.is_ready and not is_asleep and self.died_at_s is None,
-            is_known,
-            at_s,
-            self.registered,
-            report.num_running,
-            report.num_waiting,
-            report.num_deferred or 0,
-            report.kv_usage_ratio or 0.0,
-            report.max_loras or traits.max_loras,
-            traits.max_lora_rank,
-            report.active_adapters,
-            self.prompts.costs,
-            self.is_owing(is_known),
-            self.is_unreachable,
-            not (is_known or self.answers),
-            is_known and self.belief.is_old,
-            is_asleep,
-            self.died_at_s,
-            version,
-            mixes_weights(version, settings.safe_loads_since),
         )
 
 

@@ -1523,3 +1523,17 @@ def test_a_view_is_made_once_for_each_change() -> None:
 
     assert [one is other for one, other in zip(first, again, strict=True)] == [True, True]
     assert [one is other for one, other in zip(first, after, strict=True)] == [False, True]
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_what_ends_at_an_endpoint_that_has_left_changes_no_view_of_others(left: int) -> None:
+    made = fill(Pool(), 1, 2, load=report())
+    made.flights.start(pick(number=left), now=1.0)
+    made.snapshot(now=1.0)
+    made.set_endpoints([endpoint(3 - left)])
+    before = made.snapshot(now=1.0).endpoints
+    made.flights.finish("pick-1", now=2.0)
+    after = made.snapshot(now=2.0).endpoints
+
+    assert [view.address for view in after] == [address(3 - left)]
+    assert after == before

@@ -1,0 +1,161 @@
+"""The views of a pool's endpoints, made anew where something has changed.
+
+Most of a view says what no request changes: its *facts* are made where a report, a listing or a
+call of ours has said something else, the rest at each pick and each end as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+from extproc.fleet.columns import Columns
+from extproc.fleet.outliers import Outliers
+from extproc.fleet.podstate import mixes_weights
+from extproc.fleet.serverflags import PoolSettings
+from extproc.fleet.tracked import Tracked
+from extproc.types import EndpointView, LoadReport
+
+_Facts = tuple[Any, ...]
+"""The first attributes of a view, in their order."""
+_make: Callable[..., EndpointView] = EndpointView
+_IS_KNOWN = EndpointView.__struct_fields__.index("is_known")
+
+
+class Views:
+    """The views of some endpoints, which are sorted by address.
+
+    Attributes:
+        stale: The endpoints whose views are no longer true; they add themselves.
+    """
+
+    def __init__(self, settings: PoolSettings, outliers: Outliers) -> None:
+        self._settings, self._outliers = settings, outliers
+        self.stale: dict[Tracked, None] = {}
+        self._endpoints: list[Tracked] = []
+        self._columns: Columns | None = None
+        self._until_s = inf  # before that, no other view expires
+
+    def configure(self, settings: PoolSettings) -> None:
+        """Apply other thresholds to what is made from now on."""
+        self._settings = settings
+
+    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+        """Replace the endpoints."""
+        endpoints = list(endpoints)
+        if endpoints != self._endpoints:
+            self._endpoints, self._columns = endpoints, None
+
+    def columns(self, *, now: float) -> Columns:
+        """Return the columns at `now`; true until something is recorded."""
+        columns = self._columns
+        if columns is None:
+            columns = self._columns = self._new_columns(now)
+        elif now > self._until_s:
+            self._expire(now)
+        for each in self.stale:
+            if self._endpoints[each.row : each.row + 1] == [each]:  # else it has left
+                columns.set(each.row, self._view(each, now))
+        self.stale.clear()
+        return columns
+
+    def renew(self, tracked: Tracked, *, now: float) -> None:
+        """Make an endpoint's view at once: in a large pool many reports come between two decisions,
+        and each decision would have to make all of theirs."""
+        if self._columns is not None:
+            self.stale.pop(tracked, None)
+            self._columns.set(tracked.row, self._view(tracked, now))
+
+    def _new_columns(self, now: float) -> Columns:
+        self._until_s = inf
+        self.stale.clear()
+        for row, each in enumerate(self._endpoints):
+            each.row = row
+        return Columns([self._view(each, now) for each in self._endpoints])
+
+    def _expire(self, now: float) -> None:
+        self._until_s = inf
+        for each in self._endpoints:
+            if now > each.view_expires_s:
+                each.touch()
+            self._until_s = min(self._until_s, each.view_expires_s)
+
+    def _view(self, tracked: Tracked, now: float) -> EndpointView:
+        """Make the view of an endpoint at `now`."""
+        if tracked.facts is None or now > tracked.facts_until_s:
+            tracked.facts = self._facts(tracked, now)
+        facts, others, address = tracked.facts, tracked.others, tracked.endpoint.address
+        is_known, pending = facts[_IS_KNOWN], tracked.adapters.copy()
+        steady = num_foreign = num_unseen = 0
+        if is_known:
+            if others.adapters:
+                pending = {**others.adapters, **pending}
+            if others.num_foreign:
+                steady = others.num_steady
+                num_foreign = others.num_foreign - steady
+            if others.num_before:
+                num_unseen = others.num_unseen
+        num_ours, num_told = len(tracked.flights), len(others.flights)
+        num_pending = num_ours + num_told + steady
+        num_there = num_pending + num_foreign
+        is_ejected, is_in_doubt, ends_s = self._outliers.standing(address, now=now)
+        tracked.view_expires_s = min(tracked.facts_until_s, ends_s if now <= ends_s else inf)
+        self._until_s = min(self._until_s, tracked.view_expires_s)
+        tracked.arrange()
+        tracked.view = _make(
+            *facts,
+            tracked.gpu_adapters,
+            tracked.cpu_adapters,
+            MappingProxyType(pending),
+            num_pending,
+            num_ours,
+            num_told,
+            num_unseen,
+            num_foreign,
+            tracked.num_loads,
+            tracked.prompts.done_s,
+            is_ejected,
+            is_in_doubt or (tracked.is_unreachable and not tracked.answers),
+            tracked.fullness.is_full(num_there),
+            tracked.room.has_room(num_there, tracked.traits.max_in_flight, is_known=is_known),
+        )
+        return tracked.view
+
+    def _facts(self, tracked: Tracked, now: float) -> _Facts:
+        settings, report, at_s = self._settings, tracked.report, tracked.reported_at_s
+        is_known = tracked.is_fresh(now, settings)
+        tracked.facts_until_s = inf
+        if at_s is not None and is_known:
+            tracked.facts_until_s = at_s + settings.report_expiry_s
+        is_asleep, version = report is not None and report.is_asleep, tracked.version or ""
+        if report is None or not is_known:
+            # Only what routers have sent counts, and what the engine had at its start.
+            report = LoadReport(max_loras=report.max_loras if report else None)
+            tracked.residency.lapse()
+        endpoint, traits = tracked.endpoint, tracked.traits
+        return (
+            endpoint.address,
+            endpoint.name or endpoint.address,
+            endpoint.is_ready and not is_asleep and tracked.died_at_s is None,
+            is_known,
+            at_s,
+            tracked.registered,
+            report.num_running,
+            report.num_waiting,
+            report.num_deferred or 0,
+            report.kv_usage_ratio or 0.0,
+            report.max_loras or traits.max_loras,
+            traits.max_lora_rank,
+            report.active_adapters,
+            tracked.prompts.costs,
+            tracked.is_owing(is_known),
+            tracked.is_unreachable,
+            not (is_known or tracked.answers),
+            is_known and tracked.belief.is_old,
+            is_asleep,
+            tracked.died_at_s,
+            version,
+            mixes_weights(version, settings.safe_loads_since),
+        )
