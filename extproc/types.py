@@ -203,6 +203,11 @@ class EndpointView(Struct, frozen=True, gc=False):
         return self.is_unreachable or self.is_ejected
 
     @property
+    def has_flaw(self) -> bool:
+        """Whether it gets no requests that others can take."""
+        return self.is_unreachable or self.is_ejected or self.is_silent or self.is_gone
+
+    @property
     def num_active_adapters(self) -> int:
         """Distinct adapters with unfinished requests here."""
         return len(self.pending_by_adapter)

@@ -39,7 +39,7 @@ class Columns:
         *("num_pending", "num_slots", "num_used", "s_per_byte", "views"),
     )
 
-    def __init__(self, views: Sequence[EndpointView] = ()) -> None:
+    def __init__(self, views: Sequence[EndpointView]) -> None:
         num = len(views)
         self.addresses = tuple([view.address for view in views])
         self.views = [EndpointView(address, is_ready=False) for address in self.addresses]
@@ -158,6 +158,4 @@ class Columns:
 
 
 def _is_open(view: EndpointView) -> bool:
-    return view.is_ready and not (
-        view.is_unreachable or view.is_ejected or view.is_silent or view.is_gone or view.is_full
-    )
+    return view.is_ready and not (view.is_full or view.has_flaw)

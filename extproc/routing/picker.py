@@ -328,7 +328,7 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
     same for the other flaws. One that is gone and has no other flaw was so a moment ago: a call of
     ours is about to tell.
     """
-    best = [v for v in usable if not (v.is_unreachable or v.is_ejected or v.is_silent or v.is_gone)]
+    best = [view for view in usable if not view.has_flaw]
     if best or not usable:
         return best
     least = min(map(_flaws, usable))
