@@ -87,8 +87,8 @@ class Plan:
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
         if self._settings.fair:
-            claim, tokens = request.claim, cost(tokens_of(request), EXPECTED_OUTPUT_TOKENS)
-            self.counters[claim.priority].add(claim.flow, tokens / claim.weight)
+            share = share_of(request)
+            self.counters[share.priority].add(share.flow, share.tokens)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """Count the output of a request that was charged, as far as it is not that of most.

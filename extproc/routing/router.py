@@ -190,8 +190,7 @@ class Router:
         Args:
             turn: Has a known request wait for others.
         """
-        columns = self.pool.columns(now=now)
-        snapshot = Snapshot(tuple(columns.views), now, self.pool.flights.num_routers)
+        snapshot, columns = self.pool.snapshot(now=now), self.pool.columns(now=now)
         known = self._known(request, snapshot)
         if isinstance(known, Rejection):
             claimed = self.models.claimed(request)
