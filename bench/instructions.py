@@ -111,12 +111,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--policies", nargs="+", default=["least_harm", "founding"])
     parser.add_argument("--bodies", type=int, nargs="+", default=[BODY_BYTES, 107_000])
-    parser.add_argument("--pods", type=int, default=16)
-    parser.add_argument("--adapters", type=int, default=64, help="(default 64)")
-    parser.add_argument("--requests", type=int, default=64, help="a turn (default 64)")
-    parser.add_argument("--turns", type=int, default=10, help="of CPU time in a round (default 10)")
     parser.add_argument("--rounds", type=int, default=2, help="of CPU time (default 2)")
-    parser.add_argument("--cpu-only", action="store_true", help="count no instructions")
+    checkouts.add_options(parser, turns=10)
     return parser.parse_args(arguments)
 
 

@@ -89,11 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.prices", description=__doc__)
     parser.add_argument("--checkout", type=Path, default=HERE, help="(default: this one)")
     parser.add_argument("--bodies", type=int, nargs="+", default=[BODY_BYTES])
-    parser.add_argument("--pods", type=int, default=16, help="(default 16)")
-    parser.add_argument("--adapters", type=int, default=64, help="(default 64)")
-    parser.add_argument("--requests", type=int, default=64, help="a turn (default 64)")
-    parser.add_argument("--turns", type=int, default=20, help="of CPU time (default 20)")
-    parser.add_argument("--cpu-only", action="store_true", help="count no instructions")
+    checkouts.add_options(parser, turns=20)
     return parser.parse_args(arguments)
 
 
