@@ -1,10 +1,10 @@
 """Prometheus metrics.
 
 Events of requests are counted in plain numbers; the state of endpoints is read from the pool's
-snapshot. Both become metric families only at a scrape of the metrics, so a pick costs about one
-microsecond here (a quarter of what prometheus_client's own counters and histograms take) plus a
-look at each candidate; the terms of a policy's prices a few more (3 us where the adapter runs, 5 to
-8 where it does not). Event loop only: there are no locks.
+snapshot. Both become metric families only at a scrape of the metrics, so a pick costs one to two
+microseconds here, where the choice knows its affinity and its price (`Pick`); else a look at each
+candidate more, and the terms of the price. prometheus_client's own counters and histograms take
+four times as much. Event loop only: there are no locks.
 
 Names begin with `extproc_` and end with their unit; `endpoint` labels are addresses (`ip:port`)
 and disappear when their endpoint leaves the pool.
