@@ -37,6 +37,8 @@ class Views:
         self._endpoints: list[Tracked] = []
         self._columns: Columns | None = None
         self._until_s = inf  # before that, no other view expires
+        self._num_reads = 0
+        self._made_at: list[int] = []  # reads before each view was made, by row
 
     def configure(self, settings: PoolSettings) -> None:
         """Apply other thresholds to what is made from now on."""
@@ -59,12 +61,13 @@ class Views:
             if self._endpoints[each.row : each.row + 1] == [each]:  # else it has left
                 columns.set(each.row, self._view(each, now))
         self.stale.clear()
+        self._num_reads += 1
         return columns
 
     def renew(self, tracked: Tracked, *, now: float) -> None:
-        """Make an endpoint's view at once: in a large pool many reports come between two decisions,
-        and each decision would have to make all of theirs."""
-        if self._columns is not None:
+        """Make an endpoint's view at once, if the last one was read: in a large pool many reports
+        come between two decisions, each of which would have to make all of theirs."""
+        if self._columns is not None and self._made_at[tracked.row] < self._num_reads:
             self.stale.pop(tracked, None)
             self._columns.set(tracked.row, self._view(tracked, now))
 
@@ -73,6 +76,7 @@ class Views:
         self.stale.clear()
         for row, each in enumerate(self._endpoints):
             each.row = row
+        self._made_at = [0] * len(self._endpoints)
         return Columns([self._view(each, now) for each in self._endpoints])
 
     def _expire(self, now: float) -> None:
@@ -103,6 +107,7 @@ class Views:
         is_ejected, is_in_doubt, ends_s = self._outliers.standing(address, now=now)
         tracked.view_expires_s = min(tracked.facts_until_s, ends_s if now <= ends_s else inf)
         self._until_s = min(self._until_s, tracked.view_expires_s)
+        self._made_at[tracked.row] = self._num_reads
         tracked.arrange()
         tracked.view = _make(
             *facts,

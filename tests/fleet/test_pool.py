@@ -1537,3 +1537,15 @@ def test_what_ends_at_an_endpoint_that_has_left_changes_no_view_of_others(left: 
 
     assert [view.address for view in after] == [address(3 - left)]
     assert after == before
+
+
+def test_a_report_makes_a_view_at_once_only_where_the_last_one_was_read() -> None:
+    """Many reports come between two decisions, or many decisions between two reports."""
+    made, num_stale = fill(Pool(), 1, load=report()), []
+    made.snapshot(now=1.0)
+    for now in (1.0, 2.0, 3.0):
+        made.record_report(address(1), report(num_running=int(now)), taken_at_s=now)
+        num_stale.append(len(made._views.stale))
+    num_running = made.snapshot(now=3.0).endpoints[0].num_running
+
+    assert (num_stale, num_running) == ([0, 1, 1], 3)
