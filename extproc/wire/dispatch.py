@@ -236,32 +236,31 @@ def handle_content(streams: Streams, stream: WireStream, content: bytes, *, now:
                 streams.deliver(stream, message)
                 start += size
                 continue
-            stream.partial = bytearray()
+            stream.partial = grpc.Partial()
             streams.partial_since_s[stream.id] = now
         start = _grow(streams, stream, stream.partial, content, start)
 
 
 def _grow(
-    streams: Streams, stream: WireStream, partial: bytearray, content: bytes, start: int
+    streams: Streams, stream: WireStream, partial: grpc.Partial, content: bytes, start: int
 ) -> int:
     """Extend an incomplete message; return the position after the part of `content` used."""
-    size = _announced_bytes(streams, stream, partial[: grpc.PREFIX_BYTES])
+    size = _announced_bytes(streams, stream, partial.prefix)
     wanted = (size or grpc.PREFIX_BYTES) - len(partial)
     added = memoryview(content)[start : start + wanted]
-    partial += added
+    partial.add(added)
     streams.budget.add(stream, len(added))
     if size is None:
-        size = _announced_bytes(streams, stream, partial)
+        size = _announced_bytes(streams, stream, partial.prefix)
     if len(partial) == size:
-        message = bytes(memoryview(partial)[grpc.PREFIX_BYTES :])
+        message = partial.text.getvalue()
         streams.forget_partial(stream)
-        partial.clear()  # callers still have it, and the message is a copy
         streams.budget.add(stream, -size)
         streams.deliver(stream, message)
     return start + len(added)
 
 
-def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes | bytearray) -> int | None:
+def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes) -> int | None:
     """Return the length of a message and its prefix; None if the prefix is incomplete.
 
     If the message is compressed or too long, end the stream and return `_REFUSED`.

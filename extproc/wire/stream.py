@@ -76,7 +76,7 @@ class WireStream:
         self.is_half_closed = False
         self.is_ended = False
         self.has_answered = False
-        self.partial: bytearray | None = None
+        self.partial: grpc.Partial | None = None
         self.queue: Unsent | None = None
         self.content_left = request.content_length
         self.held_bytes = 0
