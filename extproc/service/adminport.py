@@ -27,12 +27,13 @@ def make_admin(at: Address, parts: Parts, why_not_ready: Callable[[], list[str]]
         health=why_not_ready,
         warnings=parts.warnings,
         sources=routing.sources.statuses,
-        add_page=LivePage(_feed(parts, why_not_ready).compose, parts.clock).add_to,
+        add_page=LivePage(make_feed(parts, why_not_ready).compose, parts.clock).add_to,
         dropped=parts.traffic.http_dropped,
     )
 
 
-def _feed(parts: Parts, why_not_ready: Callable[[], list[str]]) -> LiveFeed:
+def make_feed(parts: Parts, why_not_ready: Callable[[], list[str]]) -> LiveFeed:
+    """Make what composes the frames of the live page."""
     routing, recorder = parts.routing, parts.recorder
     return LiveFeed(
         about={

@@ -1,0 +1,200 @@
+"""A router with all its parts and pods in name only, for benchmarks of single passes.
+
+Nothing runs by itself: the event loop never gets to it, so a benchmark calls each pass, and the
+timers that a pass sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+from extproc.config.file import parse_config
+from extproc.fleet.accounting import DecisionRecord
+from extproc.routing.policies import LeastPending
+from extproc.service.adminport import make_feed
+from extproc.service.clocks import Clocks
+from extproc.service.gauges import add_gauges
+from extproc.service.liveconfig import LiveConfig
+from extproc.service.parts import Parts
+from extproc.types import Choice, Endpoint, LoadReport, Pick, RequestInfo, Snapshot, Wait
+from extproc.wire.rpc import Code, Session
+
+_CONFIG = """
+discovery: {static: ["10.0.0.0:8000"]}
+request: {trusted_headers: [fairness_id, model_rewrite]}
+"""
+_SLOTS = 8
+_IN_FLIGHT_PER_POD = 8
+_NUM_TENANTS = 100
+_HOLD_S = 3600.0
+_TENANT = "x-gateway-inference-fairness-id"
+BUFFERED, FULL_DUPLEX = 2, 4
+"""Body modes of Envoy's filter."""
+
+
+class HoldTenants:
+    """A policy that holds the requests of all who name a tenant."""
+
+    def __init__(self) -> None:
+        self._then = LeastPending()
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        """Wait, or choose."""
+        if request.claim.tenant:
+            return Wait(until_s=request.arrived_at_s + _HOLD_S, reason="hold")
+        return self._then.choose(snapshot, request, rng=rng)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Keeps the timers that are set, for `run_due`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._set: list[asyncio.TimerHandle] = []
+
+    def call_later(  # type: ignore[override] # of any arguments
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Set a timer."""
+        timer = super().call_later(delay, callback, *args, context=context)
+        self._set.append(timer)
+        return timer
+
+    def run_due(self) -> Iterator[None]:
+        """Run what was to be called at once, one after the other, until there is nothing."""
+        while self._set:
+            timers, self._set = self._set, []
+            for timer in timers:
+                if not timer.cancelled() and timer.when() <= self.time():
+                    timer._run()
+                    yield
+
+
+class Sink:
+    """The call of a session: takes what is sent.
+
+    Attributes:
+        is_ended: Nothing more comes.
+    """
+
+    def __init__(self) -> None:
+        self.is_ended = False
+
+    def send(self, message: bytes) -> None:
+        """Forget a message."""
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        """Note the end."""
+        assert code is Code.OK, details
+        self.is_ended = True
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        """Have memory enough."""
+
+
+class BenchedRouter:
+    """A router whose pods all list the same adapters and have work for eight of them each.
+
+    Made while a `Loop` runs.
+    """
+
+    def __init__(self, num_pods: int, num_adapters: int) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        self.loop, self.now, self.rng = loop, 1000.0, random.Random(1)
+        self.adapters = [f"adapter-{number}" for number in range(num_adapters)]
+        self.addresses = [f"10.0.{n // 250}.{n % 250}:8000" for n in range(num_pods)]
+        self._started_wall_s = dict.fromkeys(self.addresses, 1e9)
+        config = parse_config(_CONFIG)
+        clocks = Clocks(lambda: self.now, lambda: 1e9 + self.now, self.rng)
+        self.parts = parts = Parts(config, HoldTenants(), None, clocks=clocks)
+        live = LiveConfig(config, None, "", parse=parse_config, configure=parts.configure)
+        add_gauges(parts, live, parts.why_not_ready)
+        self.feed = make_feed(parts, parts.why_not_ready)
+        self.set_endpoints(self.addresses)
+        for address in self.addresses:
+            parts.readiness.record_asked(address, has_listed=True)
+
+    def set_endpoints(self, addresses: list[str]) -> None:
+        """Have these pods."""
+        self.parts.endpoints.set([Endpoint(each) for each in addresses])
+
+    def models_page(self, root: str = "/adapters") -> bytes:
+        """Return what vLLM's `/v1/models` is: the base model and all adapters."""
+        names = [("base", None), *((name, "base") for name in self.adapters)]
+        permission = {"id": "modelperm-0", "object": "model_permission", "allow_sampling": True}
+        data = [
+            {
+                **{"id": name, "object": "model", "created": 1, "owned_by": "vllm"},
+                **{"root": f"{root}/{name}", "parent": parent, "permission": [permission]},
+            }
+            for name, parent in names
+        ]
+        return json.dumps({"object": "list", "data": data}).encode()
+
+    def restart(self, address: str) -> None:
+        """Record the scrape of a pod that has just started again."""
+        self._started_wall_s[address] += 60.0
+        self.report(address)
+
+    def report(self, address: str) -> None:
+        """Record a scrape of a pod, with adapters at random."""
+        active = frozenset(self.rng.choices(self.adapters, k=_SLOTS))
+        report = LoadReport(
+            num_running=len(active),
+            kv_usage_ratio=0.3,
+            max_loras=_SLOTS,
+            active_adapters=active,
+            adapter_log=tuple([(adapter, 1e9 + self.now) for adapter in active]),
+            process_start_wall_s=self._started_wall_s[address],
+        )
+        self.parts.routing.pool.record_report(address, report, taken_at_s=self.now)
+
+    def fill(self) -> None:
+        """Have some requests in flight on every pod, decided and counted."""
+        for address in self.addresses:
+            for number in range(_IN_FLIGHT_PER_POD):
+                adapter = self.rng.choice(self.adapters)
+                request = RequestInfo(adapter, adapter, body_bytes=2_000, arrived_at_s=self.now)
+                pick = Pick(f"{address}-{number}", request, (address,), "bench", "first")
+                self.parts.routing.pool.flights.start(pick, now=self.now)
+                self.parts.telemetry.routed(pick, 1e-4)
+                self.parts.recorder.decisions.publish(DecisionRecord(pick, 1e9 + self.now, 1e-4))
+
+    def open(self, headers: Mapping[str, str], mode: int = BUFFERED) -> tuple[Session, Sink]:
+        """Return a stream whose request's headers have come, and what takes its answers."""
+        [method] = self.parts.services.processor.methods()
+        sink = Sink()
+        session = method.open(sink, {})
+        message = pb.ProcessingRequest()
+        message.protocol_config.request_body_mode = mode
+        usual = {":method": "POST", ":path": "/v1/chat/completions", "x-request-id": "request"}
+        for name, value in {**usual, "content-type": "application/json", **headers}.items():
+            message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+        session.receive(message.SerializeToString())
+        return session, sink
+
+    def hold(self, number: int) -> Session:
+        """Return a stream whose request is held."""
+        tenant = f"tenant-{number % _NUM_TENANTS}"
+        session, _ = self.open({_TENANT: tenant, "x-request-id": f"request-{number}"})
+        model = self.adapters[number % len(self.adapters)]
+        content = [{"role": "user", "content": "How many pods are there?" * 8}]
+        session.receive(body_message({"model": model, "messages": content}))
+        return session
+
+
+def body_message(body: object, *, is_last: bool = True) -> bytes:
+    """Return a message with a body or a part of one; JSON of what is no bytes."""
+    message = pb.ProcessingRequest()
+    message.request_body.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    message.request_body.end_of_stream = is_last
+    return bytes(message.SerializeToString())
