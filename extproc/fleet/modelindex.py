@@ -6,15 +6,33 @@ has only one meaning, though, and no endpoint may decide that for the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
 from extproc.types import ModelCard
 
-Cards = Mapping[str, ModelCard]
-"""The models that one endpoint lists, by name."""
+_MAX_RECENT = 4
+"""Lists of names that others are compared with: while an adapter comes or goes, there are two."""
 _Content = tuple[object, ...]
+
+
+class Listing(dict[str, ModelCard]):
+    """The models that an endpoint lists, by name, in its order; not to be changed.
+
+    Attributes:
+        names: Of the models; one object for endpoints that list the same.
+    """
+
+    __slots__ = ("names",)
+
+    def __init__(self, cards: Mapping[str, ModelCard], names: frozenset[str]) -> None:
+        super().__init__(cards)
+        self.names = names
+
+
+NOTHING = Listing({}, frozenset())
 
 
 class _Meaning(Struct):
@@ -34,24 +52,35 @@ class ModelIndex:
     def __init__(self) -> None:
         self.by_name: Mapping[str, ModelCard] = {}
         self._meanings: dict[str, dict[_Content, _Meaning]] = {}
+        self._recent: deque[frozenset[str]] = deque(maxlen=_MAX_RECENT)
 
-    def card_to_keep(self, before: ModelCard | None, now: ModelCard) -> ModelCard:
-        """Return the card to keep of what an endpoint lists now, given its last one of that name.
+    def listing(self, cards: Iterable[ModelCard], before: Listing) -> Listing:
+        """Return what to keep of the cards that an endpoint lists now, instead of those before.
 
         vLLM's `created` is the time of its response, not the model's, so it does not count. What
-        endpoints agree on is one object: a hundred of them have a hundred thousand cards.
+        endpoints agree on is one object: a hundred of them have a hundred thousand cards and names.
         """
+        kept = [self._card_to_keep(before.get(card.id), card) for card in cards]
+        models = {card.id: card for card in kept}
+        names = frozenset(models)
+        for known in (before.names, *self._recent):
+            if known == names:
+                return Listing(models, known)
+        self._recent.append(names)
+        return Listing(models, names)
+
+    def _card_to_keep(self, before: ModelCard | None, now: ModelCard) -> ModelCard:
         if before is not None and (before.parent, before.root) == (now.parent, now.root):
             return before
         meaning = self._meanings.get(now.id, {}).get(_content(now))
         return now if meaning is None else meaning.card
 
-    def replace(self, before: Cards, after: Cards) -> None:
+    def replace(self, before: Listing, after: Listing) -> None:
         """Record that an endpoint lists `after` instead of `before`. O(names of both).
 
         Args:
             before: Its last list, empty where there was none.
-            after: Its list now, empty where there is none; its cards are those to keep.
+            after: Its list now, as `listing` returned it; empty where there is none.
         """
         by_name, is_changed = dict(self.by_name), False
         for name in {**before, **after}:

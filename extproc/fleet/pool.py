@@ -23,7 +23,7 @@ from extproc.fleet.columns import Columns
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.flights import Flights
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
-from extproc.fleet.modelindex import ModelIndex
+from extproc.fleet.modelindex import NOTHING, ModelIndex
 from extproc.fleet.outliers import Outliers, OutlierSettings
 from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.podstate import PodState
@@ -124,7 +124,7 @@ class Pool:
         for each in gone:
             each.kv_cache.lose()
             self.told.drop(each)
-            self._models.replace(each.models or {}, {})
+            self._models.replace(each.models or NOTHING, NOTHING)
 
     def declare(self, cards: Mapping[str, ModelCard], *, now: float) -> None:
         """Replace the adapters that endpoints which look for them find by themselves, by name.
@@ -154,10 +154,10 @@ class Pool:
             return False
         restarted = is_restart(tracked.report, report)
         if restarted:
-            before = tracked.models or {}
+            before = tracked.models or NOTHING
             self.told.drop(tracked)
             tracked.restart(taken_at_s)
-            self._models.replace(before, {})
+            self._models.replace(before, NOTHING)
         report = tracked.believed(report, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
@@ -184,11 +184,9 @@ class Pool:
             return
         asked_at_s = now if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=now)
-        before = tracked.models or {}
-        keep = self._models.card_to_keep
-        cards = [keep(before.get(card.id), card) for card in cards]
-        models = {card.id: card for card in cards}
-        adapters = [card.id for card in cards if card.parent is not None]
+        before = tracked.models or NOTHING
+        models = self._models.listing(cards, before)
+        adapters = [card.id for card in models.values() if card.parent is not None]
         if before.keys() - models and not tracked.says_start(now, self._settings):
             # Then names that vanish are the only sign of a restart.
             tracked.others.leave_to_reports(self.told.drop(tracked))

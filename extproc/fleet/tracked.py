@@ -15,6 +15,7 @@ from extproc.fleet.cachesize import MAX_BODY_BYTES
 from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
+from extproc.fleet.modelindex import NOTHING, Listing
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.podstate import PodState
 from extproc.fleet.prefixes import KvCache
@@ -119,7 +120,7 @@ class Tracked:
         self.belief = Belief()
         self.report: LoadReport | None = None
         self.reported_at_s: float | None = None
-        self.models: dict[str, ModelCard] | None = None
+        self.models: Listing | None = None
         self.registered: frozenset[str] | None = None
         self.declared: Mapping[str, ModelCard] = {}
         self.listed_at_s = -inf
@@ -191,7 +192,7 @@ class Tracked:
         self.is_unreachable, self.answers = False, True
         self.renew()
 
-    def set_models(self, models: dict[str, ModelCard] | None) -> None:
+    def set_models(self, models: Listing | None) -> None:
         """Replace the models registered there; None for unknown."""
         self.models = models
         self.renew()
@@ -211,7 +212,7 @@ class Tracked:
     def _register(self) -> None:
         """Find the names that it takes requests for."""
         models = self.models
-        names = None if models is None else frozenset(models)
+        names = None if models is None else models.names
         if models is not None and names is not None and self.traits.resolver:
             found = (c for c in self.declared.values() if not c.parent or c.parent in models)
             names = names.union(card.id for card in found)
@@ -221,7 +222,7 @@ class Tracked:
         """Return the model that it has under a name, or finds by itself; None for neither."""
         if self.registered is None or name is None or name not in self.registered:
             return None
-        return (self.models or {}).get(name) or self.declared.get(name)
+        return (self.models or NOTHING).get(name) or self.declared.get(name)
 
     def believed(self, report: LoadReport, *, now: float) -> LoadReport:
         """Return what is believed of a report that has just been taken."""

@@ -143,6 +143,7 @@ class Reach:
         self.endpoints, self._holders = endpoints, holders
         self.served, self.slots_of = served, slots
         self._known: dict[tuple[str, frozenset[str] | None], int] = {}
+        self._listing: dict[frozenset[str], int] = {}  # the bits of those that list these names
         self._idle: int | None = None  # the bits of those without a request, once they are known
 
     @property
@@ -153,10 +154,7 @@ class Reach:
     def has_idle(self, request: RequestInfo) -> bool:
         """Return whether an endpoint that may serve a request has none."""
         if self._idle is None:
-            views = enumerate(self.endpoints)
-            self._idle = sum(
-                1 << place for place, view in views if not view.num_pending + view.num_foreign
-            )
+            self._idle = self._bits(lambda view: not view.num_pending + view.num_foreign)
         return bool(self._idle & self.of(request))
 
     def of(self, request: RequestInfo) -> int:
@@ -168,18 +166,30 @@ class Reach:
         found = self._known.get(key)
         if found is None:
             holders = self._holders(model)
-            found = sum(
-                1 << place
-                for place, view in enumerate(self.endpoints)
-                if (view.has_registered(model) if holders is None else view.address in holders)
-                and (subset is None or is_in_subset(view.address, subset))
-            )
+            if holders is None:
+                found = sum(bits for names, bits in self._by_names().items() if model in names)
+            else:
+                found = self._bits(lambda view: view.address in holders)
+            if subset is not None:
+                found &= self._bits(lambda view: is_in_subset(view.address, subset))
             if holders is None:
                 found = found or -1
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = found
         return found
+
+    def _bits(self, is_one: Callable[[EndpointView], bool]) -> int:
+        return sum(1 << place for place, view in enumerate(self.endpoints) if is_one(view))
+
+    def _by_names(self) -> Mapping[frozenset[str], int]:
+        """Return the endpoints by the names that they list: there are few lists, and many models
+        are asked for."""
+        if not self._listing:
+            for place, view in enumerate(self.endpoints):
+                names = view.registered or frozenset()
+                self._listing[names] = self._listing.get(names, 0) | 1 << place
+        return self._listing
 
     def slots(self, bits: int) -> list[tuple[EndpointView, Mapping[str, SlotUse]]]:
         """Return the endpoints of some bits, each with the adapters that run there."""

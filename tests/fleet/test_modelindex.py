@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.fleet.modelindex import ModelIndex
+from extproc.fleet.modelindex import NOTHING, Listing, ModelIndex
 from extproc.types import ModelCard
-
-Lists = Mapping[int, Mapping[str, ModelCard]]
 
 CARDS = st.builds(
     ModelCard,
@@ -31,11 +29,11 @@ class Scene:
 
     def __init__(self) -> None:
         self.index = ModelIndex()
-        self.lists: dict[int, Mapping[str, ModelCard]] = {}
+        self.lists: dict[int, Listing] = {}
 
     def lists_now(self, number: int, cards: Sequence[ModelCard]) -> None:
-        before = self.lists.get(number, {})
-        after = {each.id: self.index.card_to_keep(before.get(each.id), each) for each in cards}
+        before = self.lists.get(number, NOTHING)
+        after = self.index.listing(cards, before)
         self.index.replace(before, after)
         self.lists[number] = after
 
@@ -108,3 +106,14 @@ def test_where_as_many_show_either_the_first_stays() -> None:
         scene.lists_now(number, [ModelCard("a", "base", root)])
 
     assert scene.index.by_name["a"].root == "/x"
+
+
+def test_endpoints_that_list_the_same_names_share_them_in_whatever_order() -> None:
+    scene, both = Scene(), [ModelCard("a"), ModelCard("b", "base")]
+    for number, cards in enumerate((both, both[:1], both[::-1], both[:1])):
+        scene.lists_now(number, cards)
+    names = [listing.names for listing in scene.lists.values()]
+
+    assert names == [{"a", "b"}, {"a"}, {"a", "b"}, {"a"}]
+    assert len(set(map(id, names))) == 2
+    assert [*scene.lists[2]] == ["b", "a"]

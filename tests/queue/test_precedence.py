@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import pytest
@@ -341,6 +341,35 @@ def test_who_waits_for_an_adapter_that_no_pod_has_holds_up_nobody() -> None:
     scene.free(9)
 
     assert scene.sent == ["more"]
+
+
+NAMES = st.frozensets(st.sampled_from("abc"))
+ADDRESSES = [f"10.0.0.{number}:8000" for number in range(1, 6)]
+
+
+@given(
+    st.lists(st.none() | NAMES, max_size=5),
+    st.dictionaries(st.sampled_from("ab"), st.frozensets(st.sampled_from(ADDRESSES))),
+    st.none() | st.frozensets(st.sampled_from(ADDRESSES)),
+)
+def test_a_request_reaches_each_endpoint_that_has_its_model_and_is_allowed(
+    lists: Sequence[frozenset[str] | None],
+    holders: Mapping[str, frozenset[str]],
+    subset: frozenset[str] | None,
+) -> None:
+    views = [endpoint_view(number, registered=each) for number, each in enumerate(lists, start=1)]
+    reach = Reach(views, holders.get)
+    for model in "abc":
+        found = [
+            (view.address in holders[model] if model in holders else view.has_registered(model))
+            and (subset is None or view.address in subset)
+            for view in views
+        ]
+        bits = reach.of(RequestInfo(model, subset=subset))
+        if model not in holders and not any(found):
+            assert bits == -1
+        else:
+            assert [bool(bits >> place & 1) for place in range(len(views))] == found
 
 
 def test_where_many_requests_may_go_is_remembered_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
