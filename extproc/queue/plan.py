@@ -155,8 +155,7 @@ class Plan:
             for _, name in sorted(
                 (self._served_in(flow, name), name) for name, flow in flows.items()
             ):
-                for ticket in flows[name]:
-                    adapter = ticket.request.adapter
+                for adapter in dict.fromkeys([each.request.adapter for each in flows[name]]):
                     if adapter is not None and adapter not in found:
                         found.add(adapter)
                         yield adapter
