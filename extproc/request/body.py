@@ -24,6 +24,9 @@ from extproc.request.multipart import FormReader
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
 
+MAX_ECHOED = 8
+"""Chunks of a body that are sent on in one pass: half a megabyte, a millisecond."""
+
 CHUNK_OVERHEAD_BYTES = 48
 """Memory that a kept chunk takes besides its bytes (CPython: 33 for the object, 8 for its place): a
 client may send two bytes at a time."""
@@ -238,7 +241,7 @@ class BodyReader:
 
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
         """Cut the whole body as `pieces` does; nothing where no chunk ever came."""
-        return pieces(b"".join(self._kept)) if self._kept else iter(())
+        return pieces(*self._kept) if self._kept else iter(())
 
     def take_prompt(self) -> tuple[Raw, ...]:
         """Return the parts of a small JSON body's prompt, in JSON, and keep it no longer; () of
@@ -291,7 +294,18 @@ class BodyReader:
             raise RequestError(rejections.STORED_RESPONSE)
 
 
-def pieces(data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Cut `data` into chunks that Envoy accepts, at least one: (chunk, whether it is the last)."""
-    for start in range(0, max(len(data), 1), MAX_ECHO_BYTES):
-        yield data[start : start + MAX_ECHO_BYTES], start + MAX_ECHO_BYTES >= len(data)
+def pieces(*chunks: bytes | memoryview) -> Iterator[tuple[bytes, bool]]:
+    """Cut what these make into chunks that Envoy accepts, at least one, each when it is asked for:
+    (chunk, whether it is the last)."""
+    num_left = sum(map(len, chunks))
+    piece, wanted = list[bytes | memoryview](), MAX_ECHO_BYTES
+    for chunk in chunks:
+        while len(chunk) >= wanted and num_left > MAX_ECHO_BYTES:
+            piece.append(memoryview(chunk)[:wanted])
+            num_left -= MAX_ECHO_BYTES
+            yield b"".join(piece), False
+            chunk = memoryview(chunk)[wanted:]
+            piece, wanted = [], MAX_ECHO_BYTES
+        piece.append(chunk)
+        wanted -= len(chunk)
+    yield b"".join(piece), True

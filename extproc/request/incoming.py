@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from itertools import islice
 
 from extproc import rejections
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
@@ -17,7 +18,7 @@ from extproc.fleet.prefixes import MARKS_BYTES, prefix_hashes
 from extproc.openai import Spelling, check_model
 from extproc.paths import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
 from extproc.request import messages as m
-from extproc.request.body import BodyReader
+from extproc.request.body import MAX_ECHOED, BodyReader
 from extproc.request.controlheaders import read_hints
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import IN_CHUNKS, BodyMode
@@ -299,9 +300,12 @@ class Incoming:
             return [m.ContinueBody(pick, body, length), *self._trailers()]
         if self._mode is BodyMode.STREAMED:
             return [m.ContinueHeaders(pick), *self.release_read()]
-        is_last = not self._has_trailers
-        echo = [m.EchoBody(data, last and is_last) for data, last in self.reader.pieces()]
-        return [m.ContinueHeaders(pick, length), *echo, *self._trailers()]
+        is_last, num_bytes = not self._has_trailers, self.reader.held_bytes
+        echo = (m.EchoBody(data, last and is_last) for data, last in self.reader.pieces())
+        first = list[m.Command](islice(echo, MAX_ECHOED))
+        if len(first) == MAX_ECHOED:
+            first.append(m.EchoRest(echo, num_bytes))
+        return [m.ContinueHeaders(pick, length), *first, *self._trailers()]
 
     def _renamed(self, model: str) -> bytes | None:
         """Return the body with the model that the pod reads; None if it may stay as it is."""

@@ -8,7 +8,7 @@ the data plane does not state it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import get_args
 
@@ -144,6 +144,18 @@ class EchoBody(Struct, frozen=True):
     end_of_stream: bool = False
 
 
+class EchoRest(Struct, frozen=True):
+    """Send the rest of a large body on, some chunks at a time, before the commands that follow.
+
+    Attributes:
+        chunks: Made one by one.
+        num_bytes: Of them all, about.
+    """
+
+    chunks: Iterator[EchoBody]
+    num_bytes: int
+
+
 class ContinueTrailers(Struct, frozen=True):
     """Let the request's trailers go on."""
 
@@ -203,6 +215,7 @@ Command = (
     ContinueHeaders
     | ContinueBody
     | EchoBody
+    | EchoRest
     | ContinueTrailers
     | ContinueResponseHeaders
     | ContinueResponseBody

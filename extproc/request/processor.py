@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Protocol
 
 from extproc.errors import ProtocolError
 from extproc.request import messages as m
+from extproc.request.body import MAX_ECHOED
 from extproc.request.codec import Codec
 from extproc.request.stream import Stream
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
@@ -171,7 +172,7 @@ class _NotReady:
 
 class _Session:
     __slots__ = (
-        *("_call", "_is_half_closed", "_is_holding", "_service", "_timer"),
+        *("_call", "_is_half_closed", "_is_holding", "_rest", "_rest_bytes", "_service", "_timer"),
         *("received_s", "stream"),
     )
 
@@ -182,9 +183,14 @@ class _Session:
         self.received_s = service.clock()
         self._timer: TimerHandle | None = None
         self._is_holding = self._is_half_closed = False
+        self._rest: Sequence[m.Command] = ()  # that waits for its turn
+        self._rest_bytes = 0
 
     def give_up(self) -> None:
-        self.receive(m.Overloaded())
+        if self._rest:
+            self.fail(Code.RESOURCE_EXHAUSTED, "no memory for the rest of a body")
+        else:
+            self.receive(m.Overloaded())
 
     def _wake_soon(self) -> None:
         if self._timer is not None:
@@ -203,23 +209,26 @@ class _Session:
         self._timer = None
         self.receive(m.Wakeup())
 
-    def receive(self, received: bytes | m.Event) -> None:
-        """Execute the stream's commands for a message, or for an event of our own."""
+    def _go_on(self) -> None:
+        self._timer = None
+        self.receive(None)
+
+    def receive(self, received: bytes | m.Event | None) -> None:
+        """Execute the stream's commands for a message, or for an event of our own; the rest of
+        earlier ones before them, or in part for None."""
         service, call, stream = self._service, self._call, self.stream
         try:
             event = service.codec.decode(received) if isinstance(received, bytes) else received
             now = self.received_s = service.clock()
-            for command in stream.handle(event, now=now):
-                if isinstance(command, m.End):
-                    call.end()
-                elif isinstance(command, m.WakeAt):
-                    self._timer = self._wake_at(command.at_s - now)
-                else:
-                    call.send(service.codec.encode(command))
-            held_bytes = stream.held_bytes
+            if self._rest:
+                rest, self._rest, self._rest_bytes = self._rest, (), 0
+                self._execute(rest, now, MAX_ECHOED if event is None else None)
+            if event is not None:
+                self._execute(stream.handle(event, now=now), now)
+            held_bytes = stream.held_bytes + self._rest_bytes
             if held_bytes or self._is_holding:
                 self._is_holding = held_bytes > 0
-                call.hold(held_bytes, is_whole=stream.is_whole)
+                call.hold(held_bytes, is_whole=stream.is_whole or self._rest_bytes > 0)
             if self._is_half_closed:
                 self._end_if_half_closed()
         except ProtocolError as error:
@@ -229,8 +238,30 @@ class _Session:
             service.broke(INTERNAL, "a request could not be handled", with_traceback=True)
             self.fail(Code.INTERNAL, "internal error, see the router's log")
 
+    def _execute(self, commands: Sequence[m.Command], now: float, most: int | None = 0) -> None:
+        """Execute commands; after `most` chunks of a body's rest go on in another pass."""
+        call, encode = self._call, self._service.codec.encode
+        for command in commands:
+            if isinstance(command, m.End):
+                call.end()
+            elif isinstance(command, m.WakeAt):
+                self._timer = self._wake_at(command.at_s - now)
+            elif isinstance(command, m.EchoRest):
+                num_sent = 0
+                for chunk in islice(command.chunks, most):
+                    call.send(encode(chunk))
+                    num_sent += 1
+                if num_sent == most:
+                    self._rest = commands[commands.index(command) :]
+                    self._rest_bytes = command.num_bytes
+                    self._timer = self._service.turns.add(self._go_on)
+                    return
+            else:
+                call.send(encode(command))
+
     def fail(self, code: Code, details: str) -> None:
         """End the RPC, and its pick if there is one: its request is not forwarded."""
+        self._rest, self._rest_bytes = (), 0
         try:
             self.stream.abandon(now=self._service.clock())
         finally:
@@ -245,6 +276,8 @@ class _Session:
         self._end_if_half_closed()
 
     def _end_if_half_closed(self) -> None:
+        if self._rest:
+            return
         if self.stream.is_answered:
             self._call.end()
         elif self.stream.awaits_message or not self.stream.is_wanted_half_closed:

@@ -336,8 +336,18 @@ def test_pieces_fit_and_make_up_the_whole_and_only_the_last_is_the_last(
     cut = list(pieces(data))
 
     assert b"".join(chunk for chunk, _ in cut) == data
+    assert len(cut) == max(1, -(-len(data) // MAX_ECHO_BYTES)), "as few as can be"
     assert all(len(chunk) <= MAX_ECHO_BYTES for chunk, _ in cut)
     assert [last for _, last in cut] == [False] * (len(cut) - 1) + [True]
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 30_000, 61_999, 62_000, 62_001, 65_536, 130_000]), max_size=6)
+)
+def test_pieces_are_cut_alike_whatever_chunks_the_body_came_in(sizes: list[int]) -> None:
+    chunks = [bytes([number]) * size for number, size in enumerate(sizes)]
+
+    assert list(pieces(*chunks)) == list(pieces(b"".join(chunks)))
 
 
 def test_an_empty_body_is_one_empty_piece_and_no_body_is_none() -> None:
