@@ -228,7 +228,9 @@ class BodyReader:
 
     def rewrite(self, model: str) -> bytes:
         """Replace the model of a whole body that was to be kept; return the new body."""
-        data = self._made_reader().rewritten(b"".join(self._kept), model)
+        kept = self._kept
+        whole = kept[0] if len(kept) == 1 else b"".join(kept)  # a copy of 16 MiB takes 8 ms
+        data = self._made_reader().rewritten(memoryview(whole), model)
         self._kept = [data]
         self.held_bytes = len(data) + CHUNK_OVERHEAD_BYTES
         return data

@@ -127,7 +127,7 @@ class JsonReader(IncrementalReader):
         is_pending = self._carry and self._read is JsonReader._value and self._key == b"model"
         return self._num_read - len(self._carry) if is_pending else None
 
-    def rewritten(self, data: bytes, model: str) -> bytes:
+    def rewritten(self, data: bytes | memoryview, model: str) -> bytes:
         """Return the whole body with another model at all its places; as its first member, if it
         had none."""
         value = msgspec.json.encode(model)
@@ -136,7 +136,7 @@ class JsonReader(IncrementalReader):
         at = self._members_at
         is_empty = data[_behind_all(_SPACE, data, at)] == ord("}")
         member = b'"model":' + value + (b"" if is_empty else b",")
-        return data[:at] + member + data[at:]
+        return b"".join((data[:at], member, data[at:]))
 
     def take_prompt(self) -> tuple[msgspec.Raw, ...]:
         """Return `prompt`, and keep it no longer."""
@@ -336,7 +336,7 @@ def _adapter_of(value: msgspec.Raw) -> str:
     raise RequestError(rejections.MANY_ADAPTERS)
 
 
-def _behind_all(pattern: re.Pattern[bytes], part: bytes, pos: int) -> int:
+def _behind_all(pattern: re.Pattern[bytes], part: bytes | memoryview, pos: int) -> int:
     found = pattern.match(part, pos)
     return found.end() if found else pos
 

@@ -74,13 +74,13 @@ class FormReader(IncrementalReader):
             raise _invalid("its last boundary is missing")
         return check_model(self.model)
 
-    def rewritten(self, data: bytes, model: str) -> bytes:
+    def rewritten(self, data: bytes | memoryview, model: str) -> bytes:
         """Return the whole form with another model at all its places; in a part of its own before
         the others, if it had none."""
         if self.places:
             return with_values(data, self.places, model.encode())
         head = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
-        return self._delimiter[2:] + head + model.encode() + b"\r\n" + data
+        return b"".join((self._delimiter[2:], head, model.encode(), b"\r\n", data))
 
     def _first_boundary(self, part: bytes, pos: int) -> int:
         first = self._delimiter[2:]  # at the very start, without its CRLF

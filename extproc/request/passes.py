@@ -62,9 +62,9 @@ class IncrementalReader:
         return len(part)
 
 
-def with_values(data: bytes, places: Sequence[Place], value: bytes) -> bytes:
+def with_values(data: bytes | memoryview, places: Sequence[Place], value: bytes) -> bytes:
     """Return a body with another value at each of these places, which are in order."""
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
     at = 0
     for begin, end in places:
         pieces += (data[at:begin], value)
