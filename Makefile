@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-decisions bench-instructions bench-hold soak chaos fuzz-service loadtest
+.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench-instructions  instructions of a request by stage, and the price of each default'
 	@echo 'make bench-decisions  the cost of a decision alone, with up to 1,000 pods'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
+	@echo 'make bench-passes  for how long single passes hold the event loop, and memory'
 	@echo 'make loadtest   three policies under real load, beside their prediction: three minutes (ARGS=...)'
 	@echo 'make soak       30 minutes of load with clients that disconnect'
 	@echo 'make chaos      two routers on each store of adapters in two minutes of trouble: ten minutes'
@@ -109,6 +110,9 @@ bench-instructions: $(DEV)
 
 bench-hold: $(DEV)
 	$(BIN)/python -m bench.hold $(BENCH)
+
+bench-passes: $(DEV)
+	$(BIN)/python -m bench.passes $(BENCH)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)

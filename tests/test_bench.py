@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from bench import adapterchaos, decisions, fuzz_service, hold, instructions, prices, run, soak
+from bench import (
+    adapterchaos,
+    decisions,
+    fuzz_service,
+    hold,
+    instructions,
+    passes,
+    prices,
+    run,
+    soak,
+)
 from bench.chaospods import Ledger
 from bench.processes import memory
 from bench.scenario import unbalanced
 
-BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, instructions, prices, run, soak)
+BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, instructions, passes, prices, run, soak)
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -55,6 +65,16 @@ def test_another_checkout_is_measured_under_each_policy(
 
 def test_each_usual_cell_is_one_that_there_is() -> None:
     assert {*run.USUAL_CELLS, *run.AIMS_CELLS} <= {cell.name for cell in run.CELLS}
+
+
+def test_every_pass_can_be_done_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--adapters", "3", "--held", "9", "--body-bytes", "700000", "--tries", "2"]
+
+    assert passes.main(["--pods", "2", "3", *small]) == 0
+    printed = capsys.readouterr().out
+    assert "| 2 x 3 | 3 x 3 |" in printed
+    for last in ("then: an offer of room", "one prompt for another model"):
+        assert last in printed
 
 
 def test_a_process_that_has_ended_and_is_still_there_holds_no_memory() -> None:
