@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--adapters", type=int, default=1_000, help="on each pod (default 1000)")
     add("--held", type=int, default=10_000, help="requests (default 10000)")
     add("--body-bytes", type=int, default=16 * 1024 * 1024, help="(default 16 MiB)")
-    add("--tries", type=int, default=9, help="of each task (default 9)")
+    add("--tries", type=int, default=30, help="of each task (default 30)")
     args = parser.parse_args(arguments)
     fleets = [_apart(_measure_fleet, num_pods, args) for num_pods in args.pods]
     header = ["longest pass, ms", *(f"{num:,} x {args.adapters:,}" for num in args.pods)]
