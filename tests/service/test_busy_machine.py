@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 from grpc import aio
 
+from bench.processes import busy_loops
 from extproc.lab.fakepod.config import PodConfig
 from tests import clients
 from tests.e2e.harness import RouterProcess
@@ -24,23 +22,6 @@ INTERVAL_S = 0.05
 NUM_PODS = 8
 NUM_LOOPS = (2, 2, 4, 8, 16, 32)
 """Started one after the other."""
-
-
-@contextmanager
-def busy_loops(num: int, cpu: int) -> Iterator[None]:
-    """Processes that always want this core."""
-    started = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
-        for _ in range(num)
-    ]
-    try:
-        for process in started:
-            os.sched_setaffinity(process.pid, {cpu})
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 class Watched:
@@ -108,7 +89,7 @@ async def test_busy_loops_stretch_scrapes_and_neither_requests_nor_reports_are_l
                 os.setpriority(os.PRIO_PROCESS, router.pid, 19)
                 with ExitStack() as loops:
                     for num in NUM_LOOPS:
-                        loops.enter_context(busy_loops(num, cpu))
+                        loops.enter_context(busy_loops(num, cpu=cpu))
                         if await watched.is_stretched_soon():
                             break
                     await eventually(watched.is_stretched)
