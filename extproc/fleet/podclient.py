@@ -79,11 +79,16 @@ class PodClient:
         kept = self._connection
         if kept is not None and kept.is_open:
             try:
-                return await _ask(kept, request, max_bytes)
+                return await kept.ask(request, max_bytes)
             except UnansweredError:
                 pass  # as a server may do with a connection that was idle
+            finally:
+                kept.give_up()
         self._connection = fresh = await self._dial(url)
-        return await _ask(fresh, request, max_bytes)
+        try:
+            return await fresh.ask(request, max_bytes)
+        finally:
+            fresh.give_up()
 
     @property
     def is_open(self) -> bool:
@@ -144,14 +149,6 @@ async def _connect(host: str, port: int) -> socket.socket:
     raise OSError(f"{host} has no address")
 
 
-async def _ask(connection: _Connection, request: bytes, max_bytes: int) -> tuple[int, bytes]:
-    try:
-        return await connection.ask(request, max_bytes)
-    finally:
-        if connection.is_asked:  # cancelled
-            connection.abort()
-
-
 class _Connection(asyncio.Protocol):
     """One connection, with at most one request under way.
 
@@ -188,6 +185,11 @@ class _Connection(asyncio.Protocol):
         self._status, self._ends_with_connection = 0, True
         self._transport.write(request)
         return answer
+
+    def give_up(self) -> None:
+        """Close at once if a request is under way: whoever asked has been cancelled."""
+        if self._answer is not None:
+            self.abort()
 
     def abort(self) -> None:
         """Close at once."""
