@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import count, cycle
 from typing import Any, Final
 
@@ -139,6 +140,7 @@ class HotPath:
         self.methods = self.parts.services.methods()
         self._recording = Recording(RECORDED.read_bytes())
         self._pages = {address: cycle(self._two_pages(address)) for address in self.addresses}
+        self._readers = {address: _reader() for address in self.addresses}
         self._reports = cycle(self.addresses)
         self._numbers = count(1)
         self._answered: deque[Ended] = deque()
@@ -153,7 +155,7 @@ class HotPath:
         for address in self.addresses:
             self.parts.routing.pool.record_models(address, cards, now=now)
             self.parts.readiness.record_asked(address, has_listed=True)
-            self.record(address, self.parse(next(self._pages[address])))
+            self.record(address, self._readers[address](next(self._pages[address])))
         self.connection = Connection(
             {method.path: method for method in self.methods},
             now=now,
@@ -179,10 +181,6 @@ class HotPath:
         """Return what the router answers to what one read of its socket brings."""
         self.connection.receive(data, now=self._loop.now)
         return self.connection.data_to_send()
-
-    def parse(self, page: bytes) -> LoadReport:
-        """Return the report of a page."""
-        return parse_report(page, PROFILES["vllm"])
 
     def record(self, address: str, report: LoadReport) -> None:
         """Record a report as the scraper does."""
@@ -239,8 +237,18 @@ class HotPath:
     def _report(self, timed: Timed) -> None:
         address = next(self._reports)
         page = next(self._pages[address])
-        report = timed("parse", partial(self.parse, page))
+        report = timed("parse", partial(self._readers[address], page))
         timed("report", partial(self.record, address, report))
+
+
+def _reader() -> Callable[[bytes], LoadReport]:
+    """Return what reads the pages of one pod, of older checkouts each as a whole."""
+    try:
+        pages = import_module("extproc.fleet.pagereader")
+    except ModuleNotFoundError:
+        return partial(parse_report, profile=PROFILES["vllm"])
+    read: Callable[[bytes], LoadReport] = pages.PageReader(PROFILES["vllm"]).read
+    return read
 
 
 Timed = Callable[[str, Callable[[], Any]], Any]

@@ -6,6 +6,8 @@ import asyncio
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from extproc.stack.processes import ChildProcess, StackError
+from extproc.stack.processes import ChildProcess, StackError, bound_to_us
 from extproc.stack.stack import find_envoy
 
 _ChildT = TypeVar("_ChildT", bound=ChildProcess)
@@ -32,6 +34,22 @@ def started(child: _ChildT) -> Iterator[_ChildT]:
         yield child
     finally:
         asyncio.run(child.close())
+
+
+@contextmanager
+def busy_loops(num: int, *, cpu: int | None = None) -> Iterator[None]:
+    """So many processes that always want to run, on any core or on this one."""
+    command = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(bound_to_us(command)) for _ in range(num)]
+    try:
+        for each in loops:
+            if cpu is not None:
+                os.sched_setaffinity(each.pid, {cpu})
+        yield
+    finally:
+        for each in loops:
+            each.kill()
+            each.wait()
 
 
 def raise_file_limit() -> None:

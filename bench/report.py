@@ -105,6 +105,7 @@ def _sections(cells: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
                 "VmRSS, MB": "memory/rss_mb",
                 "VmHWM, MB": "memory/peak_mb",
                 "requests held": "held/requests",
+                "ms between two scrapes in the end": "scrapes/ms_between",
             },
         ),
     ]

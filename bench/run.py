@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.figures import medians, net_us_per_request, total
 from bench.load import LoadResult, run_wrk
 from bench.machine import describe
-from bench.processes import cpu_s, memory, raise_file_limit, require
+from bench.processes import busy_loops, cpu_s, memory, raise_file_limit, require
 from bench.report import Results, default_path, render, write_json
 from bench.stack import Stack, StackOptions, Variant, running
 from extproc.stack.processes import ChildProcess, StackError
@@ -93,14 +93,17 @@ COLUMNS = {
 
 
 def measure_column(
-    options: StackOptions, cells: Sequence[Cell], cell_s: float
+    options: StackOptions, cells: Sequence[Cell], cell_s: float, *, num_beside: int = 0
 ) -> dict[str, float | None]:
     """Start one column and run every cell for so long: figures by name, `cell/figure`.
+
+    Args:
+        num_beside: Processes that want to run all the time meanwhile.
 
     Raises:
         StackError: Something did not start, or requests failed.
     """
-    with running(options) as stack:
+    with running(options) as stack, busy_loops(num_beside):
         time.sleep(_SETTLE_S)
         quiet_cores = _idle_cores(stack.server)
         stack.make_busy()
@@ -115,7 +118,10 @@ def measure_column(
             figures["memory/rss_mb"] = held.now_bytes / 1e6
             figures["memory/peak_mb"] = held.peak_bytes / 1e6
         if isinstance(stack.server, Router):
-            figures["held/requests"] = total(stack.metrics(), "extproc_waits_total")
+            metrics = stack.metrics()
+            figures["held/requests"] = total(metrics, "extproc_waits_total")
+            interval_s = metrics.get("extproc_scrape_interval_seconds")  # older ones lack it
+            figures["scrapes/ms_between"] = None if interval_s is None else 1e3 * interval_s
         return figures
 
 
@@ -184,7 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for column in args.columns:
                 print(f"round {number + 1} of {args.rounds}: {column}", file=sys.stderr)
                 options = _options(COLUMNS[column], args)
-                rounds[-1][column] = measure_column(options, cells, args.seconds)
+                rounds[-1][column] = measure_column(
+                    options, cells, args.seconds, num_beside=args.beside
+                )
     except StackError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -228,6 +236,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--adapters", type=int, default=64, help="on each pod (default 64)")
     parser.add_argument(
         "--pod-ms", type=float, default=5.0, help="from a request to its answer (default 5)"
+    )
+    parser.add_argument(
+        "--beside", type=int, default=0, metavar="N", help="busy loops meanwhile: a busy machine"
     )
     parser.add_argument(
         "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"

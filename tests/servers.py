@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from extproc.lab.fakepod.pod import stop_accepting
+
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -35,6 +37,7 @@ async def serving_app(
         await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls).start()
         yield f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
+        await stop_accepting(runner)
         await runner.cleanup()
 
 

@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 
-import aiohttp
 import msgspec
 from yarl import URL
 
 from extproc.adapters import effect
 from extproc.adapters.states import Failure, Result
 from extproc.fleet.engines import EngineProfile
-from extproc.fleet.podhttp import FAILURES, ResponseError, describe, describe_status, post
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import FAILURES, ResponseError, describe, describe_status
 from extproc.phrases import shortened
 
 LOAD_TIMEOUT_S: Final = 60.0
@@ -78,7 +78,7 @@ class _Reply(msgspec.Struct):
 
 
 async def load(
-    session: aiohttp.ClientSession,
+    client: PodClient,
     url: str,
     profile: EngineProfile,
     *,
@@ -101,11 +101,11 @@ async def load(
         return Result(Failure.FILES, reply.reason) if has_no_files else None
 
     document = {"lora_name": name, "lora_path": path}
-    return await _call(session, url + profile.load_path, document, timeout_s, judge)
+    return await _call(client, url + profile.load_path, document, timeout_s, judge)
 
 
 async def unload(
-    session: aiohttp.ClientSession,
+    client: PodClient,
     url: str,
     profile: EngineProfile,
     *,
@@ -122,11 +122,11 @@ async def unload(
         return Result(None, reply.reason) if has_none else None
 
     document = {"lora_name": name}
-    return await _call(session, url + profile.unload_path, document, timeout_s, judge)
+    return await _call(client, url + profile.unload_path, document, timeout_s, judge)
 
 
 async def has_effect(
-    session: aiohttp.ClientSession,
+    client: PodClient,
     url: str,
     *,
     base: str,
@@ -141,8 +141,8 @@ async def has_effect(
     for model in (base, adapter):
         try:
             async with asyncio.timeout(timeout_s):
-                status, body = await post(
-                    session,
+                status, _, body = await client.ask(
+                    "POST",
                     URL(url + effect.PATH),
                     effect.question(model),
                     max_bytes=MAX_BODY_BYTES,
@@ -157,7 +157,7 @@ async def has_effect(
 
 
 async def _call(
-    session: aiohttp.ClientSession,
+    client: PodClient,
     url: str,
     document: Mapping[str, str],
     timeout_s: float,
@@ -171,7 +171,7 @@ async def _call(
     """
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await post(session, URL(url), document, max_bytes=MAX_BODY_BYTES)
+            status, _, body = await client.ask("POST", URL(url), document, max_bytes=MAX_BODY_BYTES)
     except TimeoutError:
         return Result(Failure.TIMEOUT, f"no answer within {timeout_s:g} s")
     except ResponseError as error:

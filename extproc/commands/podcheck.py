@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ssl import SSLContext
 
 import msgspec
+from yarl import URL
 
 from extproc.commands.podprobes import (
     OPTIONAL,
@@ -19,7 +20,10 @@ from extproc.commands.podprobes import (
     UntriedError,
 )
 from extproc.fleet.engines import EngineProfile
-from extproc.fleet.podhttp import FAILURES, describe, open_session
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import FAILURES, describe
+
+_MAX_BODY_BYTES = 64 * 1024 * 1024  # of a response: a page of metrics may have megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +62,18 @@ async def check_pod(
     Returns:
         One check per requirement; an unreachable server fails them, without an exception.
     """
-    async with open_session(headers, ssl) as session:
+    client = PodClient(headers, ssl)
 
-        async def ask(method: str, path: str, body: object) -> Response:
-            async with session.request(
-                method, url.rstrip("/") + path, json=body, allow_redirects=False
-            ) as response:
-                return Response(response.status, response.content_type, await response.read())
+    async def ask(method: str, path: str, body: object) -> Response:
+        asked = URL(url.rstrip("/") + path)
+        return Response(*await client.ask(method, asked, body, max_bytes=_MAX_BODY_BYTES))
 
-        pod = Pod(ask, profile, adapter)
-        return [
-            Check(requirement, *await _try(pod, probe, timeout_s), is_required)
-            for probes, is_required in ((REQUIRED, True), (OPTIONAL, False))
-            for requirement, probe in probes.items()
-        ]
+    pod = Pod(ask, profile, adapter)
+    return [
+        Check(requirement, *await _try(pod, probe, timeout_s), is_required)
+        for probes, is_required in ((REQUIRED, True), (OPTIONAL, False))
+        for requirement, probe in probes.items()
+    ]
 
 
 def render(check: Check) -> str:

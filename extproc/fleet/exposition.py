@@ -23,36 +23,60 @@ import math
 from itertools import islice
 from operator import itemgetter
 
+from msgspec import Struct
+
 from extproc.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
 from extproc.errors import ExpositionError
 from extproc.fleet.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.fleet.remembered import Remembered
-from extproc.fleet.textformat import MAX_REMEMBERED_BYTES, Lines, read_labels, split_line
+from extproc.fleet.textformat import MAX_REMEMBERED_BYTES, Lines, Row, read_labels
 from extproc.types import LoadReport
 
-# Series are never removed, so a server with many adapters may have tens of thousands. Those beyond
-# the newest few thousand name adapters that left every cache long ago.
-_MAX_LORA_SERIES = 2_048
-
-# Of one server, from one page to the next: some 400 bytes each.
-_MAX_KEPT_SERIES = 512
+MAX_LORA_SERIES = 2_048
+"""Series are never removed, so a server with many adapters may have tens of thousands. Those beyond
+the newest few thousand name adapters that left every cache long ago."""
 
 _MAX_ENGINES = 64  # behind one server
 _MAX_ADAPTERS = 16_384  # read from one page, most recently active first
 _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
+_TIME = itemgetter(0)
+_UNUSED: Row = [0.0], 0  # of a series that is not asked for
 
 
-LoraMemory = dict[bytes, tuple[float, int, frozenset[str]]]
-"""Of one server: its LoRA series, without the name, as they were read from the last page."""
+class Figures(Struct):
+    """What a page says.
+
+    Attributes:
+        running: One value per engine, as in all others of this type; None where one of them cannot
+            be known.
+        times_s: When the engine was last in the state that a LoRA series describes, one by one.
+        states: What each of them says: slots and adapters.
+    """
+
+    running: list[float] | None
+    waiting: list[float] | None
+    kv_usages: list[float] | None
+    tokens: list[float] | None
+    prompts: list[float] | None
+    first_tokens: list[float] | None
+    starts_s: list[float] | None
+    deferred: list[float] | None
+    slots: list[float] | None
+    awake: list[float] | None
+    times_s: list[float]
+    states: list[tuple[int, frozenset[str]]]
+    gpu_adapters: frozenset[str] | None
+    cpu_adapters: frozenset[str] | None
+    kv_cache_tokens: int | None
+    unreadable: str
 
 
-def parse_report(
-    page: bytes, profile: EngineProfile, memory: LoraMemory | None = None
-) -> LoadReport:
+LoraLog = tuple[frozenset[str], tuple[tuple[str, float], ...], int]
+"""Of LoRA series: the active adapters, when each was so last, and slots, 0 where none says them."""
+
+
+def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     """Parse the metrics of `profile` from `page`.
-
-    Of hundreds of LoRA series one or two have changed since the last page: with the same `memory`
-    for all pages of one server, the others are not read again. The result is the same.
 
     A line that cannot be read, or has an impossible value (NaN, infinite, negative), costs what it
     would say and no more: a sum that it is a part of is unknown, not lower. Counts of several
@@ -63,42 +87,68 @@ def parse_report(
         ExpositionError: No line of the page is one of the text format. Count a failed scrape and
             keep the last report.
     """
-    lines = Lines(page)
-    active, log, max_loras = _read_lora_info(lines, profile.lora_info, memory)
+    figures = read_figures(Lines(page), profile)
+    return make_report(figures, read_log(figures), profile)
+
+
+def read_figures(lines: Lines, profile: EngineProfile) -> Figures:
+    """Read all that `profile` names."""
+
+    def values(names: tuple[str, ...]) -> list[float] | None:
+        return _values_by_engine(lines, names, profile)
+
+    def part(family: LabelledFamily | None) -> list[float] | None:
+        names = () if family is None else (family.family,)
+        return _values_by_engine(lines, names, profile, family)
+
+    times_s, states = _lora_series(lines, profile.lora_info)
     gpu, cpu = _read_residency(lines, profile.residency)
-    running = _values_by_engine(lines, profile.running, profile)
-    waiting = _values_by_engine(lines, profile.waiting, profile)
-    kv_usages = _values_by_engine(lines, profile.kv_usage, profile)
-    tokens = _values_by_engine(lines, profile.generated_tokens, profile)
-    prompts = _values_by_engine(lines, profile.prompt_tokens, profile)
-    first = _values_by_engine(lines, profile.first_tokens, profile)
+    return Figures(
+        running=values(profile.running),
+        waiting=values(profile.waiting),
+        kv_usages=values(profile.kv_usage),
+        tokens=values(profile.generated_tokens),
+        prompts=values(profile.prompt_tokens),
+        first_tokens=values(profile.first_tokens),
+        starts_s=values((profile.process_start,)),
+        deferred=part(profile.deferred),
+        slots=None if any(num for num, _ in states) else values(profile.lora_slots),
+        awake=part(profile.awake),
+        times_s=times_s,
+        states=states,
+        gpu_adapters=gpu,
+        cpu_adapters=cpu,
+        kv_cache_tokens=_read_kv_cache_tokens(lines, profile.cache_info),
+        unreadable=lines.unreadable,
+    )
+
+
+def make_report(figures: Figures, lora: LoraLog, profile: EngineProfile) -> LoadReport:
+    """Make the report of a page's figures and of what its LoRA series say together."""
+    running, waiting, usages = figures.running, figures.waiting, figures.kv_usages
+    tokens, prompts, first = figures.tokens, figures.prompts, figures.first_tokens
     work = tokens + prompts if tokens and prompts is not None and profile.counts_steps else ()
-    starts_s = _values_by_engine(lines, (profile.process_start,), profile)
-    part = profile.deferred
-    deferred = None if part is None else _values_by_engine(lines, (part.family,), profile, part)
-    slots = None if max_loras else _values_by_engine(lines, profile.lora_slots, profile)
-    part = profile.awake
-    awake = None if part is None else _values_by_engine(lines, (part.family,), profile, part)
+    active, log, max_loras = lora
     return LoadReport(
         num_running=total(running or ()),
         num_waiting=total(waiting or ()),
         has_counts=running is not None and waiting is not None,
-        num_deferred=total(deferred) if deferred else None,
-        kv_usage_ratio=min(1.0, sum(kv_usages) / len(kv_usages)) if kv_usages else None,
+        num_deferred=total(figures.deferred) if figures.deferred else None,
+        kv_usage_ratio=min(1.0, sum(usages) / len(usages)) if usages else None,
         # Every engine behind one server has the same number of slots.
-        max_loras=max_loras or whole(max(slots or (0,)), MAX_COUNT) or None,
+        max_loras=max_loras or whole(max(figures.slots or (0,)), MAX_COUNT) or None,
         active_adapters=active,
         adapter_log=log,
-        gpu_adapters=gpu,
-        cpu_adapters=cpu,
-        process_start_wall_s=min(max(starts_s), MAX_WALL_S) if starts_s else None,
-        kv_cache_tokens=_read_kv_cache_tokens(lines, profile.cache_info),
+        gpu_adapters=figures.gpu_adapters,
+        cpu_adapters=figures.cpu_adapters,
+        process_start_wall_s=min(max(figures.starts_s), MAX_WALL_S) if figures.starts_s else None,
+        kv_cache_tokens=figures.kv_cache_tokens,
         generated_tokens=whole(sum(tokens), MAX_TOTAL_TOKENS) if tokens else None,
         work_tokens=whole(sum(work), MAX_TOTAL_TOKENS) if work else None,
         num_first_tokens=whole(sum(first), MAX_TOTAL_TOKENS) if first else None,
-        unreadable=lines.unreadable,
+        unreadable=figures.unreadable,
         # A request may go to any engine behind the server.
-        is_asleep=min(awake or (), default=1.0) == 0.0,
+        is_asleep=min(figures.awake or (), default=1.0) == 0.0,
     )
 
 
@@ -116,81 +166,71 @@ def _values_by_engine(
     num_unreadable = lines.num_unreadable
     for name in names:
         values: dict[str, float] = {}
+        read_at: list[int] = []
         for block, value in lines.series(name):
             labels = lines.labels(block)
             if labels is None or (where is not None and labels.get(where.label) != where.value):
+                lines.rows[lines.at] = _UNUSED
                 continue
             if not 0 <= value < math.inf:
                 return None
             engine = labels.get(profile.engine_label, "")
             values[engine] = max(value, values.get(engine, 0.0))
+            read_at.append(lines.at)
         if lines.num_unreadable > num_unreadable:
             return None
         if values:
-            return list(values.values())
+            found = list(values.values())
+            if len(found) == len(read_at):
+                lines.rows.update({at: (found, place) for place, at in enumerate(read_at)})
+            return found
     return None if names and lines.is_cut else []
 
 
-def _read_lora_info(
-    lines: Lines, info: LoraInfo | None, memory: LoraMemory | None
-) -> tuple[frozenset[str], tuple[tuple[str, float], ...], int | None]:
-    """Return the active adapters, the log and the number of slots."""
-    if info is None:
-        return frozenset(), (), None
-    rows = None if memory is None else _remembered_series(lines.page, info, memory)
-    last_seen_s: dict[str, float] = {}
-    max_loras, newest_s = 0, 0.0
-    for at_s, slots, adapters in _lora_series(lines, info) if rows is None else rows:
-        newest_s = at_s
-        max_loras = max(max_loras, slots)
-        last_seen_s.update(dict.fromkeys(adapters, at_s))
-    log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
-    # Several series have the newest time: servers that write whole seconds.
-    active = frozenset(adapter for adapter, at_s in log if at_s == newest_s)
-    return active, tuple(log), max_loras or None
-
-
-def _lora_series(lines: Lines, info: LoraInfo) -> list[tuple[float, int, frozenset[str]]]:
-    """Return time, slots and adapters of the newest series, the newest last."""
-    series = [(at_s, block) for block, at_s in lines.series(info.family) if 0 < at_s < MAX_WALL_S]
-    rows = []
-    for at_s, block in heapq.nlargest(_MAX_LORA_SERIES, series):
+def _lora_series(
+    lines: Lines, info: LoraInfo | None
+) -> tuple[list[float], list[tuple[int, frozenset[str]]]]:
+    """Return the times of the newest series, and what they say."""
+    times_s: list[float] = []
+    states: list[tuple[int, frozenset[str]]] = []
+    found = () if info is None else lines.series(info.family)
+    series = [(at_s, block, lines.at) for block, at_s in found if 0 < at_s < MAX_WALL_S]
+    for at_s, block, at in heapq.nlargest(MAX_LORA_SERIES, series):
+        assert info is not None
         try:
-            rows.append((at_s, *_read_adapters(block, *_texts(info))))
+            states.append(read_state(block, info))
         except ExpositionError as error:
             lines.note(str(error))
-    return rows[::-1]
+        else:
+            lines.rows[at] = times_s, len(times_s)
+            times_s.append(at_s)
+    return times_s, states
 
 
-def _remembered_series(
-    page: bytes, info: LoraInfo, memory: LoraMemory
-) -> list[tuple[float, int, frozenset[str]]] | None:
-    """Return what `_lora_series` does, reading only what is not in `memory`; None for a page that
-    is not one group of so many lines that can all be read."""
-    name = b"\n" + info.family.encode()
-    first, last = page.find(name), page.rfind(name)
-    num_lines = 1 + page.count(b"\n", first + 1, last + 1)
-    texts = page[first + len(name) : page.find(b"\n", last + 1)].split(name)
-    if first < 0 or len(texts) != num_lines or num_lines > _MAX_KEPT_SERIES:
-        return None
-    known = dict(memory)
-    memory.clear()
-    for text in texts:
-        row = known.get(text)
-        if row is None:
-            try:
-                block, at_s = split_line(text)
-                row = at_s, *_read_adapters(block, *_texts(info))
-            except ExpositionError:
-                return None
-            if text[:1] not in (b"{", b" ", b"\t") or not 0 < at_s < MAX_WALL_S:
-                return None
-        memory[text] = row
-    return sorted(memory.values(), key=itemgetter(0))
+def read_log(figures: Figures) -> LoraLog:
+    """Return what the LoRA series say together."""
+    last_seen_s: dict[str, float] = {}
+    newest_s, max_loras = 0.0, 0
+    for newest_s, (slots, adapters) in sorted(
+        zip(figures.times_s, figures.states, strict=True), key=_TIME
+    ):
+        max_loras = max(max_loras, slots)
+        last_seen_s.update(dict.fromkeys(adapters, newest_s))
+    log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
+    # Several series have the newest time: servers that write whole seconds.
+    active = frozenset([adapter for adapter, at_s in log if at_s == newest_s])
+    return active, tuple(log), max_loras
 
 
-def _texts(info: LoraInfo) -> tuple[str, str, str, str]:
-    return info.max_label, info.running_label, info.waiting_label, info.separator
+def read_state(block: bytes, info: LoraInfo) -> tuple[int, frozenset[str]]:
+    """Return what a LoRA series says: slots and adapters.
+
+    Raises:
+        ExpositionError: It cannot be read.
+    """
+    return _read_adapters(
+        block, info.max_label, info.running_label, info.waiting_label, info.separator
+    )
 
 
 def _read_kv_cache_tokens(lines: Lines, info: CacheInfo | None) -> int | None:

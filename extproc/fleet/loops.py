@@ -270,32 +270,37 @@ class _Rests:
 
     def __init__(self, prolong: Callable[[], float | None]) -> None:
         self._prolong = prolong
-        self._wake = asyncio.Event()
+        self._is_ended = False
+        self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
         """End the rest, or else the next one."""
-        self._wake.set()
+        self._is_ended = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def rest(self, rest_s: float) -> None:
         """Wait for `rest_s` and as long as it is prolonged, or until it is ended."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        # A tenth of the cost of a timeout around `wait`.
+        # A tenth of the cost of a timeout around the wait.
         self._timer = loop.call_later(rest_s, self._look)
+        self._waiter = loop.create_future()
         try:
-            await self._wake.wait()
+            if not self._is_ended:
+                await self._waiter
             left_s = min(rest_s, _MIN_REST_S) - (loop.time() - began_s)
             if left_s > 0:
                 await asyncio.sleep(left_s)
         finally:
             self._timer.cancel()
-            self._wake.clear()
+            self._is_ended = False
 
     def _look(self) -> None:
         more_s = self._prolong()
         if more_s is None:
-            self._wake.set()
+            self.end()
         else:
             self._timer = asyncio.get_running_loop().call_later(more_s, self._look)
 

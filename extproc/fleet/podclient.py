@@ -1,21 +1,22 @@
-"""One kept connection to a pod, for what is read from it again and again.
+"""HTTP to a pod: a kept connection for what is read again and again, others for single calls.
 
 A twentieth of a second after one page comes the next, from every pod: what a general HTTP client
-does for each request costs several times what the page does. Here a request is one write, and a
-response what the parser (llhttp) calls back. Nothing is followed, decompressed or stored, and what
-a server may send beside a body is limited: heads, fields, and bytes that bring none of the body.
+does for each request costs several times what the page does, and it does not limit what a server
+may send beside a body: heads, fields, and bytes that bring none of it. Here a request is one write,
+and a response what the parser (llhttp) calls back. Nothing is followed, decompressed or stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import socket
 import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
 from ssl import SSLContext
-from typing import Final
+from typing import Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from yarl import URL
@@ -37,11 +38,25 @@ class UnansweredError(ConnectionError):
     """The server closed the connection before the first byte of a response. Ask again."""
 
 
-class PodClient:
-    """GETs from one server, one at a time. Belongs to one event loop; `close` ends it.
+class Answer(NamedTuple):
+    """A response.
 
-    Compression is refused, as in `podhttp`. Timeouts are the caller's: a `get` that is cancelled
-    closes the connection.
+    Attributes:
+        content_type: Without parameters; "" for none.
+    """
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class PodClient:
+    """GETs from one server, one at a time, and asks beside that. Belongs to one event loop; `close`
+    ends it.
+
+    Compression is refused: it would cost the pod more CPU than it saves network, and expose us to
+    decompression bombs. Redirects are not followed. Timeouts are the caller's: what is cancelled
+    closes its connection.
 
     Args:
         headers: Sent with every request, e.g. `Authorization`.
@@ -75,15 +90,39 @@ class PodClient:
             TooLargeError: The body is longer than `max_bytes`; the rest was not read.
             OSError: There was no whole response. Ask again later.
         """
-        request = self._requests.get(url) or self._prepare(url)
+        request = self._requests.get(url)
+        if request is None:
+            request = self._requests[url] = self._prepare("GET", url)
         kept = self._connection
         if kept is not None and kept.is_open:
             try:
-                return await _ask(kept, request, max_bytes)
+                status, _, body = await kept.ask(request, max_bytes)
+                return status, body
             except UnansweredError:
                 pass  # as a server may do with a connection that was idle
+            finally:
+                kept.give_up()
         self._connection = fresh = await self._dial(url)
-        return await _ask(fresh, request, max_bytes)
+        try:
+            status, _, body = await fresh.ask(request, max_bytes)
+            return status, body
+        finally:
+            fresh.give_up()
+
+    async def ask(
+        self, method: str, url: URL, document: object = None, *, max_bytes: int
+    ) -> Answer:
+        """Ask any server once, on a connection of its own, with a document as JSON.
+
+        Raises:
+            ResponseError, TooLargeError, OSError: As `get`.
+        """
+        request = self._prepare(method, url, document)
+        connection = await self._dial(url)
+        try:
+            return await connection.ask(request, max_bytes)
+        finally:
+            connection.abort()
 
     @property
     def is_open(self) -> bool:
@@ -95,11 +134,13 @@ class PodClient:
         if self._connection is not None:
             self._connection.abort()
 
-    def _prepare(self, url: URL) -> bytes:
-        host = f"Host: {url.host_port_subcomponent}"
-        request = f"GET {url.raw_path_qs} HTTP/1.1\r\n{host}\r\n{self._lines}\r\n\r\n".encode()
-        self._requests[url] = request
-        return request
+    def _prepare(self, method: str, url: URL, document: object = None) -> bytes:
+        lines = [f"{method} {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
+        lines.append(self._lines)
+        body = b"" if document is None else json.dumps(document).encode()
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return "\r\n".join([*lines, "", ""]).encode() + body
 
     async def _dial(self, url: URL) -> _Connection:
         tls = (self._tls or _system_trust()) if url.scheme == "https" else None
@@ -144,14 +185,6 @@ async def _connect(host: str, port: int) -> socket.socket:
     raise OSError(f"{host} has no address")
 
 
-async def _ask(connection: _Connection, request: bytes, max_bytes: int) -> tuple[int, bytes]:
-    try:
-        return await connection.ask(request, max_bytes)
-    finally:
-        if connection.is_asked:  # cancelled
-            connection.abort()
-
-
 class _Connection(asyncio.Protocol):
     """One connection, with at most one request under way.
 
@@ -163,7 +196,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
         self._parser = HttpResponseParser(self)
         # As far as aiohttp goes, for servers that the router has always read.
         self._parser.set_dangerous_leniencies(
@@ -177,7 +210,7 @@ class _Connection(asyncio.Protocol):
         """A request is under way."""
         return self._answer is not None
 
-    def ask(self, request: bytes, max_bytes: int) -> asyncio.Future[tuple[int, bytes]]:
+    def ask(self, request: bytes, max_bytes: int) -> asyncio.Future[Answer]:
         """Send a request; only while `is_open` and not `is_asked`."""
         assert self._transport is not None
         self._answer = answer = self._loop.create_future()
@@ -185,9 +218,14 @@ class _Connection(asyncio.Protocol):
         self._max_bytes, self._num_bytes = max_bytes, 0
         self._pieces: list[bytes] = []
         self._num_heads = self._num_fields = self._num_idle_bytes = 0
-        self._status, self._ends_with_connection = 0, True
+        self._status, self._content_type, self._ends_with_connection = 0, b"", True
         self._transport.write(request)
         return answer
+
+    def give_up(self) -> None:
+        """Close at once if a request is under way: whoever asked has been cancelled."""
+        if self._answer is not None:
+            self.abort()
 
     def abort(self) -> None:
         """Close at once."""
@@ -250,6 +288,8 @@ class _Connection(asyncio.Protocol):
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
             self._ends_with_connection = False
+        elif name == b"content-type":
+            self._content_type = value
         elif name == b"content-encoding" and value.strip().lower() != b"identity":
             raise ResponseError("the response is compressed, which was not asked for")
 
@@ -283,7 +323,8 @@ class _Connection(asyncio.Protocol):
         body, self._pieces = b"".join(self._pieces), []
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():  # else cancelled
-            answer.set_result((self._status, body))
+            content_type = self._content_type.decode("latin-1").partition(";")[0].strip().lower()
+            answer.set_result(Answer(self._status, content_type, body))
 
     def _fail(self, error: Exception) -> None:
         self.abort()

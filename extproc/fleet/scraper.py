@@ -19,9 +19,10 @@ from random import Random
 from yarl import URL
 
 from extproc.fleet.engines import EngineProfile
-from extproc.fleet.exposition import LoraMemory, parse_report
+from extproc.fleet.exposition import parse_report
 from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
 from extproc.fleet.pace import Pace, Quiet
+from extproc.fleet.pagereader import PageReader
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import ResponseError, TooLargeError, base_url, describe_status
 from extproc.types import Endpoint, LoadReport
@@ -38,8 +39,7 @@ _REST_S_PER_BYTE = 3 * 3.3e-3 / 50e3
 # Parsing takes about 10 us per KB: from here on in a thread, so that it does not delay decisions.
 _THREAD_FROM_BYTES = 256 * 1024
 
-# A page without series that change by themselves is the last one as long as the server is idle. A
-# filtered page of vLLM has 3 to 10 KB; a whole one changes each time.
+# A filtered page of vLLM has 3 to 10 KB, a whole one 50.
 _MAX_KEPT_BYTES = 64 * 1024
 
 
@@ -106,7 +106,7 @@ class Scraper(EndpointLoops):
     def _scrapes(self, client: PodClient, endpoint: Endpoint) -> Visit:
         address = endpoint.address
         page = _Page(client, self._page_url(endpoint), self._profile, self._max_page_bytes)
-        reader, quiet = _Reader(self._profile), Quiet(self._pace)
+        reader, quiet = PageReader(self._profile), Quiet(self._pace)
         self._quiets[address] = quiet, client
 
         async def scrape() -> float:
@@ -114,13 +114,21 @@ class Scraper(EndpointLoops):
             began_s = self._clock()
             text = await page.fetch()
             taken_at_s = self._clock()
-            report = await reader.read(text)
+            if len(text) <= _MAX_KEPT_BYTES:
+                report = reader.read(text)
+            else:
+                report = await self._parse(text)
             self._on_report(address, report, taken_at_s, taken_at_s - began_s)
             num_picks = self._num_picks(address)
             quiet.reported(report, num_picks, asked_at_s=began_s, taken_at_s=taken_at_s)
             return max(len(text) * _REST_S_PER_BYTE, rest_after(self._clock() - taken_at_s))
 
         return scrape
+
+    async def _parse(self, page: bytes) -> LoadReport:
+        if len(page) < _THREAD_FROM_BYTES:
+            return parse_report(page, self._profile)
+        return await asyncio.to_thread(parse_report, page, self._profile)
 
 
 class _Page:
@@ -170,34 +178,6 @@ class _Page:
         except TooLargeError:
             way = self._without_lora
             return way, *await self._client.get(way, max_bytes=self._max_bytes)
-
-
-class _Reader:
-    """Parses the pages of one server; not again what is byte by byte the last one."""
-
-    def __init__(self, profile: EngineProfile) -> None:
-        self._profile = profile
-        self._page: bytes | None = None
-        self._report = LoadReport()
-        self._memory: LoraMemory = {}
-
-    async def read(self, page: bytes) -> LoadReport:
-        """Return the report of a page.
-
-        Raises:
-            ExpositionError: As `parse_report`.
-        """
-        if page == self._page:
-            return self._report
-        if len(page) <= _MAX_KEPT_BYTES:
-            report = parse_report(page, self._profile, self._memory)
-        elif len(page) < _THREAD_FROM_BYTES:
-            report = parse_report(page, self._profile)
-        else:
-            report = await asyncio.to_thread(parse_report, page, self._profile)
-        if len(page) <= _MAX_KEPT_BYTES:
-            self._page, self._report = page, report
-        return report
 
 
 def _filter_url(url: str, families: Iterable[str]) -> URL:

@@ -29,6 +29,9 @@ _LABEL = re.compile(
 _ESCAPE = re.compile(r'\\([\\n"])')
 _MAX_QUOTED_BYTES = 120  # of a line in an error message
 
+Row = tuple[list[float], int]
+"""Some values, and the place of one among them."""
+
 
 class Lines:
     """The lines of a page.
@@ -38,11 +41,16 @@ class Lines:
             begins with a blank.
         is_cut: Its end is missing.
         unreadable: Why the first line that could not be read was not; "" if all were.
+        rows: By where the line of a series begins, less the first line feed: the values that it was
+            read into, and its place among them; None where a line says more, or another thing.
+        at: Where that of the last series that `series` yielded begins.
     """
 
-    __slots__ = ("is_cut", "num_unreadable", "page", "unreadable")
+    __slots__ = ("at", "is_cut", "num_unreadable", "page", "rows", "unreadable")
 
     def __init__(self, page: bytes) -> None:
+        self.rows: dict[int, Row | None] = {}
+        self.at = 0
         self.unreadable, self.num_unreadable, self.is_cut = "", 0, False
         if page and not page.endswith(b"\n"):
             whole_lines, _, last = page.rpartition(b"\n")
@@ -73,6 +81,7 @@ class Lines:
             rest = at + len(name)
             end = page.find(b"\n", rest)
             if page[rest] in b"{ \t":  # else a longer name that begins with this one
+                self.at, self.rows[at] = at, None
                 try:
                     yield split_line(page[rest:end])
                 except ExpositionError as error:

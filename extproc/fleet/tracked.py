@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -388,10 +387,16 @@ class Tracked:
 
     def _num_since(self, at_s: float) -> int:
         """Return how many of the picks that have not ended were made after `at_s`."""
-        ours, told = reversed(self.flights.values()), reversed(self.others.flights.values())
-        return len(list(takewhile(lambda each: each.started_at_s > at_s, ours))) + len(
-            list(takewhile(lambda each: each.picked_at_s > at_s, told))
-        )
+        num = 0
+        for ours in reversed(self.flights.values()):
+            if ours.started_at_s <= at_s:
+                break
+            num += 1
+        for told in reversed(self.others.flights.values()):
+            if told.picked_at_s <= at_s:
+                break
+            num += 1
+        return num
 
     def use(self, adapter: str | None, priority: int, flow: str, *, now: float) -> None:
         """Note a pick, and whose request an adapter's slot is used for."""

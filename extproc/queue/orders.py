@@ -13,6 +13,7 @@ takes O(n log n), and less for tickets that are nearly in order already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from operator import attrgetter
 
 from msgspec import Struct
@@ -40,8 +41,9 @@ class Scene(Struct, frozen=True):
 Order = Callable[[Sequence[Ticket], Scene], list[Ticket]]
 """Returns all of the tickets, the first to be dispatched first."""
 
-_by_arrival = attrgetter("request.arrived_at_s")
+_by_arrival = attrgetter("arrived_at_s")
 _by_deadline = attrgetter("deadline_s")
+_late_s = attrgetter("late_s")
 
 
 def first_come(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
@@ -100,12 +102,21 @@ def longest_without_slot(tickets: Sequence[Ticket], now: float, turn_s: float) -
     """
     if not turn_s:
         return []
+    waiting = [
+        ticket
+        for ticket in tickets
+        if ticket.reason == FOR_SLOT
+        and now - ticket.arrived_at_s >= turn_s
+        and not ticket.is_refusable
+    ]
+    if not waiting:
+        return []
+    have_waited = set(waiting)
     groups: dict[str | None, list[Ticket]] = {}
     for ticket in first_come(tickets, Scene(now)):
-        request = ticket.request
-        has_waited = now - request.arrived_at_s >= turn_s and ticket.reason == FOR_SLOT
-        if request.adapter in groups or (has_waited and not ticket.is_refusable):
-            groups.setdefault(request.adapter, []).append(ticket)
+        adapter = ticket.request.adapter
+        if adapter in groups or ticket in have_waited:
+            groups.setdefault(adapter, []).append(ticket)
     return [ticket for group in groups.values() for ticket in group]
 
 
@@ -145,6 +156,9 @@ def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket
     as many as any set has.
     """
     service_s, most = scene.service_s, len(tickets)
+    least_s = min(map(_late_s, tickets), default=inf) - scene.now
+    if least_s >= 0 and (not service_s or least_s / service_s + 1 >= most):  # there is no hurry
+        return sorted(first_come(tickets, scene), key=_by_deadline), []
     below = list(range(most + 1))  # a taken place refers to one before it; 0 is none
     kept, given_up = [], []
     for ticket in reversed(first_come(tickets, scene)):

@@ -59,12 +59,12 @@ class Plan:
     def hold(self, ticket: Ticket) -> None:
         """Count a ticket that is held from now on."""
         if self._settings.fair:
-            self.counters[ticket.request.claim.priority].hold(ticket.flow)
+            self.counters[ticket.priority].hold(ticket.flow)
 
     def release(self, ticket: Ticket) -> None:
         """Count a ticket that is not held any more."""
         if self._settings.fair:
-            self.counters[ticket.request.claim.priority].release(ticket.flow)
+            self.counters[ticket.priority].release(ticket.flow)
 
     def hold_told(self, flows: Collection[tuple[int, str]]) -> None:
         """Have flows be active from now on that wait at other routers, and no others that do.
@@ -139,7 +139,7 @@ class Plan:
         return [each for late in late_by_flow.values() for each in late]
 
     def _served_in(self, flow: list[Ticket], name: str) -> float:
-        return self.served(flow[0].request.claim.priority, name)
+        return self.served(flow[0].priority, name)
 
     def adapters(self, tickets: Iterable[Ticket], now: float) -> Iterator[str]:
         """Yield the adapters that tickets need, each once, the next in order of arrival first.
@@ -171,16 +171,19 @@ class Plan:
     def _by_turns(self, flows: _Flows) -> Iterator[Ticket]:
         """Yield always the next ticket of the flow that was served least."""
         rest = {name: iter(flow) for name, flow in flows.items()}
-        heap = [(self._served_in(flow, name), name) for name, flow in flows.items()]
+        counters = {name: self.counters[flow[0].priority] for name, flow in flows.items()}
+        heap = [(counter.counter(name), name) for name, counter in counters.items()]
         heapify(heap)
         while heap:
-            name = heap[0][1]
+            before, name = heap[0]
             ticket = next(rest[name], None)
             if ticket is None:
                 heappop(heap)
                 continue
             yield ticket
-            heapreplace(heap, (self._served_in(flows[name], name), name))
+            served = counters[name].counter(name)
+            if served != before:
+                heapreplace(heap, (served, name))
 
     def _flows(self, level: list[Ticket]) -> _Flows:
         if not self._settings.fair:

@@ -108,14 +108,14 @@ class Sweep:
         self._urgent = 0
         since_s = self._since_s.items()
         self._since_s = {key: at_s for key, at_s in since_s if now < at_s + AGAIN_RATIO * key[1]}
-        passed_over = list[Ticket]()
+        passed_over, late, looks = list[Ticket](), self._late, self._looks
         for ticket in self._in_rounds(tickets, passed_over):
             if ticket.result is not None:
                 continue
             urgent = self._note_urgent(ticket)
             adapter = self._adapter(ticket)
-            is_for_it = is_freed and self._is_for_anybody(ticket)
-            is_off = ticket in self._late and now < ticket.look_s and not is_for_it
+            is_off = now < ticket.look_s and ticket in late
+            is_off = is_off and not (is_freed and self._is_for_anybody(ticket))
             if is_off and adapter not in self.reservations:
                 self._hold_up_others(ticket, now)
                 self.note(ticket)
@@ -127,7 +127,7 @@ class Sweep:
                 self._hold_up_others(ticket, now)
                 continue
             flow = _flow(ticket)
-            if not is_again and self._looks[flow] >= FLOW_LOOKS:
+            if not is_again and looks.get(flow, 0) >= FLOW_LOOKS:
                 passed_over.append(ticket)
                 continue
             if len(vain) >= MAX_LOOKS or num_sent >= MAX_SENT:
@@ -143,7 +143,7 @@ class Sweep:
             if isinstance(result, Wait):
                 vain[kind] = result.until_s
                 self._in_vain[kind] = flow
-                self._looks[flow] += 1
+                looks[flow] += 1
                 self._keep(ticket, result, now)
             else:
                 num_sent += 1
@@ -280,7 +280,7 @@ class Sweep:
     def _note_urgent(self, ticket: Ticket) -> int:
         """Count where a request waits before which those below 0 may not go; return what was."""
         before = self._urgent
-        if ticket.request.claim.priority >= 0 and ticket.reason != FOR_POD:
+        if ticket.priority >= 0 and ticket.reason != FOR_POD:
             self._urgent |= self._reach.of(ticket.request)
         return before
 
@@ -303,4 +303,4 @@ def _kind(ticket: Ticket) -> Hashable:
 
 
 def _flow(ticket: Ticket) -> _Flow:
-    return ticket.request.claim.priority, ticket.flow
+    return ticket.priority, ticket.flow

@@ -58,7 +58,11 @@ class Ticket(Struct, eq=False):
         reason: Why the policy held it, a slug.
         result: None as long as it is held.
         error: What its policy raised.
-        flow: Whose turns it counts for (`Claim.flow`): each offer looks at that of all.
+        arrived_at_s: Of the request, like all that follows: each offer looks at that of all.
+        priority: Before ageing.
+        flow: Whose turns it counts for (`Claim.flow`).
+        late_s: From when on it cannot have its first token in time.
+        is_refusable: It is refused once it is late: somebody has set it an objective.
     """
 
     request: RequestInfo
@@ -74,29 +78,30 @@ class Ticket(Struct, eq=False):
     kind: Hashable = None
     result: Pick | Rejection | None = None
     error: Exception | None = None
+    arrived_at_s: float = 0.0
+    priority: int = 0
     flow: str = ""
+    late_s: float = inf
+    is_refusable: bool = False
 
     def __post_init__(self) -> None:
-        self.flow = self.request.claim.flow
+        request, claim = self.request, self.request.claim
+        self.arrived_at_s, self.priority, self.flow = (
+            request.arrived_at_s,
+            claim.priority,
+            claim.flow,
+        )
+        self.late_s = self.deadline_s - self.rest_s
+        self.is_refusable = claim.ttft_s is not None
 
     def fail(self, error: Exception) -> None:
         """Have `resume` raise what its policy raised."""
         self.error = error
 
     @property
-    def late_s(self) -> float:
-        """From when on it cannot have its first token in time."""
-        return self.deadline_s - self.rest_s
-
-    @property
     def until_s(self) -> float:
         """When to look for its result at the latest."""
         return self.give_up_s
-
-    @property
-    def is_refusable(self) -> bool:
-        """Whether it is refused once it is late: somebody has set it an objective."""
-        return self.request.claim.ttft_s is not None
 
 
 # Strict priorities among held requests, with ageing.
@@ -114,10 +119,10 @@ def level(ticket: Ticket, now: float, ageing_s: float = inf) -> int:
     level, it waits for no more requests than those held when it arrived and those that arrive
     within that time after it.
     """
+    priority = ticket.priority
     if ticket.deadline_s < inf:
-        return ticket.request.claim.priority
-    waited_s = max(0.0, now - ticket.request.arrived_at_s)
-    priority = ticket.request.claim.priority
+        return priority
+    waited_s = max(0.0, now - ticket.arrived_at_s)
     aged = priority + int(waited_s // ageing_s)
     return aged if priority >= 0 else min(aged, -1)
 
@@ -126,10 +131,8 @@ def by_level(tickets: Iterable[Ticket], now: float, ageing_s: float = inf) -> li
     """Return the tickets of each level, the highest first, in the order given."""
     levels: defaultdict[int, list[Ticket]] = defaultdict(list)
     for ticket in tickets:
-        request = ticket.request
-        is_young = now - request.arrived_at_s < ageing_s  # most are: half the time
-        priority = request.claim.priority if is_young else level(ticket, now, ageing_s)
-        levels[priority].append(ticket)
+        is_young = now - ticket.arrived_at_s < ageing_s  # most are: half the time
+        levels[ticket.priority if is_young else level(ticket, now, ageing_s)].append(ticket)
     return [levels[each] for each in sorted(levels, reverse=True)]
 
 

@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 
-import aiohttp
-
 from extproc.adapters import engineapi
 from extproc.adapters.adapterfiles import AdapterFiles, Root
 from extproc.adapters.states import Action, Failure, Kind, Result
 from extproc.config import Config
 from extproc.fleet.engines import PROFILES
-from extproc.fleet.podhttp import base_url, open_session
+from extproc.fleet.podclient import PodClient
+from extproc.fleet.podhttp import base_url
 from extproc.fleet.podstate import PodState
 from extproc.fleet.pool import Pool
 from extproc.openai import joined
@@ -53,7 +52,7 @@ class AdapterCalls:
         self._access = configured.pod_access(config)
         self._profile = PROFILES[config.pods.engine]
         self._urls: Mapping[str, str] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._client: PodClient | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._following: asyncio.Task[None] | None = None
         self.counts = Counter({(str(kind), "done"): 0 for kind in Kind})
@@ -82,9 +81,9 @@ class AdapterCalls:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Have a session for calls, and follow files."""
-        headers, context = self._access
-        async with open_session(headers, context) as self._session, asyncio.TaskGroup() as tasks:
+        """Have a client for calls, and follow files."""
+        self._client = PodClient(*self._access)
+        async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._follow()
             yield
@@ -106,13 +105,13 @@ class AdapterCalls:
 
     async def _call(self, action: Action) -> Result:
         """Make a call, or return why it need not be made."""
-        url, session = self._urls.get(action.address), self._session
-        if url is None or session is None:
+        url, client = self._urls.get(action.address), self._client
+        if url is None or client is None:
             return Result(Failure.UNREACHABLE, "the pod has gone")
         name, timeout_s = action.name, action.timeout_s
         if action.kind is Kind.UNLOAD:
             return await engineapi.unload(
-                session, url, self._profile, name=name, timeout_s=timeout_s
+                client, url, self._profile, name=name, timeout_s=timeout_s
             )
         traits = self._pool.traits(action.address)
         problem = await self._files.check(action.path, max_rank=traits.max_lora_rank)
@@ -122,15 +121,15 @@ class AdapterCalls:
         if problem is not None:
             return problem
         loaded = await engineapi.load(
-            session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
+            client, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
         )
         is_new = loaded.failure is None and not loaded.message
         if not is_new or self._verify.verify != "effect":
             return loaded
-        return await self._verified(session, url, name, state)
+        return await self._verified(client, url, name, state)
 
     async def _verified(
-        self, session: aiohttp.ClientSession, url: str, name: str, state: PodState | None
+        self, client: PodClient, url: str, name: str, state: PodState | None
     ) -> Result:
         """Return what came of a load, by whether the adapter changes what its base model answers;
         unload one that does not, unless it is to be served all the same."""
@@ -139,13 +138,13 @@ class AdapterCalls:
         if base is None:
             return Result()
         adapter = joined(base, name) if self._profile.joins_names else name
-        found = await engineapi.has_effect(session, url, base=base, adapter=adapter)
+        found = await engineapi.has_effect(client, url, base=base, adapter=adapter)
         if found is not False:
             return Result(None, "" if found else "its effect could not be tried")
         if self._verify.no_effect == "serve":
             log.warning("%s: %s answers as its base model %s does", url, name, base)
             return Result(has_effect=False)
-        await engineapi.unload(session, url, self._profile, name=name)
+        await engineapi.unload(client, url, self._profile, name=name)
         return Result(Failure.NO_EFFECT, f"it answers as its base model {base} does")
 
     def _open_files(self) -> AdapterFiles:

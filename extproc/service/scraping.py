@@ -125,7 +125,9 @@ class Pods:
         if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
-        self._recorder.given_up(len(self._accounting.reconcile(address, now=taken_at_s)))
+        lost = self._accounting.reconcile(address, now=taken_at_s)
+        if lost:
+            self._recorder.given_up(len(lost))
         self.losses.answered(address, Part.REPORTS, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:

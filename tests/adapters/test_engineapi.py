@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import pytest
 from aiohttp import web
@@ -14,7 +14,7 @@ from aiohttp.test_utils import unused_port
 from extproc.adapters.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, unload
 from extproc.adapters.states import Failure, Result
 from extproc.fleet.engines import PROFILES
-from extproc.fleet.podhttp import open_session
+from extproc.fleet.podclient import PodClient
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.fakepods import running_pod
 from tests.servers import serving_app, web_server
@@ -56,13 +56,13 @@ async def answering(
 
 async def loaded(url: str, name: str = "a", path: str = "/a", key: str = "") -> Result:
     headers = {"Authorization": f"Bearer {key}"} if key else None
-    async with open_session(headers) as session:
-        return await load(session, url, VLLM, name=name, path=path)
+    with closing(PodClient(headers)) as client:
+        return await load(client, url, VLLM, name=name, path=path)
 
 
 async def unloaded(url: str, name: str = "a") -> Result:
-    async with open_session() as session:
-        return await unload(session, url, VLLM, name=name)
+    with closing(PodClient()) as client:
+        return await unload(client, url, VLLM, name=name)
 
 
 async def test_an_adapter_is_never_loaded_in_place() -> None:
@@ -135,8 +135,9 @@ async def test_a_slow_pod_is_given_up_and_a_dead_one_is_unreachable() -> None:
         await asyncio.sleep(60)
         return web.Response()
 
-    async with web_server(never) as url, open_session() as session:
-        slow = await load(session, url, VLLM, name="a", path="/a", timeout_s=0.1)
+    async with web_server(never) as url:
+        client = PodClient()
+        slow = await load(client, url, VLLM, name="a", path="/a", timeout_s=0.1)
     dead = await loaded(f"http://127.0.0.1:{unused_port()}")
 
     assert slow == Result(Failure.TIMEOUT, "no answer within 0.1 s")
@@ -237,10 +238,11 @@ def sglang() -> web.Application:
 
 
 async def test_sglang_has_other_paths_and_another_shape() -> None:
-    async with serving_app(sglang()) as url, open_session() as session:
-        missing = await load(session, url, SGLANG, name="b", path="/missing")
-        loads = [await load(session, url, SGLANG, name="a", path="/a") for _ in range(2)]
-        unloads = [await unload(session, url, SGLANG, name="a") for _ in range(2)]
+    async with serving_app(sglang()) as url:
+        client = PodClient()
+        missing = await load(client, url, SGLANG, name="b", path="/missing")
+        loads = [await load(client, url, SGLANG, name="a", path="/a") for _ in range(2)]
+        unloads = [await unload(client, url, SGLANG, name="a") for _ in range(2)]
 
     reason = "Can't find 'adapter_config.json' at '/missing'"
     assert missing == Result(Failure.REFUSED, reason)

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bounds import MAX_COUNT, MAX_WALL_S
 from extproc.errors import ExpositionError
 from extproc.fleet.engines import PROFILES, EngineProfile
-from extproc.fleet.exposition import LoraMemory, parse_report
+from extproc.fleet.exposition import parse_report
 from extproc.types import LoadReport
 
 GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_bytes()
@@ -565,64 +565,6 @@ def test_any_bytes_are_read_or_refused(page: bytes) -> None:
         except ExpositionError:
             continue
         assert report.num_running >= 0
-
-
-# --- from one page to the next -------------------------------------------------------------------
-
-_LORA = "vllm:lora_requests_info"
-_SERIES = st.builds(
-    lambda slots, adapters, value: (
-        f'{_LORA}{{max_lora="{slots}",running_lora_adapters="{",".join(adapters)}"}} {value}'
-    ),
-    st.integers(0, 2),
-    st.lists(st.sampled_from("abc"), max_size=2),
-    st.sampled_from(["1", "2", "3", "3.5", "0", "-1", "NaN", "1e99", "x"]),
-)
-_OTHERS = st.sampled_from(
-    [
-        "vllm:num_requests_running 1",
-        f"{_LORA}_x 9",
-        f"{_LORA}7 9",
-        "# one\n# two",
-        f'  {_LORA}{{max_lora="2",running_lora_adapters="d"}} 4',
-        f'{_LORA}{{max_lora="2",running_lora_adapters="d}} 4',
-        f'{_LORA} {{max_lora="2",waiting_lora_adapters="d"}} 4',
-        f"# TYPE {_LORA} gauge",
-        "",
-    ]
-)
-_USUAL = st.lists(_SERIES.filter(lambda line: line[-1] in "1235"), max_size=4)
-lora_pages = st.one_of(_USUAL, st.lists(_SERIES | _OTHERS, max_size=6)).map(
-    lambda lines: "\n".join(["vllm:num_requests_waiting 0", *lines, ""]).encode()
-)
-
-
-def lora_page(*lines: str) -> bytes:
-    series = (f'{_LORA}{{max_lora="2",running_lora_adapters="{name}"}} {name}' for name in "12")
-    return "\n".join([next(series), *lines, next(series), ""]).encode()
-
-
-@given(st.lists(lora_pages, max_size=6))
-@example([lora_page(f"{_LORA}7 9")])
-@example([lora_page("# one", "# two")])
-def test_what_is_remembered_of_the_pages_before_changes_nothing(pages: list[bytes]) -> None:
-    memory: LoraMemory = {}
-    for page in pages:
-        assert parse_report(page, VLLM, memory) == parse_report(page, VLLM)
-
-
-def test_series_that_are_gone_and_those_beyond_the_limit_are_not_remembered() -> None:
-    line = _LORA + '{{max_lora="2",running_lora_adapters="a{0}"}} {0}\n'
-    few, many = ("".join(map(line.format, range(1, 1 + number))) for number in (3, 1000))
-    memory: LoraMemory = {}
-    parse_report(few.encode(), VLLM, memory)
-    kept = [len(memory)]
-    parse_report(line.format(9).encode(), VLLM, memory)
-    kept.append(len(memory))
-    parse_report(many.encode(), VLLM, memory)
-    kept.append(len(memory))
-
-    assert kept == [3, 1, 1]
 
 
 # --- against another parser ---------------------------------------------------------------------

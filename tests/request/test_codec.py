@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ from tests.request import ext_proc
 from tests.request.ext_proc import SPELLINGS, destination, phase, read
 
 CODEC = Codec()
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 PICK = pick("id-7", endpoints=(address(1), address(2)))
 LIST = f"{address(1)},{address(2)}"
 
@@ -383,6 +386,20 @@ def test_a_changed_body_goes_out_with_the_destination_and_its_length(
     assert destination(answer) == (LIST, LIST, "id-7")
     assert common.body_mutation.body == body
     assert lengths(common) == ([] if length is None else [b"3"])
+
+
+@given(st.sampled_from([0, 1, 100, 127, 128, 16_000, 16_384, 2_100_000]), st.booleans())
+def test_a_changed_body_is_encoded_as_by_protobuf(num_bytes: int, has_length: bool) -> None:
+    command = m.ContinueBody(PICK, b"x" * num_bytes, num_bytes if has_length else None)
+    response = pb.ProcessingResponse.FromString(CODEC.encode(command))
+
+    expected = pb.ProcessingResponse.FromString(CODEC.encode(m.ContinueBody(PICK)))
+    common = expected.request_body.response
+    common.body_mutation.body = command.body
+    if has_length:
+        header = common.header_mutation.set_headers.add(append_action=_OVERWRITE).header
+        header.key, header.raw_value = "content-length", b"%d" % num_bytes
+    assert response == expected
 
 
 def test_the_length_of_a_body_that_is_streamed_goes_out_with_the_headers() -> None:

@@ -11,6 +11,7 @@ from extproc.request import messages as m
 from extproc.request.body import MAX_ECHO_BYTES, MAX_ECHOED
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
+from extproc.request.processor import LARGE_BYTES
 from extproc.wire.rpc import Code
 from tests.builders import body
 from tests.request.ext_proc import (
@@ -22,9 +23,11 @@ from tests.request.ext_proc import (
     request_trailers,
     response_headers,
 )
+from tests.request.fakerouter import FakeRouter
 from tests.request.scene import Service
 
 PASS_BYTES = MAX_ECHO_BYTES * MAX_ECHOED
+PHASES = StreamSettings(uses_response_phases=True)
 LARGE = body(prompt="p" * (5 * PASS_BYTES // 2))
 
 
@@ -124,7 +127,7 @@ def test_a_data_plane_that_has_said_all_gets_the_rest_before_the_end() -> None:
 
 
 def test_what_comes_meanwhile_is_answered_after_the_rest() -> None:
-    service = Service(settings=StreamSettings(uses_response_phases=True))
+    service = Service(settings=PHASES)
     scene = Scene(service=service)
     assert len(scene.echoed) < len(LARGE)
     scene.session.receive(response_headers({":status": "200"}))
@@ -156,6 +159,59 @@ def test_the_rest_is_given_up_for_want_of_memory() -> None:
     assert scene.call.code is Code.RESOURCE_EXHAUSTED
     assert len(scene.call.sent) == num_sent
     assert not any(scene.service.processor.num_broken.values())
+
+
+class Renaming(Scene):
+    """A request whose whole body has come, for a model that pods know by another name."""
+
+    def __init__(self, num_bytes: int = 2 * LARGE_BYTES) -> None:
+        self.service = Service(router=FakeRouter(targets={"alias": "a"}), settings=PHASES)
+        self.call, self.session = self.service.open()
+        self.prompt = "p" * num_bytes
+        self.session.receive(request_headers())
+        self.session.receive(request_body(body("alias", prompt=self.prompt), True))
+        while not self.service.router.decisions:
+            assert self.take_turn()
+
+    @property
+    def changed(self) -> list[bytes]:
+        """The bodies that were sent in place of the one that came."""
+        bodies = [
+            read(each).request_body for each in self.call.sent if phase(each) == "request_body"
+        ]
+        return [each.response.body_mutation.body for each in bodies]
+
+
+def test_a_large_body_with_another_model_is_sent_in_a_pass_of_its_own() -> None:
+    scene = Renaming()
+    waiting, held = scene.changed, scene.call.held
+    scene.take_turn()
+
+    assert (waiting, scene.changed) == ([], [body("a", prompt=scene.prompt)])
+    assert (held[0] >= len(scene.prompt), held[1]) == (True, True)
+    assert scene.call.held[0] == 0
+    assert not scene.finish()
+
+
+def test_a_small_body_with_another_model_is_sent_at_once() -> None:
+    scene = Renaming(num_bytes=100)
+
+    assert scene.changed == [body("a", prompt=scene.prompt)]
+    assert not scene.finish()
+
+
+def test_what_comes_before_a_large_body_is_sent_is_answered_after_it() -> None:
+    scene = Renaming()
+    scene.session.receive(response_headers({":status": "200"}))
+
+    assert scene.changed == [body("a", prompt=scene.prompt)]
+    assert [phase(each) for each in scene.call.sent] == [
+        "request_headers",
+        "request_body",
+        "response_headers",
+    ]
+    scene.finish()
+    assert len(scene.call.sent) == 3
 
 
 class FailingCodec(Codec):

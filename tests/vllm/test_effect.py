@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from extproc.adapters.engineapi import has_effect
 from extproc.commands.podcheck import Check, check_pod
 from extproc.fleet.engines import PROFILES
-from extproc.fleet.podhttp import open_session
+from extproc.fleet.podclient import PodClient
 from tests.vllm.server import ADAPTERS, BASE_MODEL, VllmClient
 
 GOOD = ADAPTERS[0]
@@ -84,5 +85,5 @@ def effect_of(checks: list[Check]) -> Check:
 
 
 async def is_effective(client: VllmClient, name: str) -> bool | None:
-    async with open_session() as session:
-        return await has_effect(session, client.server.url, base=BASE_MODEL, adapter=name)
+    with closing(PodClient()) as pod:
+        return await has_effect(pod, client.server.url, base=BASE_MODEL, adapter=name)

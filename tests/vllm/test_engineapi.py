@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from extproc.adapters.adapterfiles import AdapterFiles, Root
 from extproc.adapters.engineapi import load, unload
 from extproc.adapters.states import Failure, Result
 from extproc.fleet.engines import PROFILES
-from extproc.fleet.podhttp import open_session
+from extproc.fleet.podclient import PodClient
 from tests.vllm.server import ADAPTERS, VllmClient, VllmServer
 
 OK = Result()
@@ -36,13 +37,13 @@ def change(folder: Path, **fields: object) -> None:
 
 
 async def loaded(url: str, name: str, path: Path | str, key: str = "") -> Result:
-    async with open_session({"Authorization": f"Bearer {key}"}) as session:
-        return await load(session, url, PROFILES["vllm"], name=name, path=str(path))
+    with closing(PodClient({"Authorization": f"Bearer {key}"})) as client:
+        return await load(client, url, PROFILES["vllm"], name=name, path=str(path))
 
 
 async def unloaded(url: str, name: str, key: str = "") -> Result:
-    async with open_session({"Authorization": f"Bearer {key}"}) as session:
-        return await unload(session, url, PROFILES["vllm"], name=name)
+    with closing(PodClient({"Authorization": f"Bearer {key}"})) as client:
+        return await unload(client, url, PROFILES["vllm"], name=name)
 
 
 async def checked(folder: Path) -> Result | None:

@@ -139,10 +139,12 @@ class RunningPod:
 
     async def stop(self) -> None:
         """Stop listening, and cut running requests after a moment. Idempotent."""
+        await stop_accepting(self._runner)
         await self._runner.cleanup()
 
     async def kill(self) -> None:
         """End like a killed process: reset every connection at once."""
+        await stop_accepting(self._runner)
         for site in list(self._runner.sites):
             await site.stop()
         server = self._runner.server
@@ -150,6 +152,20 @@ class RunningPod:
             if connection.transport is not None:
                 connection.transport.abort()
         await self._runner.cleanup()
+
+
+async def stop_accepting(runner: web.AppRunner) -> None:
+    """Accept no more connections; call it before the runner's sites or itself are closed.
+
+    asyncio accepts a connection in one round of the loop and attaches it to its server in the next.
+    If the server is closed in between, that fails and leaves the connection open (Python 3.11).
+    """
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, asyncio.SelectorEventLoop):  # uvloop does both at once
+        for server in [site._server for site in runner.sites if isinstance(site, web.TCPSite)]:
+            for listening in server.sockets if isinstance(server, asyncio.Server) else ():
+                loop.remove_reader(listening)
+        await asyncio.sleep(0)
 
 
 async def start_pod(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -489,6 +492,26 @@ async def test_debug_shows_engine_and_last_requests() -> None:
         assert engine["pod"] == "pod-7"
         assert [request["path"] for request in requests] == ["/v1/completions"] * 2
         assert ["trace", "a"] in requests[0]["headers"]
+
+
+@pytest.mark.parametrize("end", [RunningPod.stop, RunningPod.kill])
+async def test_a_connection_that_comes_in_the_moment_of_the_end_is_closed(
+    end: Callable[[RunningPod], Awaitable[None]],
+) -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, error: errors.append(error))
+    pod = await start_pod(PodConfig())
+    host, _, port = pod.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60.0) as client:
+        await asyncio.sleep(0)  # in this round it is accepted
+        await asyncio.sleep(0)
+        await end(pod)
+        gc.collect()
+
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.to_thread(client.recv, 1) == b""
+
+    assert errors == []
 
 
 async def test_a_killed_pod_resets_its_connections() -> None:

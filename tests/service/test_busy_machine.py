@@ -1,0 +1,101 @@
+"""A router that gets little of its core: other processes are always ready to run there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import ExitStack
+
+import pytest
+from grpc import aio
+
+from bench.processes import busy_loops
+from extproc.lab.fakepod.config import PodConfig
+from tests import clients
+from tests.e2e.harness import RouterProcess
+from tests.fakepods import running_pods
+from tests.waiting import beside, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+INTERVAL_S = 0.05
+NUM_PODS = 8
+NUM_LOOPS = (2, 2, 4, 8, 16, 32)
+"""Started one after the other."""
+
+
+class Watched:
+    """A router, asked again and again for a destination and for its state.
+
+    Attributes:
+        num_answered: Requests that got a destination.
+        num_looks: At its state.
+        num_unknown: Endpoints without a report that counts, in all looks together.
+    """
+
+    def __init__(self, router: RouterProcess) -> None:
+        self._router = router
+        self.num_answered = self.num_looks = self.num_unknown = 0
+
+    async def interval_s(self) -> float:
+        return await self._router.counter("extproc_scrape_interval_seconds")
+
+    async def is_stretched(self) -> bool:
+        return await self.interval_s() > 2 * INTERVAL_S
+
+    async def is_stretched_soon(self) -> bool:
+        for _ in range(20):
+            if await self.is_stretched():
+                return True
+            await asyncio.sleep(0.2)
+        return False
+
+    async def is_usual(self) -> bool:
+        return await self.interval_s() == INTERVAL_S
+
+    async def send(self, channel: clients.Channel) -> None:
+        while True:
+            answer = await clients.route(channel, "a")
+            assert answer.destination
+            self.num_answered += 1
+            await asyncio.sleep(0.01)
+
+    async def look(self) -> None:
+        while True:
+            num_known = await self._router.counter("extproc_endpoint_known")
+            self.num_unknown += NUM_PODS - int(num_known)
+            self.num_looks += 1
+            await asyncio.sleep(0.1)
+
+
+async def test_busy_loops_stretch_scrapes_and_neither_requests_nor_reports_are_lost() -> None:
+    """Two do not make it late where the kernel shares a core well
+    and the router needs little of it, so more are started until they do."""
+    cpu = max(os.sched_getaffinity(0))
+    configs = [PodConfig(f"pod-{number}", adapters=["a"]) for number in range(NUM_PODS)]
+    async with running_pods(*configs) as pods:
+        config = {
+            "discovery": {"static": [pod.address for pod in pods]},
+            "scrape": {"interval_s": INTERVAL_S, "expiry_s": 20.0, "timeout_s": 10.0},
+        }
+        async with (
+            RouterProcess(config) as router,
+            aio.insecure_channel(router.address) as channel,
+        ):
+            watched = Watched(router)
+            await eventually(watched.is_usual)
+            async with beside(watched.send(channel)), beside(watched.look()):
+                os.sched_setaffinity(router.pid, {cpu})
+                os.setpriority(os.PRIO_PROCESS, router.pid, 19)
+                with ExitStack() as loops:
+                    for num in NUM_LOOPS:
+                        loops.enter_context(busy_loops(num, cpu=cpu))
+                        if await watched.is_stretched_soon():
+                            break
+                    await eventually(watched.is_stretched)
+                    before = watched.num_answered
+                    await eventually(lambda: watched.num_answered > before)
+                await eventually(watched.is_usual)
+
+            assert watched.num_looks > 0
+            assert watched.num_unknown == 0
