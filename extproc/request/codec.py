@@ -110,7 +110,6 @@ class Codec(Encoder):
                 headers = layout.read(message)
                 if headers is not None:
                     return m.RequestHeaders(headers, ends, *context)
-                layout.num_misses += 1
             return self._read_headers(message)
         if tag == BODY:
             body = read_body(message)

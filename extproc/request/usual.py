@@ -76,7 +76,11 @@ class Head(NamedTuple):
 
 class Layout:
     """Where the values stand in messages that are the same everywhere else: all tags, all lengths,
-    all names, and what follows the headers. Most messages have the layout of an earlier one."""
+    all names, and what follows the headers. Most messages have the layout of an earlier one.
+
+    Attributes:
+        num_misses: Messages of the same length that differed.
+    """
 
     __slots__ = ("_between", "_fixed", "_names", "_values", "num_misses")
 
@@ -95,6 +99,7 @@ class Layout:
     def read(self, message: bytes) -> dict[str, str] | None:
         """Return the needed headers of a message of the same length; None if it differs."""
         if self._between(message) != self._fixed:
+            self.num_misses += 1
             return None
         return dict(zip(self._names, self._values(message.decode("latin-1")), strict=False))
 
