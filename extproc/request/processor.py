@@ -226,18 +226,18 @@ class _Session:
                 return self._begin_stream()
             self._call.send(service.codec.encode(_GO_ON))
             return None
-        asked = straight.ask(head, event, now=now, wake=self._wake_soon)
-        if asked is None:
+        result = straight.ask(head, event, now=now, wake=self._wake_soon)
+        if result is None:
             stream = self._begin_stream()
             stream.handle(head.event, now=head.arrived_at_s)
             return stream
-        if isinstance(asked.result, Pick):
-            self._pick = asked.result
-            self._call.send(service.codec.encode(m.ContinueBody(asked.result)))
+        if isinstance(result, Pick):
+            self._pick = result
+            self._call.send(service.codec.encode(m.ContinueBody(result)))
             self._call.end()
         else:
             assert isinstance(event, m.RequestBody)
-            self._execute(self._begin_stream().take_over(head, event, asked, now=now), now)
+            self._execute(self._begin_stream().take_over(head, event, result, now=now), now)
         return None
 
     def _begin_stream(self) -> Stream:

@@ -41,13 +41,6 @@ class Head(NamedTuple):
     arrived_at_s: float
 
 
-class Asked(NamedTuple):
-    """What the router was asked, and what it says."""
-
-    request: RequestInfo
-    result: Pick | Rejection | Ticket
-
-
 class Straight:
     """Decides usual requests.
 
@@ -88,7 +81,7 @@ class Straight:
 
     def ask(
         self, head: Head, event: m.Event, *, now: float, wake: Callable[[], None]
-    ) -> Asked | None:
+    ) -> Pick | Rejection | Ticket | None:
         """Have the router choose for a request whose body this is."""
         if type(event) is not m.RequestBody or event.subset is not None:
             return None
@@ -116,4 +109,4 @@ class Straight:
             prefix_hashes=hashes,
             fixed=rejections.RENAMED,
         )
-        return Asked(request, parts.ask(request, now=now, wake=wake, num_bytes=0))
+        return parts.ask(request, now=now, wake=wake, num_bytes=0)

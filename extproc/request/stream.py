@@ -29,7 +29,7 @@ from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.messages import BodyMode
 from extproc.request.responses import ListRequest
 from extproc.request.restoring import Restorer
-from extproc.request.straight import Asked, Head
+from extproc.request.straight import Head
 from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, EventResult, State
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
@@ -107,12 +107,12 @@ class Stream:
         return self._run(state, handler, event, now)
 
     def take_over(
-        self, head: Head, body: m.RequestBody, asked: Asked, *, now: float
+        self, head: Head, body: m.RequestBody, result: Rejection | Ticket, *, now: float
     ) -> list[m.Command]:
         """Go on with a usual request that was read without a stream, and is held or rejected."""
         self.handle(head.event, now=head.arrived_at_s)  # that has been answered
         self._incoming.note(body)
-        return self._run(State.BODY, Stream._on_asked, asked, now)
+        return self._run(State.BODY, Stream._follow, result, now)
 
     def _run(self, state: State, handler: _Handler, event: Any, now: float) -> list[m.Command]:
         try:
@@ -298,10 +298,6 @@ class Stream:
         model = incoming.rewrite(model, parts.rewrites)
         self._request = incoming.info(model, with_hashes=parts.router.uses_cached_bytes)
         return self._ask(now)
-
-    def _on_asked(self, asked: Asked, now: float) -> _Step:
-        self._request = asked.request
-        return self._follow(asked.result, now)
 
     def _ask(self, now: float) -> _Step:
         return self._follow(self._result(now), now)

@@ -16,6 +16,7 @@ from extproc.fleet.prefixes import MARKS_BYTES
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.jsonsmall import SMALL_BYTES
+from extproc.request.processor import MAX_SILENCE_S
 from extproc.request.stream import Stream
 from extproc.types import Pick, Rejection, Wait
 from extproc.wire.rpc import Session
@@ -99,6 +100,8 @@ def told(
             break
         step(service, session)
         done.append((list(call.sent), call.ended, call.held, len(service.timers)))
+    service.now += 3 * MAX_SILENCE_S
+    service.processor.tick()
     session.closed()
     fire(service, session)
     counts = (service.processor.num_open, service.processor.num_broken)
@@ -214,7 +217,13 @@ def asked(*arguments: Any, **named: Any) -> list[Step]:
         (USUAL, {"targets": {"a": "b"}}),
         (USUAL, {"max_body_bytes": 1000}),
         ([USUAL[0], wait, USUAL[1]], {}),
+        ([USUAL[0], wait, message(request_body(body(prompt="x" * SMALL_BYTES)))], {}),
         ([USUAL[0], half_close], {}),
+        ([*USUAL, message(request_trailers())], {"hold_s": 2.0}),
+        (
+            [USUAL[0], message(request_body(body(), False)), message(request_trailers())],
+            {"hold_s": 2.0},
+        ),
         ([USUAL[0], overload], {}),
         ([*USUAL, wait, fire], {"hold_s": 2.0}),
         ([*USUAL, overload], {"hold_s": 2.0}),
