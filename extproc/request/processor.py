@@ -233,8 +233,7 @@ class _Session:
             return stream
         if isinstance(result, Pick):
             self._pick = result
-            self._call.send(service.codec.encode(m.ContinueBody(result)))
-            self._call.end()
+            self._call.finish(service.codec.encode(m.ContinueBody(result)))
         else:
             assert isinstance(event, m.RequestBody)
             self._execute(self._begin_stream().take_over(head, event, result, now=now), now)

@@ -117,7 +117,8 @@ class Connection:
             position = len(data)
         if self.budget.is_exceeded:
             self.budget.relieve()
-        self.streams.settle()
+        if self.streams.finished:
+            self.streams.settle()
         self.outbox.is_in_pass = False
         return position
 
@@ -254,7 +255,8 @@ class Connection:
         """Return all bytes to write now."""
         outbox = self.outbox
         outbox.is_in_pass = True
-        self.streams.settle()
+        if self.streams.finished:
+            self.streams.settle()
         if outbox.queued_bytes > self.limits.max_queued_bytes:
             # More than needed, as this looks at all streams.
             self.streams.shed(self.limits.max_queued_bytes // 8 * 7)

@@ -41,17 +41,20 @@ class Partial:
         missing_bytes: Of what follows them; -1 until that is announced.
     """
 
-    __slots__ = ("_parts", "_text", "missing_bytes", "prefix")
+    __slots__ = ("_parts", "_size_bytes", "_text", "missing_bytes", "prefix")
 
     def __init__(self) -> None:
         self.prefix = b""
-        self.missing_bytes = -1
+        self.missing_bytes = self._size_bytes = -1
         self._parts: list[bytes] = []
         self._text: BytesIO | None = None
 
+    def __len__(self) -> int:
+        return len(self.prefix) + self._size_bytes - self.missing_bytes
+
     def announce(self, size_bytes: int) -> None:
         """Set how much follows the prefix."""
-        self.missing_bytes = size_bytes
+        self.missing_bytes = self._size_bytes = size_bytes
         if size_bytes > JOINED_BYTES:
             self._text = BytesIO()  # once whole it is the message, without a copy
 
