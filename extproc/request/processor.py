@@ -36,8 +36,6 @@ detected within twice the time."""
 
 log = logging.getLogger(__name__)
 
-_GO_ON = m.ContinueHeaders()
-
 
 @dataclass(slots=True)
 class ExternalProcessor:
@@ -62,10 +60,12 @@ class ExternalProcessor:
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
     turns: Passes = field(init=False)
+    go_on: bytes = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
 
     def __post_init__(self) -> None:
         self.turns = Passes(self.call_later)
+        self.go_on = self.codec.encode(m.ContinueHeaders())
 
     def methods(self) -> list[Method]:
         """Return the service's methods."""
@@ -224,7 +224,7 @@ class _Session:
             self._head = straight.begin(event, now=now)
             if self._head is None:
                 return self._begin_stream()
-            self._call.send(service.codec.encode(_GO_ON))
+            self._call.send(service.go_on)
             return None
         result = straight.ask(head, event, now=now, wake=self._wake_soon)
         if result is None:

@@ -8,8 +8,8 @@ then takes over from the beginning. A property test holds both ways equal.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import astuple
 
 from extproc import rejections
@@ -29,7 +29,7 @@ from extproc.types import Pick, Rejection, RequestInfo
 _NAMES = (":method", ":path", "content-type", "content-length", "x-request-id")
 
 
-class Head(NamedTuple):
+class Head(Struct, frozen=True):
     """A usual request before its body.
 
     Attributes:
@@ -53,6 +53,13 @@ class Straight:
         self._parts, self._settings = parts, settings
         self._names = frozenset((*_NAMES, settings.session_header or ""))
         self._max_bytes = min(SMALL_BYTES, settings.max_body_bytes)
+        # Any number with so few digits fits.
+        self._num_digits = len(str(settings.max_body_bytes)) - 1
+        self._without_response = tuple(
+            mode
+            for mode in (BodyMode.NONE, None)
+            if responses.body_mode(mode, settings) is BodyMode.NONE
+        )
 
     @staticmethod
     def is_possible(settings: StreamSettings) -> bool:
@@ -67,10 +74,13 @@ class Straight:
         if (
             event.end_of_stream
             or event.subset is not None
-            or not headers.keys() <= self._names
+            or event.response_body_mode not in self._without_response
+            or not self._names.issuperset(headers)
             or self._parts.rewrites.is_active
-            or responses.body_mode(event.response_body_mode, settings) is not BodyMode.NONE
-            or not has_fitting_length(headers, settings.max_body_bytes)
+        ):
+            return None
+        if len(headers.get("content-length", "")) > self._num_digits and not has_fitting_length(
+            headers, settings.max_body_bytes
         ):
             return None
         # Where either is missing a stream has to assume it.

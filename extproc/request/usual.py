@@ -12,8 +12,7 @@ envoy/config/core/v3/base.proto and protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -82,7 +81,7 @@ class Layout:
         num_misses: Messages of the same length that differed.
     """
 
-    __slots__ = ("_between", "_fixed", "_names", "_values", "num_misses")
+    __slots__ = ("_between", "_fixed", "_needed", "num_misses")
 
     def __init__(self, message: bytes, head: Head) -> None:
         form, at = [], 0
@@ -91,9 +90,7 @@ class Layout:
             at = end
         self._between = Struct(f"{''.join(form)}{len(message) - at}s").unpack
         self._fixed = self._between(message)
-        self._names = tuple(head.headers)
-        # With one slice it would not return a tuple, and an empty one does no harm.
-        self._values: Callable[[str], tuple[str, ...]] = itemgetter(*head.needed, *_NO_SLICES)
+        self._needed = tuple(zip(head.headers, head.needed, strict=True))
         self.num_misses = 0
 
     def read(self, message: bytes) -> dict[str, str] | None:
@@ -101,10 +98,8 @@ class Layout:
         if self._between(message) != self._fixed:
             self.num_misses += 1
             return None
-        return dict(zip(self._names, self._values(message.decode("latin-1")), strict=False))
-
-
-_NO_SLICES = (slice(0), slice(0))
+        text = message.decode("latin-1")
+        return {name: text[place] for name, place in self._needed}
 
 
 def read_headers(message: bytes, names: Names) -> Head | None:
@@ -169,6 +164,8 @@ def _content(message: bytes, at: int, tag: int) -> tuple[int, int]:
         raise ValueError("another field")
     size = message[at + 1]
     at += 2
+    if size > 127 and message[at] < 128:
+        return at + 1, at + 1 + (size & 127 | message[at] << 7)
     if size > 127:
         size, shift = size & 127, 7
         while message[at] > 127 and shift < 28:
