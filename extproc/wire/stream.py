@@ -138,7 +138,7 @@ class WireStream:
             return
         outbox.window_bytes -= framed
         outbox.data_frames += 1
-        self.is_ended, self.is_plain, stream_id = True, False, self.id
+        stream_id = self.id
         head = grpc.MESSAGE_HEAD.pack(framed << 8, 0, stream_id, 0, size)
         outbox.put(stream_id, b"".join((head, message, _end_and_reset(stream_id))))
         self._book.on_answered(self)

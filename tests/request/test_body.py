@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.errors import RequestError
 from extproc.paths import Route, RouteKind
+from extproc.request import jsonmodel
 from extproc.request.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES, BodyReader, pieces
 from extproc.request.jsonmodel import JsonReader
 from extproc.types import Reason
@@ -54,6 +57,43 @@ def tell(made: BodyReader, *chunks: bytes) -> None:
 
 def reason_of(error: pytest.ExceptionInfo[RequestError]) -> Reason:
     return error.value.rejection.reason
+
+
+def read_of(data: bytes, *, takes_adapter: bool, is_sliced: bool) -> object:
+    """The result of a body."""
+    with patch.dict(vars(jsonmodel), {"SMALL_BYTES": 0} if is_sliced else {}):
+        made = reader(allows_stored=False, takes_adapter=takes_adapter)
+        try:
+            tell(made, data)
+            return made.model()
+        except RequestError as error:
+            return error.rejection.reason
+
+
+PARTS: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.sampled_from(("a", "", "\n", "x" * 257, "\u00e9", None, 7)),
+        "previous_response_id": st.none() | st.text(max_size=2),
+        "lora_path": st.sampled_from(("b", "", None, ["b"], {}, 7, "x" * 2000)),
+        "prompt": st.text(max_size=5),
+    },
+)
+
+
+@given(PARTS, st.booleans())
+@example({"model": "a", "lora_path": "b"}, True)
+@example({"model": "a", "lora_path": None}, True)
+@example({"model": "a", "lora_path": ["b"]}, True)
+@example({"model": "a", "lora_path": "x" * 2000}, True)
+@example({"model": "a", "previous_response_id": "r"}, False)
+def test_a_small_body_is_read_at_once_as_it_is_in_slices(
+    parts: dict[str, object], takes_adapter: bool
+) -> None:
+    data = json.dumps(parts).encode()
+    at_once = read_of(data, takes_adapter=takes_adapter, is_sliced=False)
+
+    assert at_once == read_of(data, takes_adapter=takes_adapter, is_sliced=True)
 
 
 @given(st.lists(st.integers(0, 60), max_size=5))
