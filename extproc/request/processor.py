@@ -240,6 +240,7 @@ class _Session:
         return None
 
     def _begin_stream(self) -> Stream:
+        self._head = None  # its headers are large where thousands are held
         self._stream = self._service.new_stream({}, self._wake_soon)
         return self._stream
 

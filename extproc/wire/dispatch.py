@@ -251,7 +251,7 @@ def _grow(
         partial.add(part)
     else:
         part = content[start : start + grpc.PREFIX_BYTES - len(partial.prefix)]
-        partial.prefix += part
+        partial.add_to_prefix(part)
     streams.budget.add(stream, len(part))
     if not is_announced:
         size = _announced_bytes(streams, stream, partial.prefix)

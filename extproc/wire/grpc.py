@@ -52,6 +52,10 @@ class Partial:
     def __len__(self) -> int:
         return len(self.prefix) + self._size_bytes - self.missing_bytes
 
+    def add_to_prefix(self, part: bytes) -> None:
+        """Add what comes next, no more than the prefix."""
+        self.prefix += part
+
     def announce(self, size_bytes: int) -> None:
         """Set how much follows the prefix."""
         self.missing_bytes = self._size_bytes = size_bytes

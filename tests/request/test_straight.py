@@ -218,6 +218,9 @@ def asked(*arguments: Any, **named: Any) -> list[Step]:
         (USUAL, {"max_body_bytes": 1000}),
         ([USUAL[0], wait, USUAL[1]], {}),
         ([USUAL[0], wait, message(request_body(body(prompt="x" * SMALL_BYTES)))], {}),
+        ([USUAL[0], message(request_body(b'{"model": ""}'))], {}),
+        ([USUAL[0], message(request_body(b'{"model": x}'))], {}),
+        ([USUAL[0], message(request_body(b"[]"))], {}),
         ([USUAL[0], half_close], {}),
         ([*USUAL, message(request_trailers())], {"hold_s": 2.0}),
         (
