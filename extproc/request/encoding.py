@@ -118,7 +118,7 @@ class Encoder:
         Responses for one destination differ in the pick's id and alternates, and rarely in the
         headers to remove, so the rest is encoded once: a new message takes 7 us, this takes 1 us.
         """
-        lengths = (len(pick.id), *map(len, pick.alternates))
+        lengths = (len(pick.id), *[len(each) for each in pick.alternates])
         key = (kind, pick.endpoints, lengths, pick.request.hints.header_names)
         template = self._templates.get(key)
         if template is None:
@@ -127,7 +127,7 @@ class Encoder:
             template = self._templates[key] = self._make_template(*key)
         text, order = template
         values = (pick.id, *pick.alternates)
-        return text % tuple(map(str.encode, map(values.__getitem__, order)))
+        return text % tuple([values[place].encode() for place in order])
 
     def _make_template(
         self,
