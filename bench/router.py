@@ -23,7 +23,7 @@ from extproc.service.gauges import add_gauges
 from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
 from extproc.types import Choice, Endpoint, LoadReport, Pick, RequestInfo, Snapshot, Wait
-from extproc.wire.rpc import Code, Session
+from extproc.wire.rpc import Call, Code, Session
 
 _CONFIG = """
 discovery: {static: ["10.0.0.0:8000"]}
@@ -78,7 +78,7 @@ class Loop(asyncio.SelectorEventLoop):
                     yield
 
 
-class Sink:
+class Sink(Call):
     """The call of a session: takes what is sent.
 
     Attributes:

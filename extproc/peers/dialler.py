@@ -140,7 +140,7 @@ class PeerDialler:
             self.on_change()
 
 
-class _Link:
+class _Link(Call):
     """One connection, from dialling to its end: the `Call` of its session.
 
     It holds `MAX_UNSENT_BYTES` at most.

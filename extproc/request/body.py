@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from msgspec import Raw
-from msgspec.structs import astuple
 
 from extproc import rejections
 from extproc.errors import RequestError
 from extproc.openai import check_model
 from extproc.paths import NO_PATH, RESPONSES_PATH, Route, RouteKind
 from extproc.request.jsonmodel import JsonReader
-from extproc.request.jsonsmall import SMALL_BYTES, is_cut_off, read_members
+from extproc.request.jsonsmall import SMALL_BYTES, is_cut_off
 from extproc.request.multipart import FormReader
 
 MAX_ECHO_BYTES = 62_000
@@ -62,7 +61,6 @@ class BodyReader:
             "_num_done",
             "_num_joined",
             "_num_looks",
-            "_prompt",
             "_reader",
             "_route",
             "_settled",
@@ -99,7 +97,6 @@ class BodyReader:
         self._num_joined = 1  # chunks that the first unread one was made of
         self._is_gathering = route.kind is not RouteKind.INFERENCE_FORM
         self._num_looks = 0
-        self._prompt: tuple[Raw, ...] = ()
         self._settled: str | None = None
         self.num_bytes = self.held_bytes = 0
 
@@ -124,23 +121,6 @@ class BodyReader:
         self._unread.append(data)
         if self._is_kept:
             self._kept.append(data)
-
-    def take_whole(self, data: bytes | memoryview) -> str | None:
-        """Read a whole JSON body, the only chunk, if it is small and has only the usual; return its
-        model.
-
-        None where `add`, `read` and `model` are to do it: they would do the same of this one.
-        """
-        num_bytes = len(data)
-        if self._takes_adapter or self._is_kept or num_bytes > min(SMALL_BYTES, self._max_bytes):
-            return None
-        if self.num_bytes or self._route.kind is not RouteKind.INFERENCE_JSON:
-            return None
-        members = read_members(bytes(data))
-        if members is None or members.previous_response_id is not None:
-            return None
-        self.num_bytes, self._prompt = num_bytes, astuple(members)[3:]
-        return check_model(members.model)
 
     def read(self, *, is_over: bool = False) -> bool:
         """Read one pass and free it; return whether all chunks so far have been read.
@@ -248,10 +228,7 @@ class BodyReader:
     def take_prompt(self) -> tuple[Raw, ...]:
         """Return the parts of a small JSON body's prompt, in JSON, and keep it no longer; () of
         others."""
-        prompt, self._prompt = self._prompt, ()
-        if prompt or not isinstance(self._reader, JsonReader):
-            return prompt
-        return self._reader.take_prompt()
+        return self._reader.take_prompt() if isinstance(self._reader, JsonReader) else ()
 
     def forget(self) -> None:
         """Free the reader of a body that is over and whose model is known."""

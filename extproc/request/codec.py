@@ -25,7 +25,7 @@ from extproc.request import messages as m
 from extproc.request.controlheaders import CONTROL_HEADERS
 from extproc.request.encoding import Encoder
 from extproc.request.messages import BodyMode
-from extproc.request.usual import BODY, HEADERS, Names, read_body, read_headers
+from extproc.request.usual import BODY, HEADERS, Head, Layout, Names, read_body, read_headers
 
 NEEDED_HEADERS = CONTROL_HEADERS | {
     *(":method", ":path", "x-request-id"),
@@ -36,6 +36,10 @@ _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
 MAX_CONTEXTS = 256
 MAX_CONTEXT_BYTES = 64
 """Of contexts that are remembered, which a data plane says with each message in the same words."""
+MAX_LAYOUTS = 512
+"""Of messages with headers, by their lengths, that are remembered; 2 KB each."""
+MAX_MISSES = 8
+"""Messages of the same length that may differ before one of them is remembered instead."""
 _MODES = {mode.value: mode for mode in BodyMode}
 
 
@@ -75,6 +79,7 @@ class Codec(Encoder):
         self._headers = NEEDED_HEADERS | {session_header}
         self._names = Names(self._headers)
         self._contexts: dict[bytes, _Context] = {}
+        self._layouts: dict[int, tuple[Layout, bool, _Context]] = {}
         self._model_key = model_key
         self._readers: dict[str | None, Callable[[pb.ProcessingRequest], m.Event]] = {
             "request_headers": self._request_headers,
@@ -99,18 +104,40 @@ class Codec(Encoder):
         """Decode the headers or the body of a request without protobuf; None if not sure."""
         tag = message[0] if message else 0
         if tag == HEADERS:
-            head = read_headers(message, self._names)
-            if head is not None:
-                context = self._contexts.get(head[2]) or self._new_context(head[2])
-                if context is not None:
-                    return m.RequestHeaders(head[0], head[1], *context)
-        elif tag == BODY:
+            known = self._layouts.get(len(message))
+            if known is not None:
+                layout, ends, context = known
+                headers = layout.read(message)
+                if headers is not None:
+                    return m.RequestHeaders(headers, ends, *context)
+            return self._read_headers(message)
+        if tag == BODY:
             body = read_body(message)
             if body is not None:
-                context = self._contexts.get(body[2]) or self._new_context(body[2])
-                if context is not None:
-                    return m.RequestBody(body[0], body[1], context.subset)
+                said = self._contexts.get(body[2]) or self._new_context(body[2])
+                if said is not None:
+                    return m.RequestBody(body[0], body[1], said.subset)
         return None
+
+    def _read_headers(self, message: bytes) -> m.RequestHeaders | None:
+        """Read a message of a layout that is not known, and remember it."""
+        head = read_headers(message, self._names)
+        if head is None:
+            return None
+        context = self._contexts.get(head.rest) or self._new_context(head.rest)
+        if context is None:
+            return None
+        if head.rest in self._contexts:
+            self._remember(message, head, context)
+        return m.RequestHeaders(head.headers, head.ends, *context)
+
+    def _remember(self, message: bytes, head: Head, context: _Context) -> None:
+        known = self._layouts.get(len(message))
+        if known is not None and known[0].num_misses < MAX_MISSES:
+            return
+        if len(self._layouts) >= MAX_LAYOUTS:
+            self._layouts.clear()
+        self._layouts[len(message)] = Layout(message, head), head.ends, context
 
     def decode_any(self, message: bytes) -> m.Event:
         """Decode a message of any form by protobuf, as `decode`."""

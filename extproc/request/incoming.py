@@ -7,9 +7,11 @@ once where the body waits for it (BUFFERED, BUFFERED_PARTIAL).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from itertools import islice
+
+from msgspec import Raw
 
 from extproc import rejections
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
@@ -92,7 +94,8 @@ class Incoming:
             is_echoed=self._mode is BodyMode.FULL_DUPLEX_STREAMED,
             takes_adapter=settings.takes_adapter,
         )
-        _check_length(headers.get("content-length", ""), settings.max_body_bytes)
+        if not has_fitting_length(headers, settings.max_body_bytes):
+            raise RequestError(rejections.too_large(settings.max_body_bytes))
         if route.kind is RouteKind.STORED_RESPONSE:
             if session is None:
                 raise RequestError(rejections.STORED_RESPONSE)
@@ -100,10 +103,8 @@ class Incoming:
             raise RequestError(rejections.ENCODED_BODY)
         elif event.end_of_stream:
             raise RequestError(rejections.EMPTY_BODY)
-        self._request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
-        # A digest has a fixed length: sessions are remembered, and clients choose their values.
-        digest = None if session is None else blake2b(session.encode(), digest_size=16)
-        self._session = None if digest is None else digest.hexdigest()
+        self._request_id = request_id_of(headers)
+        self._session = session_of(headers, name)
 
     # --- headers -----------------------------------------------------------------------------
 
@@ -162,27 +163,16 @@ class Incoming:
         """Whether the data plane limits its wait for an answer."""
         return self._mode is not BodyMode.FULL_DUPLEX_STREAMED
 
-    def take_whole(self, part: m.RequestBody) -> str | None:
-        """Read a body of the usual kind, small and at once, and return its model.
-
-        None where `add`, `read` and `model` are to do it: they would do the same of this one.
-        """
-        if self._mode is not BodyMode.BUFFERED:
-            return None
-        model = self.reader.take_whole(part.data)
-        if model is not None:
-            self._note(part)
-        return model
-
     def add(self, part: m.RequestBody | m.RequestTrailers) -> None:
         """Add a part of the body, or the trailers; raise RequestError (413) if it is too large."""
         if isinstance(part, m.RequestTrailers):
             self._has_trailers = True
             return
         self.reader.add(part.data)
-        self._note(part)
+        self.note(part)
 
-    def _note(self, part: m.RequestBody) -> None:
+    def note(self, part: m.RequestBody) -> None:
+        """Note what a part says beside its data."""
         self._is_complete = part.end_of_stream
         if part.subset is not None:
             self._subset = part.subset
@@ -265,7 +255,7 @@ class Incoming:
         """
         prompt, path = self.reader.take_prompt(), self._route.path
         num_bytes = self.reader.num_bytes
-        with_hashes = with_hashes and num_bytes >= MARKS_BYTES[0] and path in GENERATING_PATHS
+        hashes = hashes_of(model, prompt, path, num_bytes) if with_hashes else ()
         return RequestInfo(
             model=model,
             path=path[:MAX_PATH_CHARS],
@@ -276,7 +266,7 @@ class Incoming:
             subset=self._subset,
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
-            prefix_hashes=prefix_hashes(model, b"".join(prompt)) if with_hashes else (),
+            prefix_hashes=hashes,
             written=self._written,
             fixed=self._fixed,
         )
@@ -328,7 +318,29 @@ def _is_encoded(coding: str) -> bool:
     return coding != "" and coding.strip().lower() not in ("identity", "")
 
 
-def _check_length(content_length: str, limit: int) -> None:
+def has_fitting_length(headers: Mapping[str, str], limit_bytes: int) -> bool:
+    """Return whether the announced body is not too long, if one is."""
+    length = headers.get("content-length", "")
     # The count of digits first: int() refuses thousands of them with a ValueError.
-    if content_length.isdecimal() and (len(content_length) > 18 or int(content_length) > limit):
-        raise RequestError(rejections.too_large(limit))
+    return not length.isdecimal() or (len(length) <= 18 and int(length) <= limit_bytes)
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """Return the request's id as it is kept."""
+    return headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
+
+
+def session_of(headers: Mapping[str, str], name: str | None) -> str | None:
+    """Return a digest of what keeps a client on one endpoint, the header `name`.
+
+    It has a fixed length: sessions are remembered, and clients choose their values.
+    """
+    session = None if name is None else headers.get(name)
+    return blake2b(session.encode(), digest_size=16).hexdigest() if session else None
+
+
+def hashes_of(model: str, prompt: Iterable[Raw], path: str, num_bytes: int) -> tuple[int, ...]:
+    """Return `RequestInfo.prefix_hashes` of a body of so many bytes with these parts."""
+    if num_bytes < MARKS_BYTES[0] or path not in GENERATING_PATHS:
+        return ()
+    return prefix_hashes(model, b"".join(prompt))

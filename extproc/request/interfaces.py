@@ -102,6 +102,16 @@ class StreamParts:
     observer: StreamObserver
     clock: Callable[[], float]
 
+    def ask(
+        self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
+    ) -> Pick | Rejection | Ticket:
+        """Have the router choose, and tell the observer how long that took."""
+        self.observer.asked(now)
+        began_s = self.clock()
+        result = self.router.route(request, now=now, wake=wake, num_bytes=num_bytes)
+        self.observer.decided(result, self.clock() - began_s, now=now)
+        return result
+
 
 class StreamSettings(Struct, frozen=True):
     """Settings of a stream.

@@ -52,13 +52,13 @@ def is_cut_off(data: bytes) -> bool:
     return False
 
 
-def read_members(data: bytes) -> Members | None:
+def read_members(data: bytes | memoryview) -> Members | None:
     """Return what a body has, or None where Python may read it otherwise.
 
     Raises:
         RequestError: 400, Python would refuse it as well.
     """
-    if not data.endswith((b"}", b"}\n")):
+    if not bytes(data[-2:]).endswith((b"}", b"}\n")):
         return None
     try:
         return _decode(data)
@@ -88,7 +88,7 @@ def find_model(data: bytes, model: str | None) -> tuple[int, Sequence[Place]] | 
     return members_at, (found.span(1),)
 
 
-def _refuse_if_sure(data: bytes, problem: str) -> None:
+def _refuse_if_sure(data: bytes | memoryview, problem: str) -> None:
     """Refuse a body that msgspec could not read, unless Python may accept it.
 
     Python accepts more in three cases only: NaN and Infinity, lone surrogates, and a byte order
@@ -99,7 +99,7 @@ def _refuse_if_sure(data: bytes, problem: str) -> None:
         return
     place = int(found[1])
     is_number = data[place : place + 1] in (b"N", b"I")
-    may_be_legal = is_number or not place or b"\\u" in data[max(0, place - 12) : place]
+    may_be_legal = is_number or not place or b"\\u" in bytes(data[max(0, place - 12) : place])
     if not may_be_legal:
         what = problem[: found.start()].rpartition(": ")[2].rstrip()
         raise RequestError(invalid_json(what, place))

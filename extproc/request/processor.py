@@ -11,17 +11,18 @@ way Envoy tries another router, or continues without one if it fails open.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Protocol
 
 from extproc.errors import ProtocolError
 from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED
 from extproc.request.codec import Codec
+from extproc.request.straight import Head, Straight
 from extproc.request.stream import Stream
+from extproc.request.turns import Passes, TimerHandle
+from extproc.types import Pick
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -39,53 +40,6 @@ LARGE_BYTES = 1024 * 1024
 log = logging.getLogger(__name__)
 
 
-class TimerHandle(Protocol):
-    """A scheduled call."""
-
-    def cancel(self) -> None:
-        """Cancel it."""
-
-
-class _Pass:
-    """A pass over a body that has its turn later, unless it is cancelled."""
-
-    __slots__ = ("take",)
-
-    def __init__(self, take: Callable[[], None]) -> None:
-        self.take: Callable[[], None] | None = take
-
-    def cancel(self) -> None:
-        self.take = None
-
-
-class _Passes:
-    """Passes over bodies, one in each round of the event loop.
-
-    However many are read at a time, what arrives meanwhile waits for one pass and not for all.
-    """
-
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], TimerHandle]) -> None:
-        self._call_later = call_later
-        self._turns = deque[_Pass]()
-
-    def add(self, take: Callable[[], None]) -> TimerHandle:
-        """Give a pass its turn, the last one so far."""
-        turn = _Pass(take)
-        self._turns.append(turn)
-        if len(self._turns) == 1:
-            self._call_later(0.0, self._take)
-        return turn
-
-    def _take(self) -> None:
-        take = None
-        while take is None and self._turns:
-            take = self._turns.popleft().take
-        if self._turns:
-            self._call_later(0.0, self._take)
-        if take is not None:
-            take()
-
-
 @dataclass(slots=True)
 class ExternalProcessor:
     """Opens a stream per RPC.
@@ -93,6 +47,7 @@ class ExternalProcessor:
     Attributes:
         new_stream: Makes the state machine of one request from its RPC's metadata, and a callable
             that wakes it up soon.
+        straight: Decides usual requests without one; None where none is usual.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
         is_open: Whether requests are accepted; called once for each.
@@ -104,13 +59,16 @@ class ExternalProcessor:
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], TimerHandle]
     is_open: Callable[[], bool] = lambda: True
+    straight: Straight | None = None
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
-    turns: _Passes = field(init=False)
+    turns: Passes = field(init=False)
+    go_on: bytes = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
 
     def __post_init__(self) -> None:
-        self.turns = _Passes(self.call_later)
+        self.turns = Passes(self.call_later)
+        self.go_on = self.codec.encode(m.ContinueHeaders())
 
     def methods(self) -> list[Method]:
         """Return the service's methods."""
@@ -142,10 +100,10 @@ class ExternalProcessor:
             takewhile(lambda each: self._checked_at[each] < before_s, self._checked_at)
         ):
             del self._checked_at[session]
-            if session.stream.awaits_message and session.received_s < before_s:
+            if session.awaits_message and session.received_s < before_s:
                 self.broke(SILENCE, "the data plane has abandoned a request")
                 session.fail(Code.DEADLINE_EXCEEDED, "no further message for the request")
-            elif not session.stream.is_answered:
+            elif not session.is_answered:
                 self._checked_at[session] = now
 
     def closed(self, session: _Session) -> None:
@@ -176,18 +134,33 @@ class _NotReady:
 class _Session:
     __slots__ = (
         *("_call", "_is_half_closed", "_is_holding", "_rest", "_rest_bytes", "_service", "_timer"),
-        *("received_s", "stream"),
+        *("_head", "_pick", "_stream", "received_s"),
     )
 
     def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
         self._call = call
-        self.stream = service.new_stream(metadata, self._wake_soon)
+        # What goes straight has no stream, before it is decided and after.
+        self._stream = (
+            service.new_stream(metadata, self._wake_soon) if service.straight is None else None
+        )
+        self._head: Head | None = None
+        self._pick: Pick | None = None
         self.received_s = service.clock()
         self._timer: TimerHandle | None = None
         self._is_holding = self._is_half_closed = False
         self._rest: Sequence[m.Command] = ()  # that waits for its turn
         self._rest_bytes = 0
+
+    @property
+    def is_answered(self) -> bool:
+        stream = self._stream
+        return self._pick is not None if stream is None else stream.is_answered
+
+    @property
+    def awaits_message(self) -> bool:
+        stream = self._stream
+        return self._pick is None if stream is None else stream.awaits_message
 
     def give_up(self) -> None:
         if self._rest:
@@ -219,10 +192,13 @@ class _Session:
     def receive(self, received: bytes | m.Event | None) -> None:
         """Execute the stream's commands for a message, or for an event of our own; the rest of
         earlier ones before them, or in part for None."""
-        service, call, stream = self._service, self._call, self.stream
+        service, call = self._service, self._call
         try:
             event = service.codec.decode(received) if isinstance(received, bytes) else received
             now = self.received_s = service.clock()
+            stream = self._stream or self._go_straight(event, now)
+            if stream is None:
+                return
             if self._rest:
                 rest, self._rest, self._rest_bytes = self._rest, (), 0
                 self._execute(rest, now, MAX_ECHOED if event is None else None)
@@ -240,6 +216,36 @@ class _Session:
         except Exception:
             service.broke(INTERNAL, "a request could not be handled", with_traceback=True)
             self.fail(Code.INTERNAL, "internal error, see the router's log")
+
+    def _go_straight(self, event: m.Event | None, now: float) -> Stream | None:
+        """Handle an event without a stream; return the one that is to handle it if it cannot be."""
+        service, head = self._service, self._head
+        straight = service.straight
+        if self._pick is not None or straight is None or event is None:
+            return None
+        if head is None:
+            self._head = straight.begin(event, now=now)
+            if self._head is None:
+                return self._begin_stream()
+            self._call.send(service.go_on)
+            return None
+        result = straight.ask(head, event, now=now, wake=self._wake_soon)
+        if result is None:
+            stream = self._begin_stream()
+            stream.handle(head.event, now=head.arrived_at_s)
+            return stream
+        if isinstance(result, Pick):
+            self._pick = result
+            self._call.finish(service.codec.encode(m.ContinueBody(result)))
+        else:
+            assert isinstance(event, m.RequestBody)
+            self._execute(self._begin_stream().take_over(head, event, result, now=now), now)
+        return None
+
+    def _begin_stream(self) -> Stream:
+        self._head = None  # its headers are large where thousands are held
+        self._stream = self._service.new_stream({}, self._wake_soon)
+        return self._stream
 
     def _execute(self, commands: Sequence[m.Command], now: float, most: int | None = 0) -> None:
         """Execute commands; after `most` chunks of a body's rest go on in another pass, and with a
@@ -272,8 +278,10 @@ class _Session:
     def fail(self, code: Code, details: str) -> None:
         """End the RPC, and its pick if there is one: its request is not forwarded."""
         self._rest, self._rest_bytes = (), 0
+        pick, self._pick = self._pick, None
         try:
-            self.stream.abandon(now=self._service.clock())
+            stream = self._stream or self._begin_stream()
+            stream.abandon(now=self._service.clock(), pick=pick)
         finally:
             self._call.end(code, details)
 
@@ -288,9 +296,9 @@ class _Session:
     def _end_if_half_closed(self) -> None:
         if self._rest:
             return
-        if self.stream.is_answered:
+        if self.is_answered:
             self._call.end()
-        elif self.stream.awaits_message or not self.stream.is_wanted_half_closed:
+        elif self.awaits_message or not (self._stream and self._stream.is_wanted_half_closed):
             self._call.end(Code.CANCELLED, "closed before the request was answered")
 
     def closed(self) -> None:
@@ -299,12 +307,15 @@ class _Session:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._pick is not None:
+            return
+        stream = self._stream or self._begin_stream()
         try:
-            if not self.stream.is_done:
-                self.stream.handle(m.Ended(), now=service.clock())
+            if not stream.is_done:
+                stream.handle(m.Ended(), now=service.clock())
         except Exception:
             service.broke(INTERNAL, "a request could not be ended", with_traceback=True)
-        self.stream.retire()
+        stream.retire()
 
 
 def _body_bytes(command: m.Command) -> int:

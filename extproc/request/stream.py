@@ -29,6 +29,7 @@ from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.messages import BodyMode
 from extproc.request.responses import ListRequest
 from extproc.request.restoring import Restorer
+from extproc.request.straight import Head
 from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, EventResult, State
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
@@ -103,6 +104,17 @@ class Stream:
         if handler is None:
             self.state = state
             return []
+        return self._run(state, handler, event, now)
+
+    def take_over(
+        self, head: Head, body: m.RequestBody, result: Rejection | Ticket, *, now: float
+    ) -> list[m.Command]:
+        """Go on with a usual request that was read without a stream, and is held or rejected."""
+        self.handle(head.event, now=head.arrived_at_s)  # that has been answered
+        self._incoming.note(body)
+        return self._run(State.BODY, Stream._follow, result, now)
+
+    def _run(self, state: State, handler: _Handler, event: Any, now: float) -> list[m.Command]:
         try:
             turn, commands = handler(self, event, now)
         except RequestError as error:
@@ -147,8 +159,12 @@ class Stream:
         is_reading = self.state is State.READING
         return self.state is State.WAITING or (is_reading and self._incoming.is_over)
 
-    def abandon(self, *, now: float) -> None:
-        """Finish a request whose answer could not be sent: it will not reach its endpoint."""
+    def abandon(self, *, now: float, pick: Pick | None = None) -> None:
+        """Finish a request whose answer could not be sent: it will not reach its endpoint.
+
+        `pick` is the one that was made without this stream, if there is any.
+        """
+        self.pick = pick or self.pick
         if hasattr(self, "_list"):
             self._list.leave()
         self._let_go(now)
@@ -250,11 +266,7 @@ class Stream:
         )
 
     def _on_body(self, event: m.RequestBody, now: float) -> _Step:
-        incoming = self._incoming
-        model = incoming.take_whole(event)
-        if model is not None:
-            return self._decide(model, now)
-        incoming.add(event)
+        self._incoming.add(event)
         return self._read_on(event, now)
 
     def _on_trailers(self, event: m.RequestTrailers, now: float) -> _Step:
@@ -288,13 +300,16 @@ class Stream:
         return self._ask(now)
 
     def _ask(self, now: float) -> _Step:
-        result = self._result(now)
+        return self._follow(self._result(now), now)
+
+    def _follow(self, result: Pick | Rejection | Ticket, now: float) -> _Step:
         if isinstance(result, Pick):
             self.pick = result
             spelling = self._parts.rewrites.spelling
             return self._routed_on(self._incoming.release(result, spelling))
         if isinstance(result, Rejection):
             raise RequestError(result)
+        self._ticket = result
         return EventResult.HELD, self._hold(result, now)
 
     def _result(self, now: float) -> Pick | Rejection | Ticket:
@@ -306,13 +321,8 @@ class Stream:
             self._ticket = None
             parts.observer.decided(result, None, now=now)
             return result
-        parts.observer.asked(now)
-        num_bytes, began_s = self._incoming.reader.held_bytes, parts.clock()
-        result = parts.router.route(self._request, now=now, wake=self._wake, num_bytes=num_bytes)
-        if isinstance(result, Ticket):
-            self._ticket = result
-        parts.observer.decided(result, parts.clock() - began_s, now=now)
-        return result
+        num_bytes = self._incoming.reader.held_bytes
+        return parts.ask(self._request, now=now, wake=self._wake, num_bytes=num_bytes)
 
     def _hold(self, ticket: Ticket, now: float) -> list[m.Command]:
         wake = m.WakeAt(ticket.until_s)

@@ -15,6 +15,7 @@ from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
 from extproc.request.processor import ExternalProcessor
+from extproc.request.straight import Straight
 from extproc.service import configured
 from extproc.service.clocks import Clocks
 from extproc.service.endings import Endings
@@ -59,12 +60,15 @@ class Services:
             recorder,
             clocks.clock,
         )
+        settings = configured.stream_settings(config)
+        is_straight = tracing is None and Straight.is_possible(settings)  # a span is a stream's
         self.processor = ExternalProcessor(
-            new_stream_of(parts, configured.stream_settings(config), recorder, tracing),
+            new_stream_of(parts, settings, recorder, tracing),
             _codec(config),
             clocks.clock,
             call_later=asyncio.get_running_loop().call_later,
             is_open=is_open,
+            straight=Straight(parts, settings) if is_straight else None,
         )
         self.completions = CompletionService(
             endings.complete,

@@ -117,7 +117,8 @@ class Connection:
             position = len(data)
         if self.budget.is_exceeded:
             self.budget.relieve()
-        self.streams.settle()
+        if self.streams.finished:
+            self.streams.settle()
         self.outbox.is_in_pass = False
         return position
 
@@ -154,16 +155,21 @@ class Connection:
         handler, streams = self._handler, self.streams
         reader = handler.reader
         streams_open, slots = streams.open, streams.closed.slots
-        read_header, read_u32 = frames.FRAME_HEADER.unpack_from, frames.U32.unpack_from
-        quick_bytes = self.limits.max_message_bytes + grpc.PREFIX_BYTES
+        read_header, read_head = frames.FRAME_HEADER.unpack_from, grpc.MESSAGE_HEAD.unpack_from
+        max_bytes, half_bytes = self.limits.max_message_bytes, self.limits.stream_window_bytes >> 1
+        max_frame_bytes, budget = frames.DEFAULT_MAX_FRAME_BYTES, self.budget
         end, taken_bytes, units_left = len(data), 0, _PASS_UNITS
         while units_left > 0 and end - position >= frames.FRAME_HEADER_BYTES:
             units_left -= 1
-            word, flags, stream_id = read_header(data, position)
+            if end - position < grpc.MESSAGE_HEAD.size:
+                word, flags, stream_id = read_header(data, position)
+                compressed, size = 1, 0
+            else:  # with what may be a message's prefix
+                word, flags, stream_id, compressed, size = read_head(data, position)
             length, kind = word >> 8, word & 0xFF
             start = position + frames.FRAME_HEADER_BYTES
             stop = start + length
-            if length > frames.DEFAULT_MAX_FRAME_BYTES:
+            if length > max_frame_bytes:
                 _checked(length)
             if stop > end:
                 break
@@ -174,27 +180,31 @@ class Connection:
                 # 9113 6.9: all DATA counts towards the connection window.
                 taken_bytes += length
                 stream = streams_open.get(stream_id)
-                if (
-                    stream is not None
-                    and stream.is_plain
-                    and stream.partial is None
-                    and not flags & frames.PADDED
-                    and grpc.PREFIX_BYTES <= length <= quick_bytes
-                    and not data[start]
-                    and read_u32(data, start + 1)[0] == length - grpc.PREFIX_BYTES
-                ):
-                    if flags & frames.END_STREAM:
-                        stream.is_half_closed, stream.is_plain = True, False
-                    try:
-                        stream.session.receive(data[start + grpc.PREFIX_BYTES : stop])
-                    except Exception as error:
-                        streams.fail_session(stream, error)
-                    if not stream.is_ended:
-                        if stream.is_half_closed:
-                            streams.end_request(stream)
-                        else:
-                            streams.count_data_of(stream, length)
-                    continue
+                if stream is not None and stream.is_plain and not flags & ~frames.END_STREAM:
+                    partial = stream.partial
+                    if partial is None:
+                        is_whole = not compressed and size == length - grpc.PREFIX_BYTES
+                        if is_whole and size <= max_bytes:
+                            if flags:
+                                stream.is_half_closed, stream.is_plain = True, False
+                            try:
+                                stream.session.receive(data[start + grpc.PREFIX_BYTES : stop])
+                            except Exception as error:
+                                streams.fail_session(stream, error)
+                            if stream.is_ended:
+                                continue
+                            if flags:
+                                streams.end_request(stream)
+                                continue
+                            stream.unacknowledged_bytes += length
+                            if stream.unacknowledged_bytes >= half_bytes:
+                                streams.count_data_of(stream, 0)
+                            continue
+                    elif 0 < length < partial.missing_bytes and not flags:
+                        partial.add(data[start:stop])
+                        budget.add(stream, length)
+                        streams.count_data_of(stream, length)
+                        continue
             elif kind == frames.HEADERS:
                 units_left -= length // _HEADER_BYTES_PER_UNIT
                 if (
@@ -245,7 +255,8 @@ class Connection:
         """Return all bytes to write now."""
         outbox = self.outbox
         outbox.is_in_pass = True
-        self.streams.settle()
+        if self.streams.finished:
+            self.streams.settle()
         if outbox.queued_bytes > self.limits.max_queued_bytes:
             # More than needed, as this looks at all streams.
             self.streams.shed(self.limits.max_queued_bytes // 8 * 7)

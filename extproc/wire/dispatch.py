@@ -245,19 +245,24 @@ def _grow(
     streams: Streams, stream: WireStream, partial: grpc.Partial, content: bytes, start: int
 ) -> int:
     """Extend an incomplete message; return the position after the part of `content` used."""
-    size = _announced_bytes(streams, stream, partial.prefix)
-    wanted = (size or grpc.PREFIX_BYTES) - len(partial)
-    added = memoryview(content)[start : start + wanted]
-    partial.add(added)
-    streams.budget.add(stream, len(added))
-    if size is None:
+    is_announced = partial.missing_bytes >= 0
+    if is_announced:
+        part = content[start : start + partial.missing_bytes]
+        partial.add(part)
+    else:
+        part = content[start : start + grpc.PREFIX_BYTES - len(partial.prefix)]
+        partial.add_to_prefix(part)
+    streams.budget.add(stream, len(part))
+    if not is_announced:
         size = _announced_bytes(streams, stream, partial.prefix)
-    if len(partial) == size:
-        message = partial.text.getvalue()
+        if size:
+            partial.announce(size - grpc.PREFIX_BYTES)
+    if not partial.missing_bytes:
+        message = partial.message()
         streams.forget_partial(stream)
-        streams.budget.add(stream, -size)
+        streams.budget.add(stream, -grpc.PREFIX_BYTES - len(message))
         streams.deliver(stream, message)
-    return start + len(added)
+    return start + len(part)
 
 
 def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes) -> int | None:

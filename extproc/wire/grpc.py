@@ -29,30 +29,50 @@ _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])", re.ASCII)
 _UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
+JOINED_BYTES: Final = 256 * 1024
+"""Of a message up to which its parts are joined at its end: a longer one takes milliseconds."""
+
+
 class Partial:
     """An incomplete message.
 
     Attributes:
         prefix: Its first bytes, up to `PREFIX_BYTES`.
-        text: What follows them. Once whole it is the message without a copy: copying 16 MiB takes
-            8 ms.
+        missing_bytes: Of what follows them; -1 until that is announced.
     """
 
-    __slots__ = ("prefix", "text")
+    __slots__ = ("_parts", "_size_bytes", "_text", "missing_bytes", "prefix")
 
     def __init__(self) -> None:
         self.prefix = b""
-        self.text = BytesIO()
+        self.missing_bytes = self._size_bytes = -1
+        self._parts: list[bytes] = []
+        self._text: BytesIO | None = None
 
     def __len__(self) -> int:
-        return len(self.prefix) + self.text.tell()
+        return len(self.prefix) + self._size_bytes - self.missing_bytes
 
-    def add(self, part: memoryview) -> None:
-        """Add what comes next, which does not reach from the prefix into the text."""
-        if len(self.prefix) < PREFIX_BYTES:
-            self.prefix += part
+    def add_to_prefix(self, part: bytes) -> None:
+        """Add what comes next, no more than the prefix."""
+        self.prefix += part
+
+    def announce(self, size_bytes: int) -> None:
+        """Set how much follows the prefix."""
+        self.missing_bytes = self._size_bytes = size_bytes
+        if size_bytes > JOINED_BYTES:
+            self._text = BytesIO()  # once whole it is the message, without a copy
+
+    def add(self, part: bytes) -> None:
+        """Add what comes next, no more than is missing."""
+        self.missing_bytes -= len(part)
+        if self._text is None:
+            self._parts.append(part)
         else:
-            self.text.write(part)
+            self._text.write(part)
+
+    def message(self) -> bytes:
+        """Return the message, of which nothing is missing."""
+        return b"".join(self._parts) if self._text is None else self._text.getvalue()
 
 
 def literal(name: bytes, value: bytes) -> bytes:

@@ -21,7 +21,7 @@ from grpc import aio
 
 from extproc.address import Address
 from extproc.wire.budget import Budget
-from extproc.wire.rpc import Code, Method, Session
+from extproc.wire.rpc import Call, Code, Method, Session
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg] # not generic
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class _Call(Call):
     """One RPC.
 
     Messages that its session sends while it handles one are written by the RPC's own coroutine

@@ -32,13 +32,18 @@ class Code(IntEnum):
 
 
 class Call(Protocol):
-    """The transport's side of one RPC: the way back to the peer."""
+    """The transport's side of one RPC: the way back to the peer. To be inherited from."""
 
     def send(self, message: bytes) -> None:
         """Queue one message. Ignored after `end` and after the peer has disconnected."""
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:
         """End the RPC after all queued messages. Later calls are ignored."""
+
+    def finish(self, message: bytes) -> None:
+        """Queue the last message, and end the RPC with OK: what most calls do, so in one step."""
+        self.send(message)
+        self.end()
 
     def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
         """Set how many bytes of this RPC's messages the service keeps from now on.

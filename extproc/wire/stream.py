@@ -120,6 +120,29 @@ class WireStream:
             head = grpc.MESSAGE_HEAD.pack(word, 0, stream_id, 0, size)
         outbox.put(stream_id, head + message)
 
+    def finish(self, message: bytes) -> None:
+        """Queue the last message, and end the RPC with OK after it."""
+        outbox, size = self._book.outbox, len(message)
+        framed = size + grpc.PREFIX_BYTES
+        if (
+            not self.has_answered
+            or self.is_half_closed
+            or self.is_ended
+            or framed > self.window_bytes
+            or framed > outbox.window_bytes
+            or framed > outbox.max_frame_bytes
+            or self.queue is not None
+        ):
+            self.send(message)
+            self.end()
+            return
+        outbox.window_bytes -= framed
+        outbox.data_frames += 1
+        stream_id = self.id
+        head = grpc.MESSAGE_HEAD.pack(framed << 8, 0, stream_id, 0, size)
+        outbox.put(stream_id, b"".join((head, message, _end_and_reset(stream_id))))
+        self._book.on_answered(self)
+
     def end(self, code: Code = Code.OK, details: str = "") -> None:
         """End the RPC, after all queued messages. Later calls are ignored."""
         self.end_with(grpc.trailer_block(code, details) if code or details else grpc.OK_TRAILERS)
@@ -179,10 +202,7 @@ class WireStream:
             if self.is_half_closed:
                 end = grpc.OK_END.pack(grpc.OK_WORD, grpc.END_FLAGS, stream_id, block)
             else:
-                end = grpc.OK_END_AND_RESET.pack(
-                    grpc.OK_WORD, grpc.END_FLAGS, stream_id, block,
-                    grpc.RESET_WORD, 0, stream_id, _NO_ERROR,
-                )  # fmt: skip
+                end = _end_and_reset(stream_id)
             self._book.outbox.put(stream_id, end)
         else:
             self.put_end(block if self.has_answered else grpc.RESPONSE_BLOCK + block)
@@ -193,3 +213,10 @@ class WireStream:
         self._put_block(grpc.END_FLAGS, block)
         if not self.is_half_closed:
             self._book.outbox.put(self.id, frames.rst_stream(self.id, _NO_ERROR))
+
+
+def _end_and_reset(stream_id: int) -> bytes:
+    return grpc.OK_END_AND_RESET.pack(
+        grpc.OK_WORD, grpc.END_FLAGS, stream_id, grpc.OK_TRAILERS,
+        grpc.RESET_WORD, 0, stream_id, _NO_ERROR,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from extproc.wire.budget import Budget
 from extproc.wire.limits import Abuse, ConnectionFault, Counters, ErrorCode, Limits, StreamFault
 from extproc.wire.outbox import Outbox
 from extproc.wire.rpc import NO_SESSION, Code
-from extproc.wire.states import TABLE, ClosedStreams, Evidence, Scope, State
+from extproc.wire.states import REMEMBERED, TABLE, ClosedStreams, Evidence, Scope, State
 from extproc.wire.stream import WireStream
 
 
@@ -28,6 +28,7 @@ class Streams:
         last_id: Highest identifier used by the peer.
         partial_since_s: Start times of incomplete messages, by stream.
         deadlines_s: Deadlines of calls with a `grpc-timeout`, by stream.
+        finished: Closed streams whose sessions have not heard of it yet: see `settle`.
     """
 
     outbox: Outbox
@@ -40,7 +41,7 @@ class Streams:
     last_id: int = 0
     partial_since_s: dict[int, float] = field(default_factory=dict)
     deadlines_s: dict[int, float] = field(default_factory=dict)
-    _finished: list[WireStream] = field(default_factory=list)
+    finished: list[WireStream] = field(default_factory=list)
     _late_resets: int = 0
     _unacknowledged_bytes: int = 0
 
@@ -169,8 +170,8 @@ class Streams:
 
     def settle(self) -> None:
         """Call `closed()` of the sessions of closed streams; they may end further streams."""
-        while self._finished:
-            finished, self._finished = self._finished, []
+        while self.finished:
+            finished, self.finished = self.finished, []
             for stream in finished:
                 # Breaks the reference cycle, so that neither needs the garbage collector.
                 session, stream.session = stream.session, NO_SESSION
@@ -238,14 +239,15 @@ class Streams:
     def _close(self, stream: WireStream, *, is_by_peer: bool) -> None:
         stream_id = stream.id
         del self.open[stream_id]
-        self.closed.remember(stream_id, is_by_peer=is_by_peer)
+        # As `ClosedStreams.remember`, which is one call more for each stream.
+        self.closed.slots[(stream_id >> 1) % REMEMBERED] = stream_id << 1 | is_by_peer
         stream.is_ended, stream.is_plain = True, False
         self.counters.streams_open -= 1
         if self.deadlines_s:
             self.deadlines_s.pop(stream_id, None)
         if stream.held_bytes:
             self._release(stream)
-        self._finished.append(stream)
+        self.finished.append(stream)
 
     def _release(self, stream: WireStream) -> None:
         """Release the memory of a stream."""

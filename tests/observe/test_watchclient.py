@@ -82,7 +82,7 @@ class Carrier:
         return handle
 
 
-class QueueCall:
+class QueueCall(Call):
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
 

@@ -13,7 +13,7 @@ from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay, RelaySettings
 from extproc.queue import Waiting
-from extproc.wire.rpc import Code, Session
+from extproc.wire.rpc import Call, Code, Session
 from tests.builders import Clock
 from tests.wire.fake_call import FakeCall, begin
 
@@ -137,7 +137,7 @@ class Wire:
             end.closed()
 
 
-class Way:
+class Way(Call):
     """One direction of a link."""
 
     def __init__(self) -> None:

@@ -56,13 +56,16 @@ class FakeRouter:
         self, settings: StreamSettings | None = None, wake: Callable[[], None] = lambda: None
     ) -> Stream:
         """A stream that calls this router."""
+        return Stream(self.parts(), settings or StreamSettings(), wake)
+
+    def parts(self) -> StreamParts:
+        """This router and all else that a stream calls."""
         rewrites = AskedRewrites(self.asked_targets, self.spelling)
         rewrites.configure(
             [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
         )
         rewrites.declare(self.declared)
-        parts = StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0)
-        return Stream(parts, settings or StreamSettings(), wake)
+        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0)
 
     def asked(self, now: float) -> None:
         pass

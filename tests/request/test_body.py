@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given
@@ -12,12 +13,11 @@ from hypothesis import strategies as st
 
 from extproc.errors import RequestError
 from extproc.paths import Route, RouteKind
+from extproc.request import jsonmodel
 from extproc.request.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES, BodyReader, pieces
 from extproc.request.jsonmodel import JsonReader
-from extproc.request.jsonsmall import SMALL_BYTES
 from extproc.types import Reason
 from tests.builders import body
-from tests.request.json_documents import documents
 
 FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\na\r\n--b--\r\n'
 
@@ -59,62 +59,41 @@ def reason_of(error: pytest.ExceptionInfo[RequestError]) -> Reason:
     return error.value.rejection.reason
 
 
-def read_of(made: BodyReader, data: bytes, *, is_whole: bool) -> object:
-    """The result of a body, read as a whole or not, and what is left in the reader."""
-    try:
-        model = made.take_whole(data) if is_whole else None
-        if model is None:
+def read_of(data: bytes, *, takes_adapter: bool, is_sliced: bool) -> object:
+    """The result of a body."""
+    with patch.dict(vars(jsonmodel), {"SMALL_BYTES": 0} if is_sliced else {}):
+        made = reader(allows_stored=False, takes_adapter=takes_adapter)
+        try:
             tell(made, data)
-            model = made.model()
-    except RequestError as error:
-        return error.rejection
-    prompt = [bytes(part) for part in made.take_prompt()]
-    return model, prompt, made.num_bytes, made.held_bytes, made.is_read, made.take_prompt()
+            return made.model()
+        except RequestError as error:
+            return error.rejection.reason
 
 
-PARTS = st.fixed_dictionaries(
+PARTS: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
     {},
     optional={
         "model": st.sampled_from(("a", "", "\n", "x" * 257, "\u00e9", None, 7)),
-        "messages": st.lists(st.text(max_size=5), max_size=2),
         "previous_response_id": st.none() | st.text(max_size=2),
-        "lora_path": st.just("b"),
-        "cache_salt": st.just("s"),
-        "tools": st.just(["t"]),
+        "lora_path": st.sampled_from(("b", "", None, ["b"], {}, 7, "x" * 2000)),
         "prompt": st.text(max_size=5),
     },
 )
 
 
-@given(
-    documents() | PARTS.map(json.dumps), st.sampled_from(RouteKind), st.booleans(), st.booleans()
-)
-@example('{"model": "a", "lora_path": "b"}', RouteKind.INFERENCE_JSON, False, True)
-@example('{"model": "a", "previous_response_id": "r"}', RouteKind.INFERENCE_JSON, False, False)
-@example('{"model": "", "x": 1}', RouteKind.INFERENCE_JSON, False, False)
-@example('{"x": 1}', RouteKind.INFERENCE_JSON, False, False)
-@example('{"model": "\\n"}', RouteKind.INFERENCE_JSON, False, False)
-@example('{"model": "a", "cache_salt": "s", "tools": []}', RouteKind.INFERENCE_JSON, False, False)
-def test_a_body_that_is_read_as_a_whole_is_read_like_any_other(
-    text: str, kind: RouteKind, allows_stored: bool, takes_adapter: bool
+@given(PARTS, st.booleans())
+@example({"model": "a", "lora_path": "b"}, True)
+@example({"model": "a", "lora_path": None}, True)
+@example({"model": "a", "lora_path": ["b"]}, True)
+@example({"model": "a", "lora_path": "x" * 2000}, True)
+@example({"model": "a", "previous_response_id": "r"}, False)
+def test_a_small_body_is_read_at_once_as_it_is_in_slices(
+    parts: dict[str, object], takes_adapter: bool
 ) -> None:
-    data = text.encode("utf-8", "surrogatepass")
+    data = json.dumps(parts).encode()
+    at_once = read_of(data, takes_adapter=takes_adapter, is_sliced=False)
 
-    def made() -> BodyReader:
-        return reader(kind, max_bytes=300, allows_stored=allows_stored, takes_adapter=takes_adapter)
-
-    assert read_of(made(), data, is_whole=True) == read_of(made(), data, is_whole=False)
-
-
-def test_only_a_small_body_that_is_not_kept_is_read_as_a_whole() -> None:
-    echoing, kept, begun, limited = reader(is_echoed=True), reader(), reader(), reader(max_bytes=9)
-    kept.keep(lambda _: True)
-    tell(begun, b"{")
-
-    assert reader().take_whole(body()) == "a"
-    assert {each.take_whole(body()) for each in (echoing, kept, begun, limited)} == {None}
-    large = body(prompt="x" * SMALL_BYTES)
-    assert reader(max_bytes=2 * SMALL_BYTES).take_whole(large) is None
+    assert at_once == read_of(data, takes_adapter=takes_adapter, is_sliced=True)
 
 
 @given(st.lists(st.integers(0, 60), max_size=5))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import event as note
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
 from extproc.request import jsonmodel, passes
 from extproc.request import messages as m
-from extproc.request.body import BodyReader
 from extproc.request.listbudget import MAX_UNSENT_BYTES
 from extproc.request.messages import BodyMode
 from extproc.request.transitions import State
@@ -180,42 +178,6 @@ class Observer:
         return picks.count(PICK) == 1
 
 
-def piece_by_piece() -> Any:
-    """Read no body as a whole."""
-    return patch.object(BodyReader, "take_whole", lambda *_: None)
-
-
-def told(events: list[m.Event], result: Pick | Rejection, configured: dict[str, Any]) -> object:
-    """All that a stream does and says."""
-    exchange = begin(result, **configured)
-    exchange.router.uses_cached_bytes = True
-    done: list[object] = []
-    for event in events:
-        try:
-            done.append(exchange.stream.handle(event, now=exchange.now))
-        except ProtocolError as error:
-            done.append(str(error))
-        stream = exchange.stream
-        done.append((stream.state, stream.held_bytes, stream.is_whole))
-    router = exchange.router
-    return done, router.routed, router.rejections, router.finished, router.num_left
-
-
-@given(event_sequences(), stream_settings(), st.just(PICK) | rejections())
-@example(
-    [request_headers(body_mode=BodyMode.STREAMED, sends_body_early=True), m.RequestBody(body())],
-    {},
-    PICK,
-)
-@example([request_headers(), m.RequestBody(body(), True, frozenset({"10.0.0.9"}))], {}, PICK)
-def test_a_body_that_is_read_as_a_whole_has_the_answers_of_one_that_is_not(
-    events: list[m.Event], configured: dict[str, Any], result: Pick | Rejection
-) -> None:
-    whole = told(events, result, configured)
-    with piece_by_piece():
-        assert told(events, result, configured) == whole
-
-
 def echoed(observer: Observer, kind: type) -> bytes:
     return b"".join(
         c.data
@@ -251,7 +213,6 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
     with (
         patch.dict(vars(jsonmodel), whole if is_read_slowly else {}),
         patch.dict(vars(passes), slow if is_read_slowly else {}),
-        piece_by_piece() if is_read_slowly else nullcontext(),
     ):
         try:
             for event in events:

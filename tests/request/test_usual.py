@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
 from extproc.request import messages as m
-from extproc.request.codec import MAX_CONTEXT_BYTES, MAX_CONTEXTS, Codec
+from extproc.request.codec import MAX_CONTEXT_BYTES, MAX_CONTEXTS, MAX_LAYOUTS, MAX_MISSES, Codec
 from extproc.request.usual import MAX_NAMES, VIEW_FROM_BYTES, Names, read_body, read_headers
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "envoy-1.40-messages.json"
@@ -250,6 +250,40 @@ def test_contexts_are_remembered_up_to_a_number() -> None:
         assert event_of(name).model == name
         assert len(max(codec._contexts, default=b"", key=len)) <= MAX_CONTEXT_BYTES
     assert len(codec._contexts) == MAX_CONTEXTS
+
+
+@given(st.lists(st.tuples(values, values), min_size=2, max_size=4), st.integers(0, 3))
+def test_a_message_of_a_known_layout_is_read_like_the_first(
+    pairs: list[tuple[bytes, bytes]], num_needed: int
+) -> None:
+    """Their values are as long as the first one's, and say something else."""
+    codec = Codec(session_header="x-session")
+    needed = ("x-session", ":path", "x-request-id")[:num_needed]
+    for one, other in pairs:
+        headers = [(name, (one + b"-")[: len(pairs[0][0]) + 1]) for name in needed]
+        made = message_of(*headers, ("accept", other[:9].ljust(9)))
+        assert codec.decode_usual(made) == decoded(made)
+
+
+def test_layouts_are_remembered_up_to_a_number() -> None:
+    codec = Codec()
+    for size in range(2 * MAX_LAYOUTS):
+        assert codec.decode_usual(message_of((":path", b"/" * (size + 1)))) is not None
+        assert len(codec._layouts) <= MAX_LAYOUTS
+
+
+def test_a_layout_that_no_longer_fits_makes_room_for_the_one_that_does() -> None:
+    codec, first = Codec(), message_of((":path", b"/"), ("x-a", b"12"))
+    codec.decode_usual(first)
+    [(old, _, _)] = codec._layouts.values()
+    later = message_of((":path", b"/1"), ("x-a", b"1"))
+    assert len(later) == len(first)
+    for _ in range(MAX_MISSES + 2):
+        assert codec.decode_usual(later) == decoded(later)
+    [(new, _, _)] = codec._layouts.values()
+
+    assert old.num_misses == MAX_MISSES
+    assert new.num_misses == 0
 
 
 def test_what_follows_a_body_is_handed_on() -> None:

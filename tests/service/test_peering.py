@@ -66,7 +66,7 @@ async def test_an_entry_goes_to_the_router_that_its_pick_names() -> None:
     assert fed == (False, True)
 
 
-class DeadCall:
+class DeadCall(Call):
     """A way back that fails with each message but the first, our hello."""
 
     num_sent = 0

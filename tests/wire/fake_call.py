@@ -9,7 +9,7 @@ from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 
 @dataclass
-class FakeCall:
+class FakeCall(Call):
     """The way back of one RPC. Fails the test on a message after the end."""
 
     sent: list[bytes] = field(default_factory=list)

@@ -41,6 +41,14 @@ def test_flood_ends_the_connection(name: str, is_one_read: bool) -> None:
     assert peer.session.num_closed == 1
 
 
+def test_data_without_content_within_a_message_is_a_flood_too() -> None:
+    peer = Peer(limits=Limits(max_control_frames=SETTINGS_COST + 20 * ANSWERED_COST))
+    peer.open(1, pseudo_path=WATCH)
+    peer.feed(peer.data(1, message(b"xyz")[:6]), raw(frames.DATA, 0, 1) * 21)
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+
+
 @pytest.mark.parametrize("name", FLOODS)
 def test_the_same_frames_at_leisure_are_no_flood(name: str) -> None:
     frame, cost = FLOODS[name]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.wire import Abuse, Limits, frames, grpc
+from extproc.wire.budget import Budget
 from extproc.wire.limits import ErrorCode
 from extproc.wire.rpc import Code
 from tests.wire.peer import BROKEN, HASTY, WATCH, Peer, message, request
@@ -133,6 +134,15 @@ def test_message_above_the_limit_is_resource_exhausted_before_it_comes() -> None
     assert peer.counters.abuse[Abuse.MESSAGE_TOO_LARGE] == 1
 
 
+def test_limit_holds_for_a_message_in_one_frame() -> None:
+    peer = Peer(limits=Limits(max_message_bytes=1000))
+    peer.open()
+    peer.feed(peer.data(1, message(b"x" * 1001)))
+
+    assert peer.responses[1].status == 8
+    assert peer.session.messages == []
+
+
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_limit_holds_for_a_prefix_in_pieces(size: int) -> None:
     peer = Peer(limits=Limits(max_message_bytes=1000))
@@ -153,12 +163,13 @@ def test_limit_holds_for_a_prefix_in_pieces(size: int) -> None:
         (2, None, 13, "compressed flag is 2"),
     ],
 )
+@pytest.mark.parametrize("after", [b"", message(b"y")])
 def test_compressed_message_is_refused_by_name(
-    flag: int, encoding: str | None, status: int, details: str
+    flag: int, encoding: str | None, status: int, details: str, after: bytes
 ) -> None:
     peer = Peer()
     peer.open(1, grpc_encoding=encoding)
-    peer.feed(peer.data(1, message(b"x", flag) + message(b"y")))
+    peer.feed(peer.data(1, message(b"x", flag) + after))
 
     assert peer.session.messages == []
     assert peer.responses[1].status == status
@@ -166,14 +177,37 @@ def test_compressed_message_is_refused_by_name(
     assert peer.responses[1].last.get("grpc-accept-encoding") == ("identity" if encoding else None)
 
 
-def test_request_that_ends_inside_a_message_is_internal() -> None:
+@pytest.mark.parametrize("sizes", [[6], [6, 1], [6, 0], [3, 2, 1]])
+def test_request_that_ends_inside_a_message_is_internal(sizes: list[int]) -> None:
     peer = Peer()
     peer.open()
-    peer.feed(peer.data(1, message(b"xyz")[:6], end=True))
+    content = message(b"xyz")
+    for number, size in enumerate(sizes, 1):
+        peer.feed(peer.data(1, content[:size], end=number == len(sizes)))
+        content = content[size:]
 
     assert peer.responses[1].status == 13
     assert not peer.session.is_half_closed
     assert peer.session.num_closed == 1
+
+
+@pytest.mark.parametrize("size", [10, grpc.JOINED_BYTES, grpc.JOINED_BYTES + 1])
+def test_what_is_held_of_a_message_is_what_has_come(size: int) -> None:
+    peer = Peer(budget=Budget())
+    peer.open(1, pseudo_path=WATCH)
+    body, content = bytes(range(256)) * (size // 256) + b"x" * (size % 256), b""
+    content, taken = message(body), 0
+    for part in (1, 3, 2, 1, 2):
+        peer.feed(peer.data(1, content[taken : taken + part]))
+        taken += part
+        partial = peer.connection.streams.open[1].partial
+        assert partial is not None
+        assert len(partial) == taken == peer.budget.used_bytes
+    for at in range(taken, len(content), 16_000):
+        peer.feed(peer.data(1, content[at : at + 16_000]))
+
+    assert peer.session.messages == [body]
+    assert peer.budget.used_bytes == 0
 
 
 def test_session_that_raises_ends_its_own_stream_only() -> None:

@@ -9,6 +9,7 @@ from hyperframe import frame as hf
 
 from extproc.wire import frames
 from extproc.wire.limits import ErrorCode
+from extproc.wire.rpc import Code
 from extproc.wire.states import REMEMBERED, TABLE, Scope, State
 from tests.wire.peer import (
     HASTY,
@@ -408,3 +409,35 @@ def test_lost_connection_closes_all_sessions_once() -> None:
     counters_peer.connection.tick(now=1.0)
     counters_peer.connection.start_drain(now=1.0)
     assert counters_peer.take() == []
+
+
+@pytest.mark.parametrize("is_half_closed", [False, True])
+@pytest.mark.parametrize("has_answered", [False, True])
+@pytest.mark.parametrize("is_ended", [False, True])
+@pytest.mark.parametrize("size", [0, 300, 20_000, 70_000])
+def test_a_last_message_and_its_end_in_one_step_are_the_same_bytes(
+    is_half_closed: bool, has_answered: bool, is_ended: bool, size: int
+) -> None:
+    """And leave the same behind: the windows, the counts, and how the stream closed."""
+
+    def told(*, in_one_step: bool) -> object:
+        peer = Peer()
+        peer.open(1, pseudo_path=WATCH)
+        if is_half_closed:
+            peer.feed(frames.frame(frames.DATA, frames.END_STREAM, 1))
+        call, connection = peer.session.call, peer.connection
+        if has_answered:
+            call.send(b"first")
+        if is_ended:
+            call.end(Code.CANCELLED)
+        if in_one_step:
+            call.finish(b"x" * size)
+        else:
+            call.send(b"x" * size)
+            call.end()
+        sent = connection.data_to_send()
+        outbox, streams = connection.outbox, connection.streams
+        left = (outbox.window_bytes, outbox.data_frames, outbox.queued_bytes, list(streams.open))
+        return sent, left, peer.counters, streams.state(1), peer.session.num_closed
+
+    assert told(in_one_step=True) == told(in_one_step=False)

@@ -1,0 +1,122 @@
+"""The straight way of the usual request: headers that only name it, and a small JSON body at once.
+
+It needs no `Stream`: its headers are answered before anything is known, its body decides, and the
+RPC ends with the answer. Each step returns None for a request that is not usual, which a stream
+then takes over from the beginning. A property test holds both ways equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from extproc import rejections
+from extproc.bounds import MAX_PATH_CHARS
+from extproc.errors import RequestError
+from extproc.openai import check_model
+from extproc.paths import Route, RouteKind
+from extproc.queue import Ticket
+from extproc.request import messages as m
+from extproc.request import responses
+from extproc.request.incoming import has_fitting_length, hashes_of, request_id_of, session_of
+from extproc.request.interfaces import StreamParts, StreamSettings
+from extproc.request.jsonsmall import SMALL_BYTES, read_members
+from extproc.request.messages import BodyMode
+from extproc.types import Pick, Rejection, RequestInfo
+
+_NAMES = (":method", ":path", "content-type", "content-length", "x-request-id")
+
+
+class Head(Struct, frozen=True):
+    """A usual request before its body.
+
+    Attributes:
+        arrived_at_s: Monotonic seconds.
+    """
+
+    event: m.RequestHeaders
+    route: Route
+    arrived_at_s: float
+
+
+class Straight:
+    """Decides usual requests.
+
+    Args:
+        parts: What it calls, as a stream does.
+        settings: As for streams; see `is_possible`.
+    """
+
+    def __init__(self, parts: StreamParts, settings: StreamSettings) -> None:
+        self._parts, self._settings = parts, settings
+        self._names = frozenset((*_NAMES, settings.session_header or ""))
+        self._max_bytes = min(SMALL_BYTES, settings.max_body_bytes)
+        # Any number with so few digits fits.
+        self._num_digits = len(str(settings.max_body_bytes)) - 1
+        self._without_response = tuple(
+            mode
+            for mode in (BodyMode.NONE, None)
+            if responses.body_mode(mode, settings) is BodyMode.NONE
+        )
+
+    @staticmethod
+    def is_possible(settings: StreamSettings) -> bool:
+        """Return whether a request can be usual: read from `model`, and over once it is routed."""
+        return not (settings.uses_response_phases or settings.takes_adapter)
+
+    def begin(self, event: m.Event, *, now: float) -> Head | None:
+        """Return a stream's first event if it is that of a usual request."""
+        if type(event) is not m.RequestHeaders or event.body_mode is not BodyMode.BUFFERED:
+            return None
+        headers, settings = event.headers, self._settings
+        if (
+            event.end_of_stream
+            or event.subset is not None
+            or event.response_body_mode not in self._without_response
+            or not self._names.issuperset(headers)
+            or self._parts.rewrites.is_active
+        ):
+            return None
+        if len(headers.get("content-length", "")) > self._num_digits and not has_fitting_length(
+            headers, settings.max_body_bytes
+        ):
+            return None
+        # Where either is missing a stream has to assume it.
+        route = settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
+        if isinstance(route, Rejection) or route.kind is not RouteKind.INFERENCE_JSON:
+            return None
+        return Head(event, route, now)
+
+    def ask(
+        self, head: Head, event: m.Event, *, now: float, wake: Callable[[], None]
+    ) -> Pick | Rejection | Ticket | None:
+        """Have the router choose for a request whose body this is."""
+        if type(event) is not m.RequestBody or event.subset is not None:
+            return None
+        data = event.data
+        if len(data) > self._max_bytes:
+            return None
+        try:
+            members = read_members(data)
+            if members is None or members.previous_response_id is not None:
+                return None
+            model = check_model(members.model)
+        except RequestError:
+            return None
+        parts, headers, path = self._parts, head.event.headers, head.route.path
+        hashes: tuple[int, ...] = ()
+        if parts.router.uses_cached_bytes:
+            hashes = hashes_of(model, astuple(members)[3:], path, len(data))
+        request = RequestInfo(
+            model=model,
+            path=path[:MAX_PATH_CHARS],
+            body_bytes=len(data),
+            request_id=request_id_of(headers),
+            session=session_of(headers, self._settings.session_header),
+            arrived_at_s=head.arrived_at_s,
+            prefix_hashes=hashes,
+            fixed=rejections.RENAMED,
+        )
+        return parts.ask(request, now=now, wake=wake, num_bytes=0)
