@@ -53,7 +53,7 @@ NUM_PRESUMED_LOADS = 8
 _PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
 """First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
 it has endpoints, if those are more: each of them gets its costs anew."""
-MIN_LOOK_AT_ENDPOINT_S, MIN_LOOK_S = 0.1, 0.25
+MIN_LOOK_S = 0.25
 """From one look at an endpoint or a group to the next, however many first tokens come: costs do not
 change that fast."""
 _SPREAD = 1.0
@@ -88,11 +88,11 @@ class _Tokens:
         most_s_per_byte: That a prompt can cost by all of them.
     """
 
-    def __init__(self, num: int, per_look: int, min_look_s: float) -> None:
+    def __init__(self, num: int, per_look: int) -> None:
         self._points: deque[Point] = deque(maxlen=num)
         self._behind: deque[Point] = deque(maxlen=num)
         self._all: deque[Point] = deque(maxlen=num)
-        self.per_look, self._min_look_s = per_look, min_look_s
+        self.per_look = per_look
         self._num_unseen, self._looked_s = 0, -inf
         self.line: Line | None = None
         self.rate: Slope | None = None
@@ -112,7 +112,7 @@ class _Tokens:
         if behind is not None:
             self._behind.append(behind)
         self._num_unseen += 1
-        return self._num_unseen >= self.per_look and now >= self._looked_s + self._min_look_s
+        return self._num_unseen >= self.per_look and now >= self._looked_s + MIN_LOOK_S
 
     def look(self, now: float) -> None:
         """See what the latest first tokens show."""
@@ -137,7 +137,7 @@ class _Own(_Tokens):
     """Those of one endpoint."""
 
     def __init__(self) -> None:
-        super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT, MIN_LOOK_AT_ENDPOINT_S)
+        super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
         self._sent: deque[_Sent] = deque()
         self._in_order: list[_Sent] = []
 
@@ -162,7 +162,7 @@ class _Group:
     """What the endpoints of a group have in common."""
 
     def __init__(self) -> None:
-        self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP, MIN_LOOK_S)
+        self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
         self.endpoints: dict[Tracked, _Own] = {}
         self._latest_s = -inf
         self._variance = 0.0
