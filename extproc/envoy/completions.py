@@ -79,7 +79,7 @@ _ENDPOINTS_FLAGS = (
     "upstream_connection_termination",
 )
 _UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
-_NOT_FOUND = 404
+_OK, _NOT_FOUND = 200, 404
 _NOT_IMPLEMENTED = 501  # vLLM's status for what its model does not support: the client's mistake
 _FULL = (429, 503)
 """An endpoint's own that say "not now, try another". vLLM 0.32 answers 503 beyond
@@ -148,13 +148,14 @@ class CompletionService:
     def _record(self, entry: Any, now_wall_s: float) -> bool:
         """Record an entry; return False if it is about another router's pick."""
         common = entry.common_properties
-        if common.access_log_type == _ATTEMPT_TYPE:
+        log_type = common.access_log_type
+        if log_type == _ATTEMPT_TYPE:
             return not _is_refusal(entry) or self.on_refusal(
                 _pick_id(common),
                 entry.request.request_id[:MAX_REQUEST_ID_CHARS],
                 _address(common.upstream_remote_address.socket_address),
             )
-        if common.access_log_type not in _FINAL_TYPES or common.intermediate_log_entry:
+        if log_type not in _FINAL_TYPES or common.intermediate_log_entry:
             return True
         return self.on_completion(_completion(entry, common, now_wall_s)) is not False
 
@@ -192,15 +193,21 @@ class _Stream:
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
     response = entry.response
-    status = min(response.response_code.value, MAX_STATUS)
-    flags = _flags(common)
+    status, flags = response.response_code.value, _flags(common)
+    if status > MAX_STATUS:
+        status = MAX_STATUS
     tag = common.custom_tags.get(FIRST_BODY_BYTE_TAG)
     duration_s = _duration_s(common)
     start = common.start_time
     ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
     first_byte_s = _seconds(common, "time_to_first_upstream_rx_byte")
-    outcome = _outcome(flags, status)
     is_from_endpoint = response.response_code_details == "via_upstream"
+    if status == _OK and flags is None and is_from_endpoint:  # as mostly
+        outcome, verdict = Outcome.COMPLETED, Evidence.SERVED
+    else:
+        outcome = _outcome(flags, status)
+        own_status, has_answered = status if is_from_endpoint else None, first_byte_s is not None
+        verdict = _verdict(flags, outcome, own_status, has_answered=has_answered)
     return Completion(
         pick_id=_pick_id(common),
         request_id=entry.request.request_id[:MAX_REQUEST_ID_CHARS],
@@ -215,12 +222,7 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
         orca=response.response_headers.get(ORCA_HEADER, ""),
         first_body_byte_s=first_byte_s if tag is None else _tagged_s(tag),
         shows_first_token=tag is not None,
-        verdict=_verdict(
-            flags,
-            outcome,
-            status if is_from_endpoint else None,
-            has_answered=first_byte_s is not None,
-        ),
+        verdict=verdict,
         body_bytes=min(response.response_body_bytes, MAX_RESPONSE_BYTES),
     )
 
@@ -264,7 +266,7 @@ def _pick_id(common: Any) -> str:
     # Not by brackets: reading a missing key would create it.
     namespace = common.metadata.filter_metadata.get(PICK_NAMESPACE)
     value = None if namespace is None else namespace.fields.get(PICK_ID_KEY)
-    return "" if value is None else str(value.string_value)
+    return "" if value is None else value.string_value
 
 
 def _flags(common: Any) -> Any:
@@ -299,7 +301,8 @@ def _duration_s(common: Any) -> float | None:
 
 
 def _seconds(common: Any, name: str) -> float | None:
-    if not common.HasField(name):
-        return None
     duration = getattr(common, name)
-    return between(duration.seconds + duration.nanos * 1e-9, MAX_DURATION_S)
+    found_s = duration.seconds + duration.nanos * 1e-9
+    if 0 < found_s < MAX_DURATION_S:
+        return float(found_s)
+    return between(found_s, MAX_DURATION_S) if common.HasField(name) else None

@@ -24,6 +24,7 @@ may be taken for the whole cache.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -129,17 +130,21 @@ def find_size(observed: Iterable[tuple[int, float]]) -> Size | None:
     ordered = sorted(observed, key=itemgetter(0))
     places = [place for place, _ in ordered]
     seconds = [ttft_s for _, ttft_s in ordered]
+    in_order = sorted(seconds)
+    num_slow = {limit_s: len(seconds) - bisect_left(in_order, limit_s) for limit_s in _FAST_S}
+    limits = [each for each, num in num_slow.items() if _NUM_BESIDE <= num < len(seconds)]
+    if not limits:
+        return None
     borders = [n for n in range(1, len(places)) if places[n] != places[n - 1]]
     inner = [n for n in borders if _NUM_BESIDE <= n <= len(places) - _NUM_BESIDE]
-    for limit_s in _FAST_S if inner else ():
+    for limit_s in limits if inner else ():
         is_fast = [ttft_s < limit_s for ttft_s in seconds]
         num_fast = [0, *accumulate(is_fast)]
-        if _NUM_BESIDE <= len(seconds) - num_fast[-1] < len(seconds):
-            border = _widest(num_fast, inner)
-            if _is_step(num_fast, border) and _is_high(seconds, border, limit_s):
-                found = _explaining(is_fast, num_fast, border, borders)
-                low, likely = (places[n - 1] + 1 for n in (found[0], border))
-                return Size(low, places[found[-1]], likely)
+        border = _widest(num_fast, inner)
+        if _is_step(num_fast, border) and _is_high(seconds, border, limit_s):
+            found = _explaining(is_fast, num_fast, border, borders)
+            low, likely = (places[n - 1] + 1 for n in (found[0], border))
+            return Size(low, places[found[-1]], likely)
     return None
 
 

@@ -118,41 +118,42 @@ class Like(NamedTuple):
 
 
 class Tally:
-    """Counts by kind: within the window, and since a kind was new."""
+    """Counts by kind: within the window, and since a kind was new.
 
-    __slots__ = ("_ever", "_half", "_limit", "_new", "_old")
+    Attributes:
+        half: Of the window, by its number.
+        new: Counts in this half, to be added to.
+    """
+
+    __slots__ = ("_ever", "_limit", "_old", "half", "new")
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._half = limit, 0
+        self._limit, self.half = limit, 0
         self._ever: dict[Hashable, Count] = {}
-        self._new: dict[Hashable, Growing] = {}
+        self.new: dict[Hashable, Growing] = {}
         self._old: dict[Hashable, Growing] = {}
 
     def turn(self, half: int) -> None:
         """Start a half of the window, by its number, when it is due."""
-        if half > self._half:
-            self._old = self._new if half == self._half + 1 else {}
-            self._half, self._new = half, {}
+        if half > self.half:
+            self._old = self.new if half == self.half + 1 else {}
+            self.half, self.new = half, {}
             self._ever = {kind: self._ever[kind] for kind in self._old}
 
     def has_room(self, kind: Hashable) -> bool:
         """Return whether requests of a kind can be counted."""
-        return kind in self._new or len(self._new) < self._limit
-
-    def find(self, kind: Hashable) -> Growing | None:
-        """Return the count of a kind in this half of the window, to be added to."""
-        return self._new.get(kind)
+        return kind in self.new or len(self.new) < self._limit
 
     def begin(self, kind: Hashable) -> Growing:
-        """Return the same, begun if there is none; `has_room` has said yes."""
+        """Return the count of a kind in this half, begun if need be; `has_room` has said yes."""
         ever = self._ever.get(kind)
         if ever is None:
             ever = self._ever[kind] = Count()
-        return self._new.setdefault(kind, Growing(ever=ever))
+        return self.new.setdefault(kind, Growing(ever=ever))
 
     def of(self, kind: Hashable) -> Count:
         """Return the requests of a kind within the window."""
-        new, old = self._new.get(kind, _NOTHING), self._old.get(kind, _NOTHING)
+        new, old = self.new.get(kind, _NOTHING), self._old.get(kind, _NOTHING)
         return Count(new.num + old.num, new.num_failed + old.num_failed)
 
     def take_back(self, kind: Hashable, own: Tally) -> None:
@@ -163,7 +164,7 @@ class Tally:
                 all_counts[kind].num, all_counts[kind].num_failed = less.num, less.num_failed
 
     def _all_counts(self) -> tuple[dict[Hashable, Any], ...]:
-        return self._new, self._old, self._ever
+        return self.new, self._old, self._ever
 
     def ever(self, kind: Hashable) -> Count:
         """Return the requests of a kind since it was new; it is forgotten with its last ones.
@@ -173,7 +174,7 @@ class Tally:
         return self._ever.get(kind, _NOTHING)
 
     def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._new.keys() | self._old.keys())
+        return iter(self.new.keys() | self._old.keys())
 
 
 _NOTHING = Count(0, 0)
@@ -268,15 +269,24 @@ class Comparison:
             self._half = half
             self._all.turn(half)
             self._sources.turn(half)
-        own.tally.turn(half)
+        if half != own.tally.half:
+            own.tally.turn(half)
 
     def served(self, own: Own, address: str, like: Like) -> None:
         """Record a request that an endpoint has served."""
         if own.row.by_kind:
             own.row = Row()
         self._sources.served(like.source, address)
-        self._count(own, like.kind, failed=False)
-        self._count(own, ANY, failed=False)
+        all_counts, own_counts = self._all.new, own.tally.new
+        for kind in (like.kind, ANY):
+            count, own_count = all_counts.get(kind), own_counts.get(kind)
+            if count is None or own_count is None:
+                self._count(own, kind, failed=False)
+            else:
+                count.num += 1
+                count.ever.num += 1
+                own_count.num += 1
+                own_count.ever.num += 1
 
     def failed(self, own: Own, address: str, like: Like) -> bool:
         """Record a failure that its request may explain; return whether it counts."""
@@ -340,13 +350,9 @@ class Comparison:
 
     def _count(self, own: Own, kind: Hashable, *, failed: bool) -> None:
         """Count a request for its endpoint and for all, or for neither."""
-        count, own_count = self._all.find(kind), own.tally.find(kind)
-        if count is None or own_count is None:
-            if not (own.tally.has_room(kind) and self._all.has_room(kind)):
-                return
-            count, own_count = self._all.begin(kind), own.tally.begin(kind)
-        count.add(failed=failed)
-        own_count.add(failed=failed)
+        if own.tally.has_room(kind) and self._all.has_room(kind):
+            self._all.begin(kind).add(failed=failed)
+            own.tally.begin(kind).add(failed=failed)
 
 
 def _is_rare(count: Count) -> bool:

@@ -99,7 +99,8 @@ class Decoding:
 
     def tokens_between(self, since_s: float, until_s: float) -> float | None:
         """Return how many tokens a request that ran all this time has got; None where unknown."""
-        since, until = self._tokens_at(since_s), self._tokens_at(until_s)
+        since = self._tokens_at(since_s)
+        until = None if since is None else self._tokens_at(until_s)
         return None if since is None or until is None else until - since
 
     def _tokens_at(self, at_s: float) -> float | None:

@@ -89,7 +89,8 @@ class Flights:
             return False
         flight.tracked.end(flight, now=now, has_run=False)
         flight.tracked.prompts.bound(now)
-        self._judge(flight, {}, now=now)
+        before = flight.tracked.endpoint.address
+        self._judge(flight, before, Evidence.NONE, now=now, at_s=now)
         request = flight.pick.request
         self._prefix_index.drop(request, flight.tracked.kv_cache)
         pick = with_cached(flight.pick, self._prefix_index.find(request), address)
@@ -134,33 +135,38 @@ class Flights:
         flight = self._flights.pop(pick_id, None)
         if flight is None:
             return None
-        request = flight.pick.request
+        pick, tracked = flight.pick, flight.tracked
+        request, at_s = pick.request, now if reported_at_s is None else reported_at_s
         if self._by_request_id.get(request.request_id) == pick_id:
             del self._by_request_id[request.request_id]
         refused = self._refused.pop(pick_id, ())
-        judged = verdicts(
-            flight.pick, verdict, address=address, num_attempts=num_attempts, refused=refused
-        )
         for each in filter(None, map(self._find, refused)):
             each.fullness.settle(pick_id, was_taken=verdict is Evidence.SERVED)
             each.touch()
         # An endpoint that came back under the address has not served it.
-        is_elsewhere = address != flight.tracked.endpoint.address
-        served = (self._find(address) if is_elsewhere else None) or flight.tracked
-        has_run_here = has_run and served is flight.tracked
-        flight.tracked.end(flight, now=now, has_run=has_run_here)
-        flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
+        own = tracked.endpoint.address
+        served = (self._find(address) if address != own else None) or tracked
+        has_run_here = has_run and served is tracked
+        tracked.end(flight, now=now, has_run=has_run_here)
+        if tracked.prompts.done_s > at_s:
+            tracked.prompts.bound(at_s)
         if not has_run_here:
-            self._prefix_index.drop(request, flight.tracked.kv_cache)
-        if served is not flight.tracked:
-            served.note(served.adapter_of(flight.pick), now=now, has_run=has_run)
+            self._prefix_index.drop(request, tracked.kv_cache)
+        if served is not tracked:
+            served.note(served.adapter_of(pick), now=now, has_run=has_run)
             if has_run:
                 served.kv_cache.computed_bytes += request.rest_bytes(address)
                 self._prefix_index.add(request, served.kv_cache)
         if self._observer is not None:
             self._observer.ended(pick_id, now=now, has_run=has_run_here)
-        self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
-        self._queue.freed(now if reported_at_s is None else reported_at_s)
+        judged = verdicts(
+            pick, verdict, address=address, num_attempts=num_attempts, refused=refused
+        )
+        if own not in judged or len(judged) > 1:
+            judged = {own: Evidence.NONE, **judged}
+        for each_address, said in judged.items():
+            self._judge(flight, each_address, said, now=now, at_s=at_s)
+        self._queue.freed(at_s)
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:
@@ -228,26 +234,20 @@ class Flights:
             self._observer.started(pick, address, at_s=at_s)
 
     def _judge(
-        self,
-        flight: InFlight,
-        judged: dict[str, Evidence],
-        *,
-        now: float,
-        reported_at_s: float | None = None,
+        self, flight: InFlight, address: str, verdict: Evidence, *, now: float, at_s: float
     ) -> None:
-        """Report a request's end, and the verdicts on its endpoints, to outlier detection."""
-        counted, at_s = flight.tracked, now if reported_at_s is None else reported_at_s
-        for address, verdict in {counted.endpoint.address: Evidence.NONE, **judged}.items():
-            tracked = self._find(address)
-            if tracked is None or (tracked is not counted and address == counted.endpoint.address):
-                continue  # it has left, even if another has joined under its address
-            trial = flight.trial if tracked is counted else 0
-            like, model = likeness(flight.pick.request), flight.pick.request.model
-            if verdict is Evidence.NOT_FOUND and model:
-                self._outliers.doubt(address, model, like, ended_s=now, trial=trial)
-                continue
-            self._outliers.end(address, verdict, like, now=at_s, ended_s=now, trial=trial)
+        """Tell outlier detection how a request that ended at `now` went at one endpoint."""
+        tracked, counted, request = self._find(address), flight.tracked, flight.pick.request
+        if tracked is None or (tracked is not counted and address == counted.endpoint.address):
+            return  # it has left, even if another has joined under its address
+        trial = flight.trial if tracked is counted else 0
+        if verdict is Evidence.NOT_FOUND and request.model:
+            like = likeness(request)
+            self._outliers.doubt(address, request.model, like, ended_s=now, trial=trial)
+            return
+        self._outliers.end(address, verdict, likeness(request), now=at_s, ended_s=now, trial=trial)
+        if tracked.view is not None:
             tracked.touch()
-            if verdict is Evidence.SERVED and not tracked.answers:
-                tracked.answers = True
-                tracked.renew()
+        if verdict is Evidence.SERVED and not tracked.answers:
+            tracked.answers = True
+            tracked.renew()

@@ -16,7 +16,6 @@ one request to the next. What is known corrects it:
 
 from __future__ import annotations
 
-from itertools import takewhile
 from math import inf
 
 from msgspec import Struct
@@ -89,13 +88,16 @@ class Prompts:
     def computed(self, sent_at_s: float, *, now: float) -> None:
         """Record that a request that was sent then had its first token at `now`, and so those that
         were sent before."""
-        num = sum(
-            prompt.num
-            for prompt in takewhile(lambda p: p.sent_at_s < sent_at_s, self._ahead.values())
-        )
-        self._num_counted += num
-        self._take(num)
-        self.bound(now)
+        num = 0
+        for prompt in self._ahead.values():
+            if prompt.sent_at_s >= sent_at_s:
+                break
+            num += prompt.num
+        if num:
+            self._num_counted += num
+            self._take(num)
+        if self.done_s > now:
+            self.bound(now)
 
     def end(self, pick_id: str, *, has_run: bool) -> None:
         """Forget a request that has ended, with a first token if it has run, or is elsewhere."""

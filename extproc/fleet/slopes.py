@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import repeat
 from math import inf, sqrt
+from operator import mul, sub, truediv
 from statistics import fmean
 from typing import NamedTuple
 
@@ -54,14 +56,16 @@ def fit(points: Iterable[Point]) -> Line | None:
     third = len(ordered) // 3
     if third < _MIN_THIRD:
         return None
-    (low_bytes, low_s), (high_bytes, high_s) = map(_middle, (ordered[:third], ordered[-third:]))
+    sizes, times = zip(*ordered, strict=True)
+    low_bytes, low_s = median(sizes[:third]), median(times[:third])
+    high_bytes, high_s = median(sizes[-third:]), median(times[-third:])
     width = high_bytes - low_bytes
     if not width:
         return None
     slope = (high_s - low_s) / width
-    rests = [seconds - slope * num_bytes for num_bytes, seconds in ordered]
+    rests = list(map(sub, times, map(mul, sizes, repeat(slope))))
     base_s = median(rests)
-    spread_s = median([abs(rest - base_s) for rest in rests])
+    spread_s = median(map(abs, map(sub, rests, repeat(base_s))))
     return Line(base_s, Slope(slope, _ERROR * spread_s / sqrt(third) / width))
 
 
@@ -70,10 +74,11 @@ def rate(points: Collection[Point]) -> Slope | None:
     if they are few."""
     if len(points) < 2 * _MIN_THIRD:
         return None
-    ratios = [seconds / num_bytes for num_bytes, seconds in points]
+    sizes, times = zip(*points, strict=True)
+    ratios = list(map(truediv, times, sizes))
     middle = median(ratios)
-    spread = median([abs(ratio - middle) for ratio in ratios])
-    step = STEP_S / median([num_bytes for num_bytes, _ in points])
+    spread = median(map(abs, map(sub, ratios, repeat(middle))))
+    step = STEP_S / median(sizes)
     return Slope(middle, _RATE_ERROR * spread / sqrt(len(points)) + step)
 
 
@@ -83,7 +88,8 @@ def most(points: Collection[Point]) -> float:
     third = len(points) // 3
     if third < _MIN_THIRD:
         return inf
-    num_bytes, seconds = _middle(sorted(points)[-third:])
+    sizes, times = zip(*sorted(points)[-third:], strict=True)
+    num_bytes, seconds = median(sizes), median(times)
     return seconds / num_bytes if num_bytes else inf
 
 
@@ -92,10 +98,6 @@ def median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _middle(points: list[Point]) -> tuple[float, float]:
-    return median([each for each, _ in points]), median([each for _, each in points])
 
 
 def beyond(own: Iterable[Slope | None], common: Slope | None) -> float:

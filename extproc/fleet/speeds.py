@@ -28,6 +28,7 @@ Rules:
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from math import inf
@@ -53,8 +54,8 @@ _PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
 """First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
 it has endpoints, if those are more: each of them gets its costs anew."""
 MIN_LOOK_S = 0.25
-"""From one look at a group to the next, however many first tokens come: what its endpoints have in
-common does not change that fast."""
+"""From one look at an endpoint or a group to the next, however many first tokens come: costs do not
+change that fast."""
 _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
 
@@ -92,12 +93,12 @@ class _Tokens:
         self._behind: deque[Point] = deque(maxlen=num)
         self._all: deque[Point] = deque(maxlen=num)
         self.per_look = per_look
-        self._num_unseen = 0
+        self._num_unseen, self._looked_s = 0, -inf
         self.line: Line | None = None
         self.rate: Slope | None = None
         self.most_s_per_byte = inf
 
-    def record(self, prompt: Point, alone: Point | None, behind: Point | None) -> bool:
+    def record(self, prompt: Point, alone: Point | None, behind: Point | None, now: float) -> bool:
         """Record a first token; return whether it is time for a look.
 
         Args:
@@ -105,15 +106,18 @@ class _Tokens:
             alone: The same, if nothing was ahead of it.
             behind: The bytes that were computed one after the other up to it, and the seconds.
         """
-        for points, point in ((self._all, prompt), (self._points, alone), (self._behind, behind)):
-            if point is not None:
-                points.append(point)
+        self._all.append(prompt)
+        if alone is not None:
+            self._points.append(alone)
+        if behind is not None:
+            self._behind.append(behind)
         self._num_unseen += 1
-        return self._num_unseen >= self.per_look
+        return self._num_unseen >= self.per_look and now >= self._looked_s + MIN_LOOK_S
 
-    def look(self) -> None:
+    def look(self, now: float) -> None:
         """See what the latest first tokens show."""
-        self._num_unseen, self.line, self.rate = 0, fit(self._points), rate(self._behind)
+        self._num_unseen, self._looked_s = 0, now
+        self.line, self.rate = fit(self._points), rate(self._behind)
         self.most_s_per_byte = most(self._all)
 
     def s_per_byte(self, presumed: float, variance: float) -> float:
@@ -134,21 +138,24 @@ class _Own(_Tokens):
 
     def __init__(self) -> None:
         super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
-        self._sent: deque[_Sent] = deque(maxlen=NUM_SENT)
+        self._sent: deque[_Sent] = deque()
+        self._in_order: list[_Sent] = []
 
     def since(self, sent_at_s: float, own: _Sent) -> Point | None:
         """Return the bytes that were computed up to a first token since the first one that came
         while its request waited, and the seconds of that; None where none did."""
-        found = [
-            each
-            for each in self._sent
-            if sent_at_s <= each.first_s < own.first_s and each.until_bytes < own.until_bytes
-        ]
+        ordered, found = self._in_order, None
+        for first in ordered[bisect_left(ordered, (sent_at_s,)) :]:
+            if first.first_s >= own.first_s:
+                break
+            if first.until_bytes < own.until_bytes:
+                found = own.until_bytes - first.until_bytes, own.first_s - first.first_s
+                break
+        if len(ordered) >= NUM_SENT:
+            ordered.remove(self._sent.popleft())
         self._sent.append(own)
-        if not found:
-            return None
-        first = min(found)
-        return own.until_bytes - first.until_bytes, own.first_s - first.first_s
+        insort(ordered, own)
+        return found
 
 
 class _Group:
@@ -157,7 +164,7 @@ class _Group:
     def __init__(self) -> None:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
         self.endpoints: dict[Tracked, _Own] = {}
-        self._looked_s = self._latest_s = -inf
+        self._latest_s = -inf
         self._variance = 0.0
         self._loads: dict[Load, deque[float]] = {
             load: deque(maxlen=NUM_LOADS) for load in (Load.CACHED, Load.COLD)
@@ -184,14 +191,13 @@ class _Group:
     ) -> None:
         """Record a first token without a load that came at `at_s`, as `_Tokens.record` has it."""
         own = self.endpoints[tracked]
-        is_time = own.record(prompt, alone, behind)
+        # They are told of when responses end.
+        now = self._latest_s = max(self._latest_s, at_s)
+        is_time = own.record(prompt, alone, behind, now)
         if is_time:
-            own.look()
-        self._latest_s = max(self._latest_s, at_s)  # they are told of when responses end
-        has_rested = self._latest_s >= self._looked_s + MIN_LOOK_S
-        if self.tokens.record(prompt, alone, behind) and has_rested:
-            self._looked_s = self._latest_s
-            self.tokens.look()
+            own.look(now)
+        if self.tokens.record(prompt, alone, behind, now):
+            self.tokens.look(now)
             self._variance = self._look()
             for each in self.endpoints:
                 self.apply(each)

@@ -99,7 +99,9 @@ class Tpots:
             None for a short response, and where the error is not known to be small.
         """
         name, tokens = self._name_of(claim), self.tokens_of(claim, num_bytes)
-        route = self._routes.setdefault(name, _Responses())
+        route = self._routes.get(name)
+        if route is None:
+            route = self._routes[name] = _Responses()
         if num_tokens is not None and num_tokens >= MIN_TOKENS and num_bytes:
             route.record(num_bytes / num_tokens)
         if tokens is None or tokens < MIN_TOKENS:

@@ -15,6 +15,8 @@ from extproc.service.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
+_DOUBTED = (Evidence.FAILED, *NAMES_ENDPOINT)
+
 
 class Doubts(Protocol):
     """Asks pods what they have, and how they are."""
@@ -53,7 +55,7 @@ class Endings:
         self.recorder.completed(completion, flight.pick.request)
         if doubtful:
             self.pods.look(doubtful)
-        if completion.verdict in (Evidence.FAILED, *NAMES_ENDPOINT):
+        if completion.verdict in _DOUBTED:
             self.pods.doubt(completion.address or flight.pick.address)
         self._log_changes()
         return True

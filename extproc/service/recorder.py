@@ -108,17 +108,14 @@ class Recorder:
         self.observers.call("decisions", self.decisions.publish, record)
 
     def _judge(self, completion: Completion, request: RequestInfo) -> None:
-        claim = request.claim
-        facts = (
-            completion.outcome,
-            completion.status,
-            completion.first_body_byte_s,
-            completion.duration_s,
-        )
-        path = path_label(request.path or OTHER)
-        self._judged(self.attainment.completed(path, *facts, now=self.clock()))
+        claim, path = request.claim, path_label(request.path or OTHER)
+        outcome, status = completion.outcome, completion.status
+        first_s, duration_s = completion.first_body_byte_s, completion.duration_s
+        now, attainment = self.clock(), self.attainment
+        self._judged(attainment.completed(path, outcome, status, first_s, duration_s, now=now))
         if claim.ttft_s is not None:
-            self._judged_by_route(claim, is_in_time(claim.ttft_s, *facts))
+            is_attained = is_in_time(claim.ttft_s, outcome, status, first_s, duration_s)
+            self._judged_by_route(claim, is_attained)
 
     def _judge_rejection(self, path: str, rejection: Rejection) -> None:
         if self.knows_times():

@@ -166,14 +166,18 @@ def test_each_endpoint_has_its_own_and_a_new_one_what_its_group_has() -> None:
     assert slopes[0] < slopes[2] < slopes[1]
 
 
+def hear_at_once(made: Pool, s_per_byte: float, at_s: float) -> None:
+    """Let the first endpoint have many first tokens at one time."""
+    for size in [1000, 5000, 20_000, 60_000] * (NUM_OF_GROUP // 4):
+        ttft_s = BASE_S + size * s_per_byte
+        hear(made, 1, size, ttft_s, sent_at_s=at_s - ttft_s)
+
+
 def test_a_group_is_looked_at_a_few_times_a_second_however_many_first_tokens_come() -> None:
-    made, sizes = pool(), (1000, 5000, 20_000, 60_000)
+    made = pool()
 
     def new_costs(s_per_byte: float, since_s: float) -> float:
-        for n in range(NUM_OF_GROUP):
-            size = sizes[n % len(sizes)]
-            sent_at_s = since_s - BASE_S - size * s_per_byte  # all have their first token then
-            hear(made, 1, size, BASE_S + size * s_per_byte, sent_at_s=sent_at_s)
+        hear_at_once(made, s_per_byte, since_s)
         made.set_endpoints([endpoint(1)])
         made.set_endpoints([endpoint(1), endpoint(2)])
         return costs(made, 2).prompt_s_per_byte
@@ -183,6 +187,20 @@ def test_a_group_is_looked_at_a_few_times_a_second_however_many_first_tokens_com
 
     assert new_costs(4e-5, newest_s + MIN_LOOK_S / 2) == before
     assert new_costs(4e-5, newest_s + MIN_LOOK_S) != before
+
+
+def test_so_is_an_endpoint() -> None:
+    made = pool()
+
+    def own_costs(s_per_byte: float, since_s: float) -> float:
+        hear_at_once(made, s_per_byte, since_s)
+        return costs(made).prompt_s_per_byte
+
+    newest_s = next(LATER_S)
+    before = own_costs(2e-5, newest_s)
+
+    assert own_costs(4e-5, newest_s + MIN_LOOK_S / 2) == before
+    assert own_costs(4e-5, newest_s + MIN_LOOK_S) != before
 
 
 def test_endpoints_that_are_alike_are_taken_to_be_alike() -> None:
