@@ -7,7 +7,7 @@ brought up to date where a view is replaced: at a pick, an end, a report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from math import inf
 
 from extproc.types import EndpointView
@@ -44,7 +44,8 @@ class Columns:
         self.addresses = tuple([view.address for view in views])
         self.views = [EndpointView(address, is_ready=False) for address in self.addresses]
         self.num_pending, self.done_s = [0] * num, [-inf] * num
-        self.has_room, self.s_per_byte = [True] * num, [0.0] * num
+        self.has_room = [True] * num
+        self.s_per_byte = [view.costs.prompt_s_per_byte for view in self.views]
         self.num_slots, self.num_used = [0] * num, [0] * num
         self.all_slots = self.all_free = 0
         self._is_open, self._num_open = [False] * num, 0
@@ -57,25 +58,42 @@ class Columns:
         for row, view in enumerate(views):
             self.set(row, view)
 
-    def set(self, row: int, view: EndpointView) -> None:
-        """Replace a view. O(1), and O(adapters there) where they are others than before."""
+    def set(
+        self, row: int, view: EndpointView, changed: Collection[str] | None = None
+    ) -> None:
+        """Replace a view. O(1), and O(adapters there) where they are others than before.
+
+        Args:
+            changed: Adapters, those among them of which it has more or fewer pending requests than
+                the view before; None for any.
+        """
         before = self.views[row]
         self.views[row] = view
         self.num_pending[row], self.done_s[row] = view.num_pending, view.prompts_done_s
         self.has_room[row] = view.has_room
+        is_open = view.is_ready and not (
+            view.is_full
+            or view.is_ejected
+            or view.is_gone
+            or view.is_silent
+            or view.is_unreachable
+        )
+        if is_open is not self._is_open[row]:
+            self._is_open[row] = is_open
+            self._num_open += 1 if is_open else -1
+            self._open.clear()
         if view.registered is not before.registered:
             self._listing.clear()
             self._open.clear()
-        if _is_open(view) is not self._is_open[row]:
-            self._is_open[row] = not self._is_open[row]
-            self._num_open += 1 if self._is_open[row] else -1
-            self._open.clear()
-        if view.costs.prompt_s_per_byte != self.s_per_byte[row]:
+        if view.costs is not before.costs:
             self.s_per_byte[row], self._least_s_per_byte = view.costs.prompt_s_per_byte, None
-        pending = view.pending_by_adapter
-        is_same = self._set_running(row, before.pending_by_adapter, pending)
-        if not is_same or view.max_loras != before.max_loras:
-            self._set_slots(row, view.max_loras or 0, len(pending))
+        pending, were_pending = view.pending_by_adapter, before.pending_by_adapter
+        if changed is None:
+            changed = pending.keys() | were_pending.keys()
+        is_same = self._set_running(row, were_pending, pending, changed)
+        num_slots = view.max_loras or 0
+        if not is_same or num_slots != self.num_slots[row]:
+            self._set_slots(row, num_slots, len(pending))
         resident, cached = view.gpu_adapters, view.cpu_adapters
         if not (is_same and resident is before.gpu_adapters and cached is before.cpu_adapters):
             self._set_loaded(row, {*pending, *resident, *cached})
@@ -119,23 +137,28 @@ class Columns:
         found = self._listing[model] = every if len(rows) == len(views) else rows
         return found
 
-    def _set_running(self, row: int, before: Mapping[str, int], pending: Mapping[str, int]) -> bool:
+    def _set_running(
+        self,
+        row: int,
+        before: Mapping[str, int],
+        pending: Mapping[str, int],
+        among: Collection[str],
+    ) -> bool:
         """Return whether the adapters that run there are the same."""
-        running, num_new = self._running, 0
-        for adapter, num in pending.items():
-            num_before = before.get(adapter)
-            if num_before != num:
-                num_new += num_before is None
-                running.setdefault(adapter, {})[row] = num
-        if len(before) + num_new == len(pending):
-            return not num_new
-        for adapter in before:
-            if adapter not in pending:
-                rows = running[adapter]
+        running, is_same = self._running, True
+        for adapter in among:
+            num, num_before = pending.get(adapter), before.get(adapter)
+            if num == num_before:
+                continue
+            if num is None:
+                is_same, rows = False, running[adapter]
                 del rows[row]
                 if not rows:
                     del running[adapter]
-        return False
+            else:
+                is_same = is_same and num_before is not None
+                running.setdefault(adapter, {})[row] = num
+        return is_same
 
     def _set_loaded(self, row: int, loaded: Set[str]) -> None:
         holders, before = self._holders, self._loaded[row]
@@ -151,11 +174,8 @@ class Columns:
         self._loaded[row] = loaded
 
     def _set_slots(self, row: int, num_slots: int, num_used: int) -> None:
-        self.all_slots += num_slots - self.num_slots[row]
-        free = max(0, num_slots - num_used)
-        self.all_free += free - max(0, self.num_slots[row] - self.num_used[row])
+        slots_before, free = self.num_slots[row], num_slots - num_used
+        free_before = slots_before - self.num_used[row]
+        self.all_free += (free if free > 0 else 0) - (free_before if free_before > 0 else 0)
+        self.all_slots += num_slots - slots_before
         self.num_slots[row], self.num_used[row] = num_slots, num_used
-
-
-def _is_open(view: EndpointView) -> bool:
-    return view.is_ready and not (view.is_full or view.has_flaw)

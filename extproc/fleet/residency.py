@@ -317,24 +317,24 @@ class Residency:
     def _place(self, adapter: str, place: int) -> None:
         """Move an adapter in the order."""
         order = self._ordered
-        if order[place : place + 1] != [adapter]:
+        if place >= len(order) or order[place] != adapter:
             if adapter in order:
                 order.remove(adapter)
             order.insert(place, adapter)
             self._arranged = self._concluded(order)
 
     def _concluded(self, order: list[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        gpu, cpu = order[: self.num_slots or 1], order[: self._num_cached or 1]
-        report = self._report
+        report, num_slots = self._report, self.num_slots or 1
+        num_cached = max(num_slots, self._max_cpu_loras or 1)
+        gpu, cpu = order[:num_slots], order[:num_cached]
         if report is not None and report.gpu_adapters is not None:
             gpu = _sort(report.gpu_adapters, order)
             rest = [adapter for adapter in cpu if adapter not in gpu]
-            cpu = gpu + rest[: max(0, (self._num_cached or 1) - len(gpu))]
+            cpu = gpu + rest[: max(0, num_cached - len(gpu))]
         if report is not None and report.cpu_adapters is not None:
             cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
         usable = self._usable(cpu)
-        is_same = len(usable) == len(gpu) and gpu == cpu
-        return usable if is_same else self._usable(gpu), usable
+        return usable if gpu == cpu else self._usable(gpu), usable
 
     def _order(self) -> list[str | None]:
         """Return everything in the engine's caches, most recently used first; None for a ghost."""
@@ -361,7 +361,7 @@ class Residency:
         known = self._registered
         if known is None:
             return tuple([a for a in adapters if a is not None])
-        return tuple([a for a in adapters if a is not None and a in known])
+        return tuple(filter(known.__contains__, adapters))
 
 
 def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | None]:

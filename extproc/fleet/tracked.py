@@ -58,6 +58,7 @@ class Tracked:
     """One endpoint's mutable state.
 
     Attributes:
+        address: The endpoint's.
         answers: The last that is known of it is an answer: to a client, or to a call of ours.
         belief: In its load reports.
         others: What other routers have here.
@@ -69,6 +70,9 @@ class Tracked:
         died_at_s: When its health check said last that its engine is dead; None for alive.
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
+        adapters: The unfinished requests of routers by adapter; `changed` has those of which there
+            are more or fewer since the last view.
+        is_mixed: That view has others' adapters, by the last report.
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
         view_expires_s: After that, it is not either.
@@ -78,8 +82,10 @@ class Tracked:
     __slots__ = (
         *(
             "adapters",
+            "address",
             "answers",
             "belief",
+            "changed",
             "cpu_adapters",
             "declared",
             "decoding",
@@ -89,6 +95,7 @@ class Tracked:
             "fullness",
             "gpu_adapters",
             "group",
+            "is_mixed",
         ),
         *(
             "is_unreachable",
@@ -113,7 +120,7 @@ class Tracked:
         self.facts: tuple[Any, ...] | None = None
         self.facts_until_s = inf
         self.row = 0
-        self.endpoint = endpoint
+        self.endpoint, self.address = endpoint, endpoint.address
         self.group = settings.group_of(endpoint)
         self.traits = traits = settings.traits_of(self.group)
         self.answers = False
@@ -126,6 +133,8 @@ class Tracked:
         self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
+        self.changed: set[str] = set()
+        self.is_mixed = False
         self.slots = SlotUses()
         self.others: ForeignRequests[Tracked] = ForeignRequests()
         self.fullness = Fullness()
@@ -402,12 +411,14 @@ class Tracked:
     def _count(self, adapter: str | None) -> None:
         if adapter is not None:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
+            self.changed.add(adapter)
             self.residency.start(adapter)
         self.touch()
 
     def _discount(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         if adapter is not None:
             left = self.adapters[adapter] - 1
+            self.changed.add(adapter)
             if left:
                 self.adapters[adapter] = left
             else:
@@ -420,12 +431,14 @@ class Tracked:
         """Return the age of our oldest pick here, 0 without any."""
         return now - min((each.started_at_s for each in self.flights.values()), default=now)
 
-    def arrange(self) -> None:
-        """Note where its adapters are now, and count those that have come into a GPU slot."""
-        gpu_adapters, self.cpu_adapters = self.residency.arranged
+    def arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return where its adapters are now, and count those that have come into a GPU slot."""
+        arranged = self.residency.arranged
+        gpu_adapters, self.cpu_adapters = arranged
         if gpu_adapters is not self.gpu_adapters:
             self.num_loads += len(set(gpu_adapters).difference(self.gpu_adapters))
             self.gpu_adapters = gpu_adapters
+        return arranged
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""

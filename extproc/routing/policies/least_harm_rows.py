@@ -7,7 +7,8 @@ cannot be cheaper than the best: all other terms are 0 or more, and sums of floa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf
 
 from extproc.fleet.columns import Columns
@@ -31,14 +32,10 @@ class Search:
         slot_s: The price of a slot for the adapter.
         running: Unfinished requests for the adapter, by those of the rows that have some.
         places: Of the rows that were looked at, among the adapter's homes.
-        best_s: The lowest price; infinite as long as no row has room.
-        ties: The rows that have it.
+        ties: The rows that have the lowest price, in order; none where no row has room.
     """
 
-    __slots__ = (
-        *("_columns", "_first_homes", "_has_slot", "_now", "_request", "_rows", "_weights"),
-        *("best_s", "places", "running", "slot_s", "ties"),
-    )
+    __slots__ = ("places", "running", "slot_s", "ties")
 
     def __init__(
         self,
@@ -49,116 +46,116 @@ class Search:
         request: RequestInfo,
         now: float,
     ) -> None:
-        self._weights, self._first_homes, self._columns = weights, first_homes, columns
-        self._rows, self._request, self._now = rows, request, now
-        self._has_slot = False
-        self.slot_s, self.best_s = 0.0, inf
-        self.running: Mapping[int, int] = {}
+        adapter, self.slot_s = request.adapter, 0.0
         self.places: dict[int, int] = {}
-        self.ties: list[int] = []
+        self.running: Mapping[int, int] = {}
+        order: Iterable[int] = ()
+        if adapter is not None:
+            self._weigh(weights, columns, rows, adapter)
+            order = _in_order(first_homes, columns, rows, adapter)
+        self.ties = self._look(weights, columns, rows, order, request, now)
 
-    def run(self) -> bool:
-        """Look; return whether a row was found that has what the request needs."""
-        adapter = self._request.adapter
-        if adapter is None:
-            self._look((row, None) for row in self._rows)
-            return bool(self.ties)
-        self._weigh(adapter)
-        self._look(self._candidates(adapter))
-        self.ties.sort()
-        return bool(self.ties) and (self._has_slot or self._is_slot_left())
-
-    def _weigh(self, adapter: str) -> None:
+    def _weigh(
+        self, weights: Weights, columns: Columns, rows: Sequence[int], adapter: str
+    ) -> None:
         """Price a slot for the adapter."""
-        columns, rows, running = self._columns, self._rows, self._columns.running(adapter)
+        running = columns.running(adapter)
         num_slots, num_free = columns.all_slots, columns.all_free
-        if len(rows) < len(columns.views):
+        if len(rows) < len(columns.addresses):
             slots, used = columns.num_slots, columns.num_used
             running = {row: running[row] for row in rows if row in running}
             num_slots = sum([slots[row] for row in rows])
             num_free = sum([slots[row] - used[row] for row in rows if slots[row] > used[row]])
         self.running = running
-        num_elsewhere = sum(running.values())
-        self.slot_s = self._weights.slot_price_s(num_slots, num_free, num_elsewhere, len(running))
+        num_elsewhere = sum(running.values()) if running else 0
+        self.slot_s = weights.slot_price_s(num_slots, num_free, num_elsewhere, len(running))
 
-    def _candidates(self, adapter: str) -> Iterator[tuple[int, float | None]]:
-        """Yield the rows where the adapter runs; then the others, with the price of a slot and of
-        the distance from home, until no further one can be cheaper than the best so far."""
-        columns, slot_s, home_s = self._columns, self.slot_s, self._weights.home_s
-        running, places = self.running, self.places
-        for row in running:
-            yield row, None
-        least_s = self._least_prompt_s()
-        for place, row in enumerate(self._in_order(adapter)):
-            away_s = home_s * place
-            if least_s + (slot_s + away_s) > self.best_s:
-                return
-            if row not in running:
-                places[row] = place
-                num_free = columns.num_slots[row] - columns.num_used[row]
-                yield row, slot_s * last_slots(num_free) + away_s
-
-    def _in_order(self, adapter: str) -> Iterable[int]:
-        columns, rows = self._columns, self._rows
-        if len(rows) == len(columns.views):
-            return self._first_homes.of(adapter, columns.addresses)
-        places = homes(adapter, tuple([columns.addresses[row] for row in rows]))
-        return [row for _, row in sorted(zip(places, rows, strict=True))]
-
-    def _least_prompt_s(self) -> float:
-        """Return the least time that the prompt takes anywhere."""
-        request = self._request
-        num_bytes = request.rest_bytes("")
-        if request.cached_bytes:
-            num_bytes = min(map(request.rest_bytes, request.cached_bytes))
-        return num_bytes * self._columns.least_s_per_byte
-
-    def _look(self, rows: Iterable[tuple[int, float | None]]) -> None:
-        """Look at rows with the price of an opening each, None where the adapter runs or none is
-        asked for."""
+    def _look(
+        self,
+        weights: Weights,
+        columns: Columns,
+        rows: Sequence[int],
+        order: Iterable[int],
+        request: RequestInfo,
+        now: float,
+    ) -> list[int]:
+        """Look at the rows where the adapter runs, or at all where none is asked for; then at the
+        others from the adapter's first home on, which need a slot, until no further one can be
+        cheaper than the best so far."""
         # Written out: a call for each endpoint is what this loop would cost.
-        columns, request, now = self._columns, self._request, self._now
-        weights, adapter = self._weights, request.adapter or ""
+        adapter, running, slot_s, places = request.adapter, self.running, self.slot_s, self.places
         done, busy_at, has_room = columns.done_s, columns.num_pending, columns.has_room
-        pending_s, objective_s = weights.pending_s, weights.objective_s(request)
+        s_per_byte, slots, used = columns.s_per_byte, columns.num_slots, columns.num_used
+        pending_s, home_s, objective_s = weights.pending_s, weights.home_s, weights.ttft_s
+        if request.claim.ttft_s is not None:
+            objective_s = request.claim.ttft_s
         latest_s, late_from_s = now + ROOM_RATIO * objective_s, LATE_RATIO * objective_s
-        num_bytes, has_cached = request.rest_bytes(""), bool(request.cached_bytes)
-        holders = columns.holders(adapter)
-        for row, opening_s in rows:
+        num_bytes, cached = request.rest_bytes(""), request.cached_bytes
+        least_bytes = min(map(request.rest_bytes, cached)) if cached else num_bytes
+        least_s = least_bytes * columns.least_s_per_byte
+        least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s
+        first: Collection[int] = rows if adapter is None else running
+        holders = columns.holders(adapter or "")
+        best_s, ties, has_slot = inf, list[int](), False
+        for place, row in enumerate(chain(first, order), -len(first)):
+            busy = busy_at[row]
+            if place < 0:
+                if least_s + least_stall_s * busy > best_s:
+                    continue
+            else:
+                away_s = home_s * place
+                least_opening_s = slot_s + away_s
+                if least_s + least_opening_s > best_s:
+                    break
+                if row in running or least_s + least_stall_s * busy + least_opening_s > best_s:
+                    continue
             done_s = done[row]
             if done_s > latest_s or not has_room[row]:
                 continue
-            if has_cached:
+            if cached:
                 num_bytes = request.rest_bytes(columns.addresses[row])
-            busy, prompt_s = busy_at[row], num_bytes * columns.s_per_byte[row]
-            ahead_s = done_s - now
+            prompt_s, ahead_s = num_bytes * s_per_byte[row], done_s - now
             first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
             price = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
-            is_full = False
-            if opening_s is not None:
-                price += opening_s
-                view = columns.views[row]
-                is_full = 0 < columns.num_slots[row] <= columns.num_used[row]
+            if place < 0:
+                has_slot = True
+            else:
+                places[row], num_free, view = place, slots[row] - used[row], columns.views[row]
+                price += slot_s * last_slots(num_free) + away_s
                 load_s = view.costs.cold_load_s
                 if row in holders:
-                    load_s = view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
+                    load_s = view.costs.load_s(adapter or "", view.gpu_adapters, view.cpu_adapters)
                 first_s += load_s
                 price += load_s * (1 + LOAD_STALL_RATIO * busy)
-                price += weights.full_s if is_full else 0.0
-            price += weights.late_s if first_s > late_from_s else 0.0
-            self._has_slot = self._has_slot or not is_full
-            if price < self.best_s:
-                self.best_s, self.ties = price, [row]
-            elif price == self.best_s:
-                self.ties.append(row)
+                if num_free > 0 or not slots[row]:
+                    has_slot = True
+                else:
+                    price += weights.full_s
+            if first_s > late_from_s:
+                price += weights.late_s
+            if price < best_s:
+                best_s, ties = price, [row]
+            elif price == best_s:
+                ties.append(row)
+        ties.sort()
+        return ties if has_slot or (ties and _is_slot_left(columns, rows, latest_s)) else []
 
-    def _is_slot_left(self) -> bool:
-        """Return whether a row that has room has a free slot: those looked at have not."""
-        columns, now = self._columns, self._now
-        latest_s = now + ROOM_RATIO * self._weights.objective_s(self._request)
-        slots, used = columns.num_slots, columns.num_used
-        return any(
-            columns.has_room[row] and columns.done_s[row] <= latest_s
-            for row in self._rows
-            if not 0 < slots[row] <= used[row]
-        )
+
+def _in_order(
+    first_homes: FirstHomes, columns: Columns, rows: Sequence[int], adapter: str
+) -> Iterable[int]:
+    """Return the rows, from the adapter's first home on."""
+    if len(rows) == len(columns.addresses):
+        return first_homes.of(adapter, columns.addresses)
+    places = homes(adapter, tuple([columns.addresses[row] for row in rows]))
+    return [row for _, row in sorted(zip(places, rows, strict=True))]
+
+
+def _is_slot_left(columns: Columns, rows: Sequence[int], latest_s: float) -> bool:
+    """Return whether a row that has room has a free slot: those looked at have not."""
+    slots, used = columns.num_slots, columns.num_used
+    return any(
+        columns.has_room[row] and columns.done_s[row] <= latest_s
+        for row in rows
+        if not 0 < slots[row] <= used[row]
+    )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from extproc.fleet.columns import Columns
 from extproc.types import RequestInfo, Terms
 
 
-class RowChoice(NamedTuple):
+class RowChoice(Struct, frozen=True, gc=False):
     """A row, and why; see `types.Choice`.
 
     Attributes:
