@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Probe
-from extproc.fleet.cachesize import MAX_BODY_BYTES
 from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
@@ -286,24 +285,13 @@ class Tracked:
             return False
         return self.num_silences < (MAX_SILENCES if is_known else 1)
 
-    def adapter_of(self, pick: Pick) -> str | None:
-        """Return the adapter that a pick is for here, by the endpoint's list if it has the name."""
-        request = pick.request
+    def adapter_of(self, request: RequestInfo) -> str | None:
+        """Return the adapter that a request is for here, by the endpoint's list if it has the
+        name."""
         card = self.card_of(request.model)
         if card is None:
             return request.adapter
         return None if card.parent is None else card.id
-
-    def place_of(self, request: RequestInfo, adapter: str | None) -> int | None:
-        """Return the place of a request's adapter, None where its first token tells nothing."""
-        report, slots = self.report, self.residency.num_slots
-        if adapter is None or slots is None or request.body_bytes > MAX_BODY_BYTES:
-            return None
-        if report is None or report.cpu_adapters is not None:
-            return None
-        active = self.active_adapters
-        has_free_slot = adapter not in active and len(active) < slots
-        return self.residency.place(adapter) if has_free_slot else None
 
     @property
     def active_adapters(self) -> Mapping[str, int]:
@@ -326,11 +314,12 @@ class Tracked:
 
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
-        self.flights[flight.pick.id] = flight
-        self.room.begin(flight.started_at_s)
-        self._count(flight.adapter)
-        claim = flight.pick.request.claim
-        self.use(flight.adapter, claim.priority, claim.flow, now=flight.started_at_s)
+        pick, adapter, at_s = flight.pick, flight.adapter, flight.started_at_s
+        self.flights[pick.id] = flight
+        self.room.begin(at_s)
+        self._count(adapter)
+        claim = pick.request.claim
+        self.use(adapter, claim.priority, claim.flow, now=at_s)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""

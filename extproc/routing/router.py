@@ -190,7 +190,8 @@ class Router:
         Args:
             turn: Has a known request wait for others.
         """
-        snapshot, columns = self.pool.snapshot(now=now), self.pool.columns(now=now)
+        columns = self.pool.columns(now=now)
+        snapshot = self.pool.snapshot_of(columns, now=now)
         known = self._known(request, snapshot)
         if isinstance(known, Rejection):
             claimed = self.models.claimed(request)

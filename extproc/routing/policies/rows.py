@@ -8,7 +8,7 @@ The picker asks it only where the class that defines `choose` defines it too.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -29,7 +29,7 @@ class RowChoice(Struct, frozen=True, gc=False):
     price: Mapping[str, float] | None = None
 
 
-_TAKEN = 2**63
+_MANY = 2**62
 """More requests than any endpoint has."""
 
 RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | None]
@@ -61,16 +61,27 @@ def next_rows(
 ) -> list[int]:
     """Return up to `num` rows besides the chosen one: where the adapter is loaded, then least
     pending."""
-    pending = columns.num_pending
-    holders: Set[int] = frozenset() if adapter is None else columns.holders(adapter)
-    first: list[int] = []
-    if holders:
-        among = rows if len(rows) == len(pending) else set(rows)
-        first = sorted([row for row in holders if row in among and row != chosen])
-        first.sort(key=pending.__getitem__)
-    if len(first) >= num:
-        return first[:num]
-    return first + _least_pending(pending, rows, {chosen, *holders}, num - len(first))
+    pending, holders = columns.num_pending, columns.holders(adapter or "")
+    is_all = len(rows) == len(pending)
+    if is_all and len(holders) <= num:  # the usual: no loop over all of them
+        counts = pending.copy()
+        for row in holders:
+            counts[row] -= _MANY
+        counts[chosen] = _MANY
+        return _lowest(counts, min(num, len(rows) - 1))
+    others = [row for row in (sorted(holders) if is_all else rows) if row != chosen]
+    counts = [pending[row] - _MANY if row in holders else pending[row] for row in others]
+    return [others[index] for index in _lowest(counts, min(num, len(others)))]
+
+
+def _lowest(counts: list[int], num: int) -> list[int]:
+    """Return the indexes of so many of the lowest, the first of equals first; spoil the list."""
+    found = []
+    for _ in range(num):
+        index = counts.index(min(counts))
+        counts[index] = _MANY
+        found.append(index)
+    return found
 
 
 def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None) -> str:
@@ -81,20 +92,6 @@ def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str
     holders = columns.holders(adapter)
     if chosen in holders:
         return "hit"
-    return "cold" if holders.isdisjoint(rows) else "spill"
-
-
-def _least_pending(
-    pending: list[int], rows: Sequence[int], taken: Collection[int], num: int
-) -> list[int]:
-    if len(rows) < len(pending):
-        return sorted([row for row in rows if row not in taken], key=pending.__getitem__)[:num]
-    # In a large pool a sort takes longer than the whole choice.
-    left, found = pending.copy(), list[int]()
-    for row in taken:
-        left[row] = _TAKEN
-    for _ in range(min(num, len(rows) - len(taken))):
-        row = left.index(min(left))
-        left[row] = _TAKEN
-        found.append(row)
-    return found
+    is_all = len(rows) == len(columns.addresses)
+    has_none = not holders or not (is_all or holders.intersection(rows))
+    return "cold" if has_none else "spill"
