@@ -58,9 +58,7 @@ class Columns:
         for row, view in enumerate(views):
             self.set(row, view)
 
-    def set(
-        self, row: int, view: EndpointView, changed: Collection[str] | None = None
-    ) -> None:
+    def set(self, row: int, view: EndpointView, changed: Collection[str] | None = None) -> None:
         """Replace a view. O(1), and O(adapters there) where they are others than before.
 
         Args:
@@ -72,11 +70,7 @@ class Columns:
         self.num_pending[row], self.done_s[row] = view.num_pending, view.prompts_done_s
         self.has_room[row] = view.has_room
         is_open = view.is_ready and not (
-            view.is_full
-            or view.is_ejected
-            or view.is_gone
-            or view.is_silent
-            or view.is_unreachable
+            view.is_full or view.is_ejected or view.is_gone or view.is_silent or view.is_unreachable
         )
         if is_open is not self._is_open[row]:
             self._is_open[row] = is_open

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
 from operator import itemgetter
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -357,7 +358,8 @@ class Residency:
         ours = [a for a in in_flight if a in seen] + [a for a in in_flight if a not in seen]
         return [*self._used_by_others, *ours][: self.num_slots or 1]
 
-    def _usable(self, adapters: Iterable[str | None]) -> tuple[str, ...]:
+    def _usable(self, adapters: Iterable[Any]) -> tuple[str, ...]:
+        """Return those among names, and None for each ghost, that requests can use."""
         known = self._registered
         if known is None:
             return tuple([a for a in adapters if a is not None])

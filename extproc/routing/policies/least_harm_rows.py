@@ -55,9 +55,7 @@ class Search:
             order = _in_order(first_homes, columns, rows, adapter)
         self.ties = self._look(weights, columns, rows, order, request, now)
 
-    def _weigh(
-        self, weights: Weights, columns: Columns, rows: Sequence[int], adapter: str
-    ) -> None:
+    def _weigh(self, weights: Weights, columns: Columns, rows: Sequence[int], adapter: str) -> None:
         """Price a slot for the adapter."""
         running = columns.running(adapter)
         num_slots, num_free = columns.all_slots, columns.all_free

@@ -93,5 +93,5 @@ def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str
     if chosen in holders:
         return "hit"
     is_all = len(rows) == len(columns.addresses)
-    has_none = not holders or not (is_all or holders.intersection(rows))
+    has_none = not holders or (not is_all and holders.isdisjoint(rows))
     return "cold" if has_none else "spill"
