@@ -34,7 +34,7 @@ class Columns:
     """
 
     __slots__ = (
-        *("_holders", "_is_open", "_least_s_per_byte", "_listing", "_loaded", "_num_open"),
+        *("_holders", "_is_open", "_least", "_listing", "_loaded", "_num_open"),
         *("_open", "_running", "addresses", "all_free", "all_slots", "done_s", "has_room"),
         *("num_pending", "num_slots", "num_used", "s_per_byte", "views"),
     )
@@ -54,7 +54,7 @@ class Columns:
         self._holders: dict[str, set[int]] = {}
         self._listing: dict[str, Sequence[int]] = {}
         self._open: dict[str, Sequence[int]] = {}
-        self._least_s_per_byte: float | None = None
+        self._least: tuple[float, float] | None = None
         for row, view in enumerate(views):
             self.set(row, view)
 
@@ -80,7 +80,7 @@ class Columns:
             self._listing.clear()
             self._open.clear()
         if view.costs is not before.costs:
-            self.s_per_byte[row], self._least_s_per_byte = view.costs.prompt_s_per_byte, None
+            self.s_per_byte[row], self._least = view.costs.prompt_s_per_byte, None
         pending, were_pending = view.pending_by_adapter, before.pending_by_adapter
         if changed is None:
             changed = pending.keys() | were_pending.keys()
@@ -116,9 +116,17 @@ class Columns:
     @property
     def least_s_per_byte(self) -> float:
         """The least that a byte of a prompt costs anywhere."""
-        if self._least_s_per_byte is None:
-            self._least_s_per_byte = min(self.s_per_byte)
-        return self._least_s_per_byte
+        return (self._least or self._find_least())[0]
+
+    @property
+    def least_cold_load_s(self) -> float:
+        """The least that an adapter's load costs where it is not loaded."""
+        return (self._least or self._find_least())[1]
+
+    def _find_least(self) -> tuple[float, float]:
+        cold_s = min([view.costs.cold_load_s for view in self.views])
+        self._least = min(self.s_per_byte), cold_s
+        return self._least
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:

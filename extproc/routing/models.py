@@ -159,6 +159,8 @@ class Models:
 
     def _card(self, name: str, tenant: str) -> ModelCard | None:
         """Return what a tenant may ask for under a name."""
+        if self._catalog.admits_all:
+            return self._pool.model(name)
         if not self._catalog.may_use(name, tenant):
             return None
         declared = self._catalog.card(name)

@@ -26,7 +26,7 @@ def shown(columns: Columns) -> dict[str, object]:
         "has_room": columns.has_room,
         "s_per_byte": columns.s_per_byte,
         "slots": (columns.num_slots, columns.num_used, columns.all_slots, columns.all_free),
-        "least": columns.least_s_per_byte,
+        "least": (columns.least_s_per_byte, columns.least_cold_load_s),
         "open": {name: list(columns.open_rows(name)) for name in names},
         "running": {name: dict(columns.running(name)) for name in names},
         "holders": {name: set(columns.holders(name)) for name in names},
@@ -53,7 +53,10 @@ def said(views: Sequence[EndpointView]) -> dict[str, object]:
         "has_room": [each.has_room for each in views],
         "s_per_byte": [each.costs.prompt_s_per_byte for each in views],
         "slots": (slots, used, sum(slots), sum(free)),
-        "least": min(each.costs.prompt_s_per_byte for each in views),
+        "least": (
+            min(each.costs.prompt_s_per_byte for each in views),
+            min(each.costs.cold_load_s for each in views),
+        ),
         "open": {n: [r for r in rows if flawless[r] and views[r].has_registered(n)] for n in names},
         "running": {
             n: {r: views[r].pending(n) for r in rows if views[r].pending(n)} for n in names

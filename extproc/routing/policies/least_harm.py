@@ -49,7 +49,7 @@ from extproc.routing.policies.harm import (
     homes,
     last_slots,
 )
-from extproc.routing.policies.least_harm_rows import Search
+from extproc.routing.policies.least_harm_rows import Search, terms_of
 from extproc.routing.policies.ranking import lowest, one_of
 from extproc.routing.policies.rows import RowChoice
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
@@ -121,16 +121,16 @@ class LeastHarm:
         if request.claim.tpot_s is not None or request.claim.priority < 0:
             return None
         search = Search(self._weights, self._first_homes, columns, rows, request, now)
-        if not search.ties:
+        ties = search.ties
+        if not ties:
             return None
-        row = one_of(search.ties, rng)
-        view, reason, opening = columns.views[row], "base", None
+        row = one_of(sorted(ties), rng)
+        price, reason = terms_of(ties[row], self._weights), "base"
         if request.adapter is not None:
             reason = "running"
             if row not in search.running:
-                reason = "full" if _is_full(view) else "open"
-                opening = search.slot_s, search.places[row]
-        return RowChoice(row, reason, self.terms, self._terms(view, request, now, opening))
+                reason = "full" if 0 < columns.num_slots[row] <= columns.num_used[row] else "open"
+        return RowChoice(row, reason, self.terms, price)
 
     def _with_room(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float

@@ -1,18 +1,20 @@
 """`LeastHarm` over columns: the same prices, and only where they may be the lowest.
 
 An endpoint where the adapter does not run costs at least a slot and its place among the adapter's
-homes. So those where it runs are looked at, then its homes from the first on, until the next one
-cannot be cheaper than the best: all other terms are 0 or more, and sums of floats are monotonic.
+homes, and a load where it is not loaded. So those where it runs are looked at, then those where it
+is loaded if they are few, then its homes from the first on, until the next one cannot be cheaper
+than the best: all other terms are 0 or more, and sums of floats are monotonic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from math import inf
 
 from extproc.fleet.columns import Columns
 from extproc.routing.policies.harm import (
+    LAST_SLOT_RATIO,
     LATE_RATIO,
     LOAD_STALL_RATIO,
     PROMPT_STALL_RATIO,
@@ -20,22 +22,28 @@ from extproc.routing.policies.harm import (
     FirstHomes,
     Weights,
     homes,
-    last_slots,
 )
 from extproc.types import RequestInfo
+
+Price = tuple[float, float, int, float, float, float, float, float]
+"""Of a row: prompts ahead, the own prompt, pending requests, load, slot, a wait for one, the
+distance from home, and a late first token; all but the third in seconds, the first below 0 where
+none are."""
+_NONE: Mapping[int, int] = {}
+_FEW = 4
+"""Rows where an adapter is loaded that are looked at before its homes."""
 
 
 class Search:
     """Looks for the rows that have room and the lowest price.
 
     Attributes:
-        slot_s: The price of a slot for the adapter.
         running: Unfinished requests for the adapter, by those of the rows that have some.
-        places: Of the rows that were looked at, among the adapter's homes.
-        ties: The rows that have the lowest price, in order; none where no row has room.
+        ties: The rows that have the lowest price, and what it is made of; none where no row has
+            room, or none that has has a slot.
     """
 
-    __slots__ = ("places", "running", "slot_s", "ties")
+    __slots__ = ("_few", "_order", "_rest_load_s", "_slot_s", "running", "ties")
 
     def __init__(
         self,
@@ -46,107 +54,139 @@ class Search:
         request: RequestInfo,
         now: float,
     ) -> None:
-        adapter, self.slot_s = request.adapter, 0.0
-        self.places: dict[int, int] = {}
-        self.running: Mapping[int, int] = {}
-        order: Iterable[int] = ()
-        if adapter is not None:
+        adapter, self._slot_s, self._rest_load_s = request.adapter, 0.0, 0.0
+        self.running: Mapping[int, int] = _NONE
+        self._order: Iterable[int] = ()
+        self._few: Sequence[tuple[int, int]] = ()
+        if adapter is not None and len(rows) == len(columns.views):
+            running = self.running = columns.running(adapter)
+            num, places = sum(running.values()) if running else 0, len(running)
+            free = columns.all_free
+            self._slot_s = weights.slot_price_s(columns.all_slots, free, num, places)
+            self._arrange(first_homes, columns, adapter)
+        elif adapter is not None:
             self._weigh(weights, columns, rows, adapter)
-            order = _in_order(first_homes, columns, rows, adapter)
-        self.ties = self._look(weights, columns, rows, order, request, now)
+        self.ties = self._look(weights, columns, rows, request, now)
+
+    def _arrange(self, first_homes: FirstHomes, columns: Columns, adapter: str) -> None:
+        """Put all rows in order, and those first where it is loaded, if they are few."""
+        addresses, holders = columns.addresses, columns.holders(adapter)
+        first = self._order = first_homes.of(adapter, addresses)
+        if len(first) < len(addresses):
+            self._order = first_homes.all(adapter, addresses)
+        elif len(holders) <= _FEW:
+            running, self._rest_load_s = self.running, columns.least_cold_load_s
+            self._few = [(~first[row], row) for row in holders if row not in running]
 
     def _weigh(self, weights: Weights, columns: Columns, rows: Sequence[int], adapter: str) -> None:
-        """Price a slot for the adapter."""
-        running = columns.running(adapter)
-        num_slots, num_free = columns.all_slots, columns.all_free
-        if len(rows) < len(columns.addresses):
-            slots, used = columns.num_slots, columns.num_used
-            running = {row: running[row] for row in rows if row in running}
-            num_slots = sum([slots[row] for row in rows])
-            num_free = sum([slots[row] - used[row] for row in rows if slots[row] > used[row]])
-        self.running = running
-        num_elsewhere = sum(running.values()) if running else 0
-        self.slot_s = weights.slot_price_s(num_slots, num_free, num_elsewhere, len(running))
+        """Price a slot for the adapter by some of all rows, and put them in order."""
+        slots, used, everywhere = columns.num_slots, columns.num_used, columns.running(adapter)
+        running = self.running = {row: everywhere[row] for row in rows if row in everywhere}
+        num_slots = sum([slots[row] for row in rows])
+        num_free = sum([slots[row] - used[row] for row in rows if slots[row] > used[row]])
+        num = sum(running.values())
+        self._slot_s = weights.slot_price_s(num_slots, num_free, num, len(running))
+        places = homes(adapter, tuple([columns.addresses[row] for row in rows]))
+        self._order = [row for _, row in sorted(zip(places, rows, strict=True))]
 
     def _look(
         self,
         weights: Weights,
         columns: Columns,
         rows: Sequence[int],
-        order: Iterable[int],
         request: RequestInfo,
         now: float,
-    ) -> list[int]:
+    ) -> dict[int, Price]:
         """Look at the rows where the adapter runs, or at all where none is asked for; then at the
-        others from the adapter's first home on, which need a slot, until no further one can be
-        cheaper than the best so far."""
+        others, which need a slot, until no further one can be cheaper than the best so far."""
         # Written out: a call for each endpoint is what this loop would cost.
-        adapter, running, slot_s, places = request.adapter, self.running, self.slot_s, self.places
-        done, busy_at, has_room = columns.done_s, columns.num_pending, columns.has_room
-        s_per_byte, slots, used = columns.s_per_byte, columns.num_slots, columns.num_used
-        pending_s, home_s, objective_s = weights.pending_s, weights.home_s, weights.ttft_s
-        if request.claim.ttft_s is not None:
-            objective_s = request.claim.ttft_s
-        latest_s, late_from_s = now + ROOM_RATIO * objective_s, LATE_RATIO * objective_s
-        num_bytes, cached = request.rest_bytes(""), request.cached_bytes
-        least_bytes = min(map(request.rest_bytes, cached)) if cached else num_bytes
-        least_s = least_bytes * columns.least_s_per_byte
+        adapter, running, slot_s, pending_s = (
+            request.adapter,
+            self.running,
+            self._slot_s,
+            weights.pending_s,
+        )
+        home_s, objective_s, done_at, busy_at = (
+            weights.home_s,
+            request.claim.ttft_s,
+            columns.done_s,
+            columns.num_pending,
+        )
+        if objective_s is None:
+            objective_s = weights.ttft_s
+        latest_s, num_bytes, cached = (
+            now + ROOM_RATIO * objective_s,
+            request.body_bytes,
+            request.cached_bytes,
+        )
+        if cached or request.context_bytes is not None:
+            num_bytes = min(map(request.rest_bytes, cached or ("",)))
+        least_s = num_bytes * columns.least_s_per_byte
         least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s
-        first: Collection[int] = rows if adapter is None else running
-        holders = columns.holders(adapter or "")
-        best_s, ties, has_slot = inf, list[int](), False
-        for place, row in enumerate(chain(first, order), -len(first)):
+        best_s, ties, has_slot = inf, dict[int, Price](), False
+        looked = set()
+        first = zip(repeat(None), rows if adapter is None else running)
+        for place, row in chain(first, self._few, enumerate(self._order)):
             busy = busy_at[row]
-            if place < 0:
-                if least_s + least_stall_s * busy > best_s:
-                    continue
-            else:
-                away_s = home_s * place
-                least_opening_s = slot_s + away_s
-                if least_s + least_opening_s > best_s:
+            least_price_s = least_s + least_stall_s * busy
+            if place is not None:
+                if place < 0:
+                    place = ~place
+                    looked.add(row)
+                elif least_s + (slot_s + home_s * place) + self._rest_load_s > best_s:
                     break
-                if row in running or least_s + least_stall_s * busy + least_opening_s > best_s:
+                elif row in running or row in looked:
                     continue
-            done_s = done[row]
-            if done_s > latest_s or not has_room[row]:
+                away_s = home_s * place
+                least_price_s += slot_s + away_s
+            done_s = done_at[row]
+            if least_price_s > best_s or done_s > latest_s or not columns.has_room[row]:
                 continue
             if cached:
                 num_bytes = request.rest_bytes(columns.addresses[row])
-            prompt_s, ahead_s = num_bytes * s_per_byte[row], done_s - now
+            prompt_s, ahead_s = num_bytes * columns.s_per_byte[row], done_s - now
             first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
-            price = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
-            if place < 0:
-                has_slot = True
+            price_s = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
+            load_s = opening_s = wait_s = late_s = 0.0
+            if place is None:
+                away_s, has_slot = 0.0, True
             else:
-                places[row], num_free, view = place, slots[row] - used[row], columns.views[row]
-                price += slot_s * last_slots(num_free) + away_s
-                load_s = view.costs.cold_load_s
-                if row in holders:
-                    load_s = view.costs.load_s(adapter or "", view.gpu_adapters, view.cpu_adapters)
+                num_slots, view = columns.num_slots[row], columns.views[row]
+                num_free = num_slots - columns.num_used[row]
+                opening_s = slot_s * (1 + LAST_SLOT_RATIO / num_free if num_free > 0 else 1.0)
+                price_s += opening_s + away_s
+                load_s = view.costs.load_s(adapter or "", view.gpu_adapters, view.cpu_adapters)
                 first_s += load_s
-                price += load_s * (1 + LOAD_STALL_RATIO * busy)
-                if num_free > 0 or not slots[row]:
+                load_s *= 1 + LOAD_STALL_RATIO * busy
+                price_s += load_s
+                if num_free > 0 or not num_slots:
                     has_slot = True
                 else:
-                    price += weights.full_s
-            if first_s > late_from_s:
-                price += weights.late_s
-            if price < best_s:
-                best_s, ties = price, [row]
-            elif price == best_s:
-                ties.append(row)
-        ties.sort()
-        return ties if has_slot or (ties and _is_slot_left(columns, rows, latest_s)) else []
+                    wait_s = weights.full_s
+                    price_s += wait_s
+            if first_s > LATE_RATIO * objective_s:
+                late_s = weights.late_s
+                price_s += late_s
+            if price_s <= best_s:
+                if price_s < best_s:
+                    best_s, ties = price_s, {}
+                ties[row] = ahead_s, prompt_s, busy, load_s, opening_s, wait_s, away_s, late_s
+        return ties if has_slot or (ties and _is_slot_left(columns, rows, latest_s)) else {}
 
 
-def _in_order(
-    first_homes: FirstHomes, columns: Columns, rows: Sequence[int], adapter: str
-) -> Iterable[int]:
-    """Return the rows, from the adapter's first home on."""
-    if len(rows) == len(columns.addresses):
-        return first_homes.of(adapter, columns.addresses)
-    places = homes(adapter, tuple([columns.addresses[row] for row in rows]))
-    return [row for _, row in sorted(zip(places, rows, strict=True))]
+def terms_of(price: Price, weights: Weights) -> Mapping[str, float]:
+    """Return the terms of a price, as `LeastHarm.terms` does."""
+    ahead_s, prompt_s, busy, load_s, opening_s, wait_s, away_s, late_s = price
+    return {
+        "prompts_ahead": ahead_s if ahead_s > 0 else 0.0,
+        "own_prompt": prompt_s * (1 + PROMPT_STALL_RATIO * busy),
+        "batch": weights.pending_s * busy,
+        "load": load_s,
+        "slot": opening_s,
+        "slot_wait": wait_s,
+        "home": away_s,
+        "late_first_token": late_s,
+    }
 
 
 def _is_slot_left(columns: Columns, rows: Sequence[int], latest_s: float) -> bool:

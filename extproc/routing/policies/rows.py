@@ -29,8 +29,8 @@ class RowChoice(Struct, frozen=True, gc=False):
     price: Mapping[str, float] | None = None
 
 
-_MANY = 2**62
-"""More requests than any endpoint has."""
+_MANY = 2**29
+"""More requests than any endpoint has, in an int that Python compares fast."""
 
 RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | None]
 """Chooses among some rows, at least one, in their order, at a time."""

@@ -181,9 +181,11 @@ def test_homes_beyond_those_remembered_are_in_the_same_order() -> None:
     addresses = tuple(sorted(address(number) for number in range(1, NUM_FIRST_HOMES + 9)))
     found, places = FirstHomes(), homes("a", addresses)
 
-    assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
-    assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
-    assert list(found.of("a", addresses[:1])) == [0]
+    for _ in range(2):
+        first = found.of("a", addresses)
+        assert list(first.values()) == [places[row] for row in first] == list(range(len(first)))
+        assert [places[row] for row in found.all("a", addresses)] == list(range(len(addresses)))
+    assert list(found.all("a", addresses[:1])) == [0]
 
 
 @pytest.mark.parametrize("seed", range(20))
