@@ -7,7 +7,7 @@ brought up to date where a view is replaced: at a pick, an end, a report.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf
 
 from extproc.types import EndpointView
@@ -58,20 +58,10 @@ class Columns:
         for row, view in enumerate(views):
             self.set(row, view)
 
-    def set(self, row: int, view: EndpointView, changed: Collection[str] | None = None) -> None:
-        """Replace a view. O(1), and O(adapters there) where they are others than before.
-
-        Args:
-            changed: Adapters, those among them of which it has more or fewer pending requests than
-                the view before; None for any.
-        """
+    def set(self, row: int, view: EndpointView) -> None:
+        """Replace a view. O(adapters there)."""
         before = self.views[row]
-        self.views[row] = view
-        self.num_pending[row], self.done_s[row] = view.num_pending, view.prompts_done_s
-        self.has_room[row] = view.has_room
-        is_open = view.is_ready and not (
-            view.is_full or view.is_ejected or view.is_gone or view.is_silent or view.is_unreachable
-        )
+        is_open = view.is_ready and not (view.is_full or view.has_flaw)
         if is_open is not self._is_open[row]:
             self._is_open[row] = is_open
             self._num_open += 1 if is_open else -1
@@ -81,16 +71,38 @@ class Columns:
             self._open.clear()
         if view.costs is not before.costs:
             self.s_per_byte[row], self._least = view.costs.prompt_s_per_byte, None
-        pending, were_pending = view.pending_by_adapter, before.pending_by_adapter
-        if changed is None:
-            changed = pending.keys() | were_pending.keys()
-        is_same = self._set_running(row, were_pending, pending, changed)
         num_slots = view.max_loras or 0
-        if not is_same or num_slots != self.num_slots[row]:
-            self._set_slots(row, num_slots, len(pending))
+        if num_slots != self.num_slots[row]:
+            self._set_slots(row, num_slots, self.num_used[row])
+        self.recount(row, view, view.pending_by_adapter.keys() | before.pending_by_adapter.keys())
+
+    def recount(self, row: int, view: EndpointView, changed: Iterable[str]) -> None:
+        """Replace a view that says nothing else than the one before, but for what requests change
+        at an endpoint that may get requests and goes on to. O(1), and O(adapters there) where
+        others are loaded.
+
+        Args:
+            changed: Adapters, those among them of which it has more or fewer pending requests.
+        """
+        before = self.views[row]
+        self.views[row] = view
+        self.num_pending[row], self.done_s[row] = view.num_pending, view.prompts_done_s
+        self.has_room[row] = view.has_room
+        pending, were_pending = view.pending_by_adapter, before.pending_by_adapter
+        is_same = True
+        for adapter in changed:
+            num, num_before = pending.get(adapter), were_pending.get(adapter)
+            if num != num_before:
+                is_same = is_same and num is not None and num_before is not None
+                self._set_running(row, adapter, num)
         resident, cached = view.gpu_adapters, view.cpu_adapters
-        if not (is_same and resident is before.gpu_adapters and cached is before.cpu_adapters):
-            self._set_loaded(row, {*pending, *resident, *cached})
+        if not is_same:
+            self._set_slots(row, self.num_slots[row], len(pending))
+        elif resident is before.gpu_adapters and cached is before.cpu_adapters:
+            return
+        loaded = {*pending, *resident, *cached}
+        if loaded != self._loaded[row]:
+            self._set_loaded(row, loaded)
 
     def open_rows(self, model: str) -> Sequence[int]:
         """Return the rows, in order, of endpoints without a flaw that list a model and may get
@@ -139,33 +151,17 @@ class Columns:
         found = self._listing[model] = every if len(rows) == len(views) else rows
         return found
 
-    def _set_running(
-        self,
-        row: int,
-        before: Mapping[str, int],
-        pending: Mapping[str, int],
-        among: Collection[str],
-    ) -> bool:
-        """Return whether the adapters that run there are the same."""
-        running, is_same = self._running, True
-        for adapter in among:
-            num, num_before = pending.get(adapter), before.get(adapter)
-            if num == num_before:
-                continue
-            if num is None:
-                is_same, rows = False, running[adapter]
-                del rows[row]
-                if not rows:
-                    del running[adapter]
-            else:
-                is_same = is_same and num_before is not None
-                running.setdefault(adapter, {})[row] = num
-        return is_same
+    def _set_running(self, row: int, adapter: str, num: int | None) -> None:
+        if num is not None:
+            self._running.setdefault(adapter, {})[row] = num
+            return
+        rows = self._running[adapter]
+        del rows[row]
+        if not rows:
+            del self._running[adapter]
 
     def _set_loaded(self, row: int, loaded: Set[str]) -> None:
         holders, before = self._holders, self._loaded[row]
-        if loaded == before:
-            return
         for adapter in before - loaded:
             rows = holders[adapter]
             rows.discard(row)

@@ -91,31 +91,32 @@ class Views:
             self._until_s = min(self._until_s, each.view_expires_s)
 
     def _replace(self, columns: Columns, tracked: Tracked, now: float) -> None:
+        before, facts = columns.views[tracked.row], tracked.facts
         was_mixed, view = tracked.is_mixed, self._view(tracked, now)
         # Others' adapters may be any, and ours are few.
-        is_any = was_mixed or tracked.is_mixed
-        columns.set(tracked.row, view, None if is_any else tracked.changed)
+        is_other = facts is not tracked.facts or was_mixed or tracked.is_mixed
+        is_closed = view.is_full or view.is_ejected or view.is_gone
+        if is_other or is_closed or before.is_full or before.is_ejected or before.is_gone:
+            columns.set(tracked.row, view)
+        else:
+            columns.recount(tracked.row, view, tracked.changed)
         tracked.changed.clear()
 
     def _view(self, tracked: Tracked, now: float) -> EndpointView:
         """Make the view of an endpoint at `now`."""
-        facts, others = tracked.facts, tracked.others
+        facts, others, adapters = tracked.facts, tracked.others, tracked.adapters
         if facts is None or now > tracked.facts_until_s:
             facts = tracked.facts = self._facts(tracked, now)
-        is_known, pending = facts[_IS_KNOWN], tracked.adapters.copy()
-        steady = num_foreign = num_unseen = 0
-        tracked.is_mixed = False
-        if is_known:
-            if others.adapters:
-                tracked.is_mixed = True
-                pending = {**others.adapters, **pending}
-            if others.num_foreign:
-                steady = others.num_steady
-                num_foreign = others.num_foreign - steady
-            if others.num_before:
-                num_unseen = others.num_unseen
-        num_ours, num_told = len(tracked.flights), len(others.flights)
-        num_pending = num_ours + num_told + steady
+        num_ours, num_told, is_known = len(tracked.flights), len(others.flights), facts[_IS_KNOWN]
+        num_pending, num_foreign, num_unseen = num_ours + num_told, 0, 0
+        tracked.is_mixed = is_mixed = is_known and bool(others.adapters)
+        pending = {**others.adapters, **adapters} if is_mixed else adapters.copy()
+        if is_known and others.num_foreign:
+            steady = others.num_steady
+            num_foreign = others.num_foreign - steady
+            num_pending += steady
+        if is_known and others.num_before:
+            num_unseen = others.num_unseen
         num_there = num_pending + num_foreign
         is_ejected, is_in_doubt, ends_s = self._outliers.standing(tracked.address, now=now)
         expires_s = tracked.facts_until_s

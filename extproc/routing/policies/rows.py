@@ -62,25 +62,23 @@ def next_rows(
     """Return up to `num` rows besides the chosen one: where the adapter is loaded, then least
     pending."""
     pending, holders = columns.num_pending, columns.holders(adapter or "")
-    is_all = len(rows) == len(pending)
+    is_all, found = len(rows) == len(pending), list[int]()
     if is_all and len(holders) <= num:  # the usual: no loop over all of them
-        counts = pending.copy()
+        among, counts = rows, pending.copy()
         for row in holders:
             counts[row] -= _MANY
         counts[chosen] = _MANY
-        return _lowest(counts, min(num, len(rows) - 1))
-    others = [row for row in (sorted(holders) if is_all else rows) if row != chosen]
-    counts = [pending[row] - _MANY if row in holders else pending[row] for row in others]
-    return [others[index] for index in _lowest(counts, min(num, len(others)))]
-
-
-def _lowest(counts: list[int], num: int) -> list[int]:
-    """Return the indexes of so many of the lowest, the first of equals first; spoil the list."""
-    found = []
+    else:
+        among = sorted(holders) if is_all else rows
+        counts = [pending[row] - _MANY if row in holders else pending[row] for row in among]
+        if chosen in among:
+            counts[among.index(chosen)] = _MANY
     for _ in range(num):
         index = counts.index(min(counts))
+        if counts[index] == _MANY:
+            break
         counts[index] = _MANY
-        found.append(index)
+        found.append(among[index])
     return found
 
 
