@@ -127,6 +127,9 @@ class Views:
             self._until_s = expires_s
         self._made_at[tracked.row] = self._num_reads
         gpu_adapters, cpu_adapters = tracked.arrange()
+        room, max_in_flight, has_room = tracked.room, tracked.traits.max_in_flight, True
+        if room.limit is not None or max_in_flight is not None:
+            has_room = room.has_room(num_there, max_in_flight, is_known=is_known)
         view = tracked.view = _make(
             *facts,
             gpu_adapters,
@@ -142,7 +145,7 @@ class Views:
             is_ejected,
             is_in_doubt or (tracked.is_unreachable and not tracked.answers),
             tracked.fullness.is_full(num_there),
-            tracked.room.has_room(num_there, tracked.traits.max_in_flight, is_known=is_known),
+            has_room,
         )
         return view
 
