@@ -71,7 +71,6 @@ class Tracked:
         slots: The adapters that routers know to run there.
         adapters: The unfinished requests of routers by adapter; `changed` has those of which there
             are more or fewer since the last view.
-        is_mixed: That view has others' adapters, by the last report.
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
         view_expires_s: After that, it is not either.
@@ -94,7 +93,6 @@ class Tracked:
             "fullness",
             "gpu_adapters",
             "group",
-            "is_mixed",
         ),
         *(
             "is_unreachable",
@@ -133,7 +131,6 @@ class Tracked:
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
         self.changed: set[str] = set()
-        self.is_mixed = False
         self.slots = SlotUses()
         self.others: ForeignRequests[Tracked] = ForeignRequests()
         self.fullness = Fullness()

@@ -92,11 +92,10 @@ class Views:
 
     def _replace(self, columns: Columns, tracked: Tracked, now: float) -> None:
         before, facts = columns.views[tracked.row], tracked.facts
-        was_mixed, view = tracked.is_mixed, self._view(tracked, now)
-        # Others' adapters may be any, and ours are few.
-        is_other = facts is not tracked.facts or was_mixed or tracked.is_mixed
+        view = self._view(tracked, now)
         is_closed = view.is_full or view.is_ejected or view.is_gone
-        if is_other or is_closed or before.is_full or before.is_ejected or before.is_gone:
+        was_closed = before.is_full or before.is_ejected or before.is_gone
+        if facts is not tracked.facts or is_closed or was_closed:
             columns.set(tracked.row, view)
         else:
             columns.recount(tracked.row, view, tracked.changed)
@@ -109,7 +108,7 @@ class Views:
             facts = tracked.facts = self._facts(tracked, now)
         num_ours, num_told, is_known = len(tracked.flights), len(others.flights), facts[_IS_KNOWN]
         num_pending, num_foreign, num_unseen = num_ours + num_told, 0, 0
-        tracked.is_mixed = is_mixed = is_known and bool(others.adapters)
+        is_mixed = is_known and others.adapters
         pending = {**others.adapters, **adapters} if is_mixed else adapters.copy()
         if is_known and others.num_foreign:
             steady = others.num_steady

@@ -117,7 +117,7 @@ class _Life:
 
     def _end(self, _where: str) -> None:
         if self._ours:
-            verdict = self._rng.choice((Evidence.SERVED, Evidence.BROKEN, Evidence.NONE))
+            verdict = self._rng.choice((Evidence.SERVED, Evidence.UNREACHABLE, Evidence.NONE))
             ended = self._ours.pop(self._rng.randrange(len(self._ours)))
             self.pool.flights.finish(ended, now=self.now, verdict=verdict)
 
@@ -146,9 +146,9 @@ class _Life:
         elif kind == 2:
             listed = cards(*rng.sample(ADAPTERS, rng.choice((1, len(ADAPTERS)))))
             pool.record_models(where, listed, now=self.now)
-        elif kind == 3 and rng.random() < 0.1:
+        else:
             self._told.clear()
-            pool.told.forget("x", now=self.now)
+            rng.choice((pool.told.forget, pool.told.begin))("x", now=self.now)
             pool.told.begin("x", now=self.now)
 
 

@@ -124,7 +124,6 @@ class Search:
         least_s = num_bytes * columns.least_s_per_byte
         least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s
         best_s, ties, has_slot = inf, dict[int, Price](), False
-        looked = set()
         first = zip(repeat(None), rows if adapter is None else running)
         for place, row in chain(first, self._few, enumerate(self._order)):
             busy = busy_at[row]
@@ -132,10 +131,9 @@ class Search:
             if place is not None:
                 if place < 0:
                     place = ~place
-                    looked.add(row)
                 elif least_s + (slot_s + home_s * place) + self._rest_load_s > best_s:
                     break
-                elif row in running or row in looked:
+                elif row in running:
                     continue
                 away_s = home_s * place
                 least_price_s += slot_s + away_s

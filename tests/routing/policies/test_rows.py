@@ -17,7 +17,7 @@ from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import Founding, LeastHarm, Policy
 from extproc.routing.policies.harm import NUM_FIRST_HOMES, FirstHomes, homes
-from extproc.routing.policies.rows import row_chooser
+from extproc.routing.policies.rows import next_rows, row_chooser
 from extproc.tenancy import Claim
 from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot
 from tests.builders import address, endpoint_view, picker_of, request
@@ -175,6 +175,14 @@ def test_a_policy_derived_from_ours_is_asked_by_the_choose_that_it_has() -> None
     assert row_chooser(Narrowed()) is None
     assert row_chooser(LeastHarm()) is not None
     assert row_chooser(object()) is None
+
+
+def test_of_alternates_that_are_alike_the_first_come_first() -> None:
+    columns = Columns([endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)])
+
+    assert next_rows(columns, range(9), 0, "a", 8) == list(range(1, 9))
+    assert next_rows(columns, [1, 2, 8], 2, "a", 2) == [1, 8]
+    assert next_rows(columns, range(9), 0, "a", 0) == []
 
 
 def test_homes_beyond_those_remembered_are_in_the_same_order() -> None:
