@@ -20,8 +20,9 @@ from extproc.routing.policies.harm import NUM_FIRST_HOMES, FirstHomes, homes
 from extproc.routing.policies.rows import next_rows, row_chooser
 from extproc.tenancy import Claim
 from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot
-from tests.builders import address, endpoint_view, picker_of, request
-from tests.fleets import fleet
+from tests.builders import BASE, address, endpoint_view, picker_of, request
+from tests.fleets import fleet, view
+from tests.strategies import ADAPTERS
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "founding": Founding,
@@ -175,6 +176,18 @@ def test_a_policy_derived_from_ours_is_asked_by_the_choose_that_it_has() -> None
     assert row_chooser(Narrowed()) is None
     assert row_chooser(LeastHarm()) is not None
     assert row_chooser(object()) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pick_in_a_large_fleet_is_that_by_views(seed: int) -> None:
+    rng, every = random.Random(seed), frozenset((BASE, *ADAPTERS))
+    numbers = sorted(range(1, NUM_FIRST_HOMES + 9), key=address)
+    views = [view(rng, number, every, is_flawed=False) for number in numbers]
+    listing = [replace(each, registered=every) for each in views]
+    by_views, by_rows = picks(listing, request("a"), policy="least_harm", num_alternates=2)
+
+    assert by_rows is not None
+    assert is_the_same(by_views, by_rows)
 
 
 def test_of_alternates_that_are_alike_the_first_come_first() -> None:
