@@ -16,7 +16,7 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
     "attainment": (("recorder._judge", None),),
     "decisions": (("recorder._publish", None),),
     "speeds": (
-        ("extproc.fleet.flights:probe_of", None),
+        ("extproc.fleet.flights:told_by", lambda *_, **__: (None, None)),
         ("routing.pool.speeds.record_first_token", None),
     ),
     "prefixes": (("routing.router.picker.uses_cached_bytes", False),),

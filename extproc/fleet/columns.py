@@ -7,7 +7,7 @@ brought up to date where a view is replaced: at a pick, an end, a report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf
 
 from extproc.types import EndpointView
@@ -34,7 +34,7 @@ class Columns:
     """
 
     __slots__ = (
-        *("_holders", "_is_open", "_least_s_per_byte", "_listing", "_loaded", "_num_open"),
+        *("_holders", "_is_open", "_least", "_listing", "_loaded", "_num_open"),
         *("_open", "_running", "addresses", "all_free", "all_slots", "done_s", "has_room"),
         *("num_pending", "num_slots", "num_used", "s_per_byte", "views"),
     )
@@ -44,7 +44,8 @@ class Columns:
         self.addresses = tuple([view.address for view in views])
         self.views = [EndpointView(address, is_ready=False) for address in self.addresses]
         self.num_pending, self.done_s = [0] * num, [-inf] * num
-        self.has_room, self.s_per_byte = [True] * num, [0.0] * num
+        self.has_room = [True] * num
+        self.s_per_byte = [view.costs.prompt_s_per_byte for view in self.views]
         self.num_slots, self.num_used = [0] * num, [0] * num
         self.all_slots = self.all_free = 0
         self._is_open, self._num_open = [False] * num, 0
@@ -53,32 +54,55 @@ class Columns:
         self._holders: dict[str, set[int]] = {}
         self._listing: dict[str, Sequence[int]] = {}
         self._open: dict[str, Sequence[int]] = {}
-        self._least_s_per_byte: float | None = None
+        self._least: tuple[float, float] | None = None
         for row, view in enumerate(views):
             self.set(row, view)
 
     def set(self, row: int, view: EndpointView) -> None:
-        """Replace a view. O(1), and O(adapters there) where they are others than before."""
+        """Replace a view. O(adapters there)."""
+        before = self.views[row]
+        is_open = view.is_ready and not (view.is_full or view.has_flaw)
+        if is_open is not self._is_open[row]:
+            self._is_open[row] = is_open
+            self._num_open += 1 if is_open else -1
+            self._open.clear()
+        if view.registered is not before.registered:
+            self._listing.clear()
+            self._open.clear()
+        if view.costs is not before.costs:
+            self.s_per_byte[row], self._least = view.costs.prompt_s_per_byte, None
+        num_slots = view.max_loras or 0
+        if num_slots != self.num_slots[row]:
+            self._set_slots(row, num_slots, self.num_used[row])
+        self.recount(row, view, view.pending_by_adapter.keys() | before.pending_by_adapter.keys())
+
+    def recount(self, row: int, view: EndpointView, changed: Iterable[str]) -> None:
+        """Replace a view that says nothing else than the one before, but for what requests change
+        at an endpoint that may get requests and goes on to. O(1), and O(adapters there) where
+        others are loaded.
+
+        Args:
+            changed: Adapters, those among them of which it has more or fewer pending requests.
+        """
         before = self.views[row]
         self.views[row] = view
         self.num_pending[row], self.done_s[row] = view.num_pending, view.prompts_done_s
         self.has_room[row] = view.has_room
-        if view.registered is not before.registered:
-            self._listing.clear()
-            self._open.clear()
-        if _is_open(view) is not self._is_open[row]:
-            self._is_open[row] = not self._is_open[row]
-            self._num_open += 1 if self._is_open[row] else -1
-            self._open.clear()
-        if view.costs.prompt_s_per_byte != self.s_per_byte[row]:
-            self.s_per_byte[row], self._least_s_per_byte = view.costs.prompt_s_per_byte, None
-        pending = view.pending_by_adapter
-        is_same = self._set_running(row, before.pending_by_adapter, pending)
-        if not is_same or view.max_loras != before.max_loras:
-            self._set_slots(row, view.max_loras or 0, len(pending))
+        pending, were_pending = view.pending_by_adapter, before.pending_by_adapter
+        is_same = True
+        for adapter in changed:
+            num, num_before = pending.get(adapter), were_pending.get(adapter)
+            if num != num_before:
+                is_same = is_same and num is not None and num_before is not None
+                self._set_running(row, adapter, num)
         resident, cached = view.gpu_adapters, view.cpu_adapters
-        if not (is_same and resident is before.gpu_adapters and cached is before.cpu_adapters):
-            self._set_loaded(row, {*pending, *resident, *cached})
+        if not is_same:
+            self._set_slots(row, self.num_slots[row], len(pending))
+        elif resident is before.gpu_adapters and cached is before.cpu_adapters:
+            return
+        loaded = {*pending, *resident, *cached}
+        if loaded != self._loaded[row]:
+            self._set_loaded(row, loaded)
 
     def open_rows(self, model: str) -> Sequence[int]:
         """Return the rows, in order, of endpoints without a flaw that list a model and may get
@@ -104,9 +128,17 @@ class Columns:
     @property
     def least_s_per_byte(self) -> float:
         """The least that a byte of a prompt costs anywhere."""
-        if self._least_s_per_byte is None:
-            self._least_s_per_byte = min(self.s_per_byte)
-        return self._least_s_per_byte
+        return (self._least or self._find_least())[0]
+
+    @property
+    def least_cold_load_s(self) -> float:
+        """The least that an adapter's load costs where it is not loaded."""
+        return (self._least or self._find_least())[1]
+
+    def _find_least(self) -> tuple[float, float]:
+        cold_s = min([view.costs.cold_load_s for view in self.views])
+        self._least = min(self.s_per_byte), cold_s
+        return self._least
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:
@@ -119,28 +151,17 @@ class Columns:
         found = self._listing[model] = every if len(rows) == len(views) else rows
         return found
 
-    def _set_running(self, row: int, before: Mapping[str, int], pending: Mapping[str, int]) -> bool:
-        """Return whether the adapters that run there are the same."""
-        running, num_new = self._running, 0
-        for adapter, num in pending.items():
-            num_before = before.get(adapter)
-            if num_before != num:
-                num_new += num_before is None
-                running.setdefault(adapter, {})[row] = num
-        if len(before) + num_new == len(pending):
-            return not num_new
-        for adapter in before:
-            if adapter not in pending:
-                rows = running[adapter]
-                del rows[row]
-                if not rows:
-                    del running[adapter]
-        return False
+    def _set_running(self, row: int, adapter: str, num: int | None) -> None:
+        if num is not None:
+            self._running.setdefault(adapter, {})[row] = num
+            return
+        rows = self._running[adapter]
+        del rows[row]
+        if not rows:
+            del self._running[adapter]
 
     def _set_loaded(self, row: int, loaded: Set[str]) -> None:
         holders, before = self._holders, self._loaded[row]
-        if loaded == before:
-            return
         for adapter in before - loaded:
             rows = holders[adapter]
             rows.discard(row)
@@ -151,11 +172,8 @@ class Columns:
         self._loaded[row] = loaded
 
     def _set_slots(self, row: int, num_slots: int, num_used: int) -> None:
-        self.all_slots += num_slots - self.num_slots[row]
-        free = max(0, num_slots - num_used)
-        self.all_free += free - max(0, self.num_slots[row] - self.num_used[row])
+        slots_before, free = self.num_slots[row], num_slots - num_used
+        free_before = slots_before - self.num_used[row]
+        self.all_free += (free if free > 0 else 0) - (free_before if free_before > 0 else 0)
+        self.all_slots += num_slots - slots_before
         self.num_slots[row], self.num_used[row] = num_slots, num_used
-
-
-def _is_open(view: EndpointView) -> bool:
-    return view.is_ready and not (view.is_full or view.has_flaw)

@@ -13,7 +13,7 @@ from extproc.fleet.listeners import PickObserver, WaitingLine
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.prefixes import PrefixIndex, with_cached
-from extproc.fleet.speeds import probe_of
+from extproc.fleet.speeds import told_by
 from extproc.fleet.tracked import InFlight, Tracked
 from extproc.types import Pick
 
@@ -67,17 +67,19 @@ class Flights:
         Raises:
             KeyError: That is not in the pool.
         """
-        tracked = self._find(pick.address)
+        address, request = pick.endpoints[0], pick.request
+        tracked = self._find(address)
         if tracked is None:
-            raise KeyError(pick.address)
-        adapter = tracked.adapter_of(pick)
-        place = tracked.place_of(pick.request, adapter)
+            raise KeyError(address)
+        adapter, cached = tracked.adapter_of(request), request.cached_bytes
+        place, probe = told_by(tracked, request, adapter, now=now)
+        if cached:
+            pick = with_cached(pick, cached)
         # Many may last long: each would keep a state of all endpoints in memory.
-        kept = replace(with_cached(pick, pick.request.cached_bytes), candidates=(), price=None)
-        probe = probe_of(tracked, kept.request, adapter, now=now)
+        kept = replace(pick, candidates=(), price=None)
         self._count(kept, now, tracked, adapter, now=now, place=place, probe=probe)
-        if pick.request.request_id:
-            self._by_request_id[pick.request.request_id] = pick.id
+        if request.request_id:
+            self._by_request_id[request.request_id] = pick.id
 
     def move(self, pick_id: str, address: str, *, now: float) -> bool:
         """Count a pick at `address` instead: the data plane fell back to another endpoint.
@@ -94,7 +96,7 @@ class Flights:
         request = flight.pick.request
         self._prefix_index.drop(request, flight.tracked.kv_cache)
         pick = with_cached(flight.pick, self._prefix_index.find(request), address)
-        self._count(pick, flight.started_at_s, tracked, tracked.adapter_of(pick), now=now)
+        self._count(pick, flight.started_at_s, tracked, tracked.adapter_of(request), now=now)
         return True
 
     def refused(self, pick_id: str, address: str, *, now: float) -> bool:
@@ -153,7 +155,7 @@ class Flights:
         if not has_run_here:
             self._prefix_index.drop(request, tracked.kv_cache)
         if served is not tracked:
-            served.note(served.adapter_of(pick), now=now, has_run=has_run)
+            served.note(served.adapter_of(request), now=now, has_run=has_run)
             if has_run:
                 served.kv_cache.computed_bytes += request.rest_bytes(address)
                 self._prefix_index.add(request, served.kv_cache)
@@ -219,12 +221,13 @@ class Flights:
         probe: Probe | None = None,
     ) -> None:
         """Count a pick, as a trial if its endpoint is on one."""
-        address = tracked.endpoint.address
+        address, request = tracked.address, pick.request
         # Routers that do not tell us theirs are assumed to send as much as this one.
         num_alike = max(1, self.num_routers - self._told.num_routers)
-        num_bytes = pick.request.rest_bytes(address)
+        num_bytes = request.rest_bytes(address)
         tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
-        self._prefix_index.add(pick.request, tracked.kv_cache)
+        if request.prefix_hashes:
+            self._prefix_index.add(request, tracked.kv_cache)
         trial = self._outliers.begin(address, now=now)
         num_beside, group = tracked.num_unfinished, tracked.group
         flight = InFlight(pick, at_s, tracked, adapter, num_beside, trial, place, group, probe)

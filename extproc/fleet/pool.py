@@ -335,7 +335,11 @@ class Pool:
 
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""
-        return Snapshot(tuple(self.columns(now=now).views), now, self.flights.num_routers)
+        return self.snapshot_of(self.columns(now=now), now=now)
+
+    def snapshot_of(self, columns: Columns, *, now: float) -> Snapshot:
+        """Return the same of columns that `columns` has returned for that moment."""
+        return Snapshot(tuple(columns.views), now, self.flights.num_routers)
 
     # --- inside -----------------------------------------------------------------------------
 

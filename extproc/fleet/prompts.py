@@ -81,9 +81,12 @@ class Prompts:
         """Add the prompts of `num` requests that were sent at `at_s`, unless they are old, and one
         load."""
         if now - at_s <= MAX_AGE_S:
-            prompt = self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
-            self.sent_bytes += num * num_bytes
-            self.done_s = min(max(at_s, self.done_s) + self._work_s(prompt), now + MAX_QUEUE_S)
+            self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
+            num_bytes *= num
+            self.sent_bytes += num_bytes
+            begun_s = at_s if at_s > self.done_s else self.done_s
+            done_s = begun_s + (num_bytes * self.costs.prompt_s_per_byte + load_s)
+            self.done_s = min(done_s, now + MAX_QUEUE_S)
 
     def computed(self, sent_at_s: float, *, now: float) -> None:
         """Record that a request that was sent then had its first token at `now`, and so those that

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
 from operator import itemgetter
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -317,24 +318,24 @@ class Residency:
     def _place(self, adapter: str, place: int) -> None:
         """Move an adapter in the order."""
         order = self._ordered
-        if order[place : place + 1] != [adapter]:
+        if place >= len(order) or order[place] != adapter:
             if adapter in order:
                 order.remove(adapter)
             order.insert(place, adapter)
             self._arranged = self._concluded(order)
 
     def _concluded(self, order: list[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        gpu, cpu = order[: self.num_slots or 1], order[: self._num_cached or 1]
-        report = self._report
+        report, num_slots = self._report, self.num_slots or 1
+        num_cached = max(num_slots, self._max_cpu_loras or 1)
+        gpu, cpu = order[:num_slots], order[:num_cached]
         if report is not None and report.gpu_adapters is not None:
             gpu = _sort(report.gpu_adapters, order)
             rest = [adapter for adapter in cpu if adapter not in gpu]
-            cpu = gpu + rest[: max(0, (self._num_cached or 1) - len(gpu))]
+            cpu = gpu + rest[: max(0, num_cached - len(gpu))]
         if report is not None and report.cpu_adapters is not None:
             cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
         usable = self._usable(cpu)
-        is_same = len(usable) == len(gpu) and gpu == cpu
-        return usable if is_same else self._usable(gpu), usable
+        return usable if gpu == cpu else self._usable(gpu), usable
 
     def _order(self) -> list[str | None]:
         """Return everything in the engine's caches, most recently used first; None for a ghost."""
@@ -357,11 +358,12 @@ class Residency:
         ours = [a for a in in_flight if a in seen] + [a for a in in_flight if a not in seen]
         return [*self._used_by_others, *ours][: self.num_slots or 1]
 
-    def _usable(self, adapters: Iterable[str | None]) -> tuple[str, ...]:
+    def _usable(self, adapters: Iterable[Any]) -> tuple[str, ...]:
+        """Return those among names, and None for each ghost, that requests can use."""
         known = self._registered
         if known is None:
             return tuple([a for a in adapters if a is not None])
-        return tuple([a for a in adapters if a is not None and a in known])
+        return tuple(filter(known.__contains__, adapters))
 
 
 def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | None]:

@@ -36,6 +36,7 @@ from statistics import median
 from typing import NamedTuple
 
 from extproc.costs import Costs, Load, Probe
+from extproc.fleet.cachesize import MAX_BODY_BYTES
 from extproc.fleet.slopes import Line, Point, Slope, beyond, drawn, fit, most, rate
 from extproc.fleet.tracked import Tracked
 from extproc.types import RequestInfo
@@ -60,23 +61,30 @@ _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
 
 
-def probe_of(
+def told_by(
     tracked: Tracked, request: RequestInfo, adapter: str | None, *, now: float
-) -> Probe | None:
-    """Return what the first token of a request will tell of, before it is counted there; None for
-    nothing."""
-    if request.context_bytes is not None:  # it is no text
-        return None
-    prompts, load = tracked.prompts, Load.NONE
+) -> tuple[int | None, Probe | None]:
+    """Return what the first token of a request will tell of, before it is counted there: the place
+    of its adapter (`cachesize`), and the costs (`Speeds`); None for nothing."""
+    prompts, load, place = tracked.prompts, Load.NONE, None
     if adapter is not None:
-        active, slots = tracked.active_adapters, tracked.residency.num_slots
-        is_new = adapter not in active
-        if slots is None or len(active) + is_new > slots:
-            return None
-        if is_new and adapter not in tracked.gpu_adapters:
-            load = Load.CACHED if adapter in tracked.cpu_adapters else Load.COLD
-    num_bytes = request.rest_bytes(tracked.endpoint.address)
-    return Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)
+        active, residency = tracked.active_adapters, tracked.residency
+        num_free = (residency.num_slots or 0) - len(active)  # below 0 where nobody knows how many
+        if adapter not in active:
+            if num_free <= 0:
+                return None, None
+            report = tracked.report
+            is_stated = report is None or report.cpu_adapters is not None
+            if not is_stated and request.body_bytes <= MAX_BODY_BYTES:
+                place = residency.place(adapter)
+            if adapter not in tracked.gpu_adapters:
+                load = Load.CACHED if adapter in tracked.cpu_adapters else Load.COLD
+        elif num_free < 0:
+            return None, None
+    if request.context_bytes is not None:  # it is no text
+        return place, None
+    num_bytes = request.rest_bytes(tracked.address)
+    return place, Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)
 
 
 class _Tokens:

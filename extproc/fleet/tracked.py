@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Probe
-from extproc.fleet.cachesize import MAX_BODY_BYTES
 from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
@@ -57,6 +56,7 @@ class Tracked:
     """One endpoint's mutable state.
 
     Attributes:
+        address: The endpoint's.
         answers: The last that is known of it is an answer: to a client, or to a call of ours.
         belief: In its load reports.
         others: What other routers have here.
@@ -68,6 +68,8 @@ class Tracked:
         died_at_s: When its health check said last that its engine is dead; None for alive.
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
+        adapters: The unfinished requests of routers by adapter; `changed` has those of which there
+            are more or fewer since the last view.
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
         view_expires_s: After that, it is not either.
@@ -77,8 +79,10 @@ class Tracked:
     __slots__ = (
         *(
             "adapters",
+            "address",
             "answers",
             "belief",
+            "changed",
             "cpu_adapters",
             "declared",
             "decoding",
@@ -112,7 +116,7 @@ class Tracked:
         self.facts: tuple[Any, ...] | None = None
         self.facts_until_s = inf
         self.row = 0
-        self.endpoint = endpoint
+        self.endpoint, self.address = endpoint, endpoint.address
         self.group = settings.group_of(endpoint)
         self.traits = traits = settings.traits_of(self.group)
         self.answers = False
@@ -125,6 +129,7 @@ class Tracked:
         self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
+        self.changed: set[str] = set()
         self.slots = SlotUses()
         self.others: ForeignRequests[Tracked] = ForeignRequests()
         self.fullness = Fullness()
@@ -276,24 +281,13 @@ class Tracked:
             return False
         return self.num_silences < (MAX_SILENCES if is_known else 1)
 
-    def adapter_of(self, pick: Pick) -> str | None:
-        """Return the adapter that a pick is for here, by the endpoint's list if it has the name."""
-        request = pick.request
+    def adapter_of(self, request: RequestInfo) -> str | None:
+        """Return the adapter that a request is for here, by the endpoint's list if it has the
+        name."""
         card = self.card_of(request.model)
         if card is None:
             return request.adapter
         return None if card.parent is None else card.id
-
-    def place_of(self, request: RequestInfo, adapter: str | None) -> int | None:
-        """Return the place of a request's adapter, None where its first token tells nothing."""
-        report, slots = self.report, self.residency.num_slots
-        if adapter is None or slots is None or request.body_bytes > MAX_BODY_BYTES:
-            return None
-        if report is None or report.cpu_adapters is not None:
-            return None
-        active = self.active_adapters
-        has_free_slot = adapter not in active and len(active) < slots
-        return self.residency.place(adapter) if has_free_slot else None
 
     @property
     def active_adapters(self) -> Mapping[str, int]:
@@ -316,11 +310,12 @@ class Tracked:
 
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
-        self.flights[flight.pick.id] = flight
-        self.room.begin(flight.started_at_s)
-        self._count(flight.adapter)
-        claim = flight.pick.request.claim
-        self.use(flight.adapter, claim.priority, claim.flow, now=flight.started_at_s)
+        pick, adapter, at_s = flight.pick, flight.adapter, flight.started_at_s
+        self.flights[pick.id] = flight
+        self.room.begin(at_s)
+        self._count(adapter)
+        claim = pick.request.claim
+        self.use(adapter, claim.priority, claim.flow, now=at_s)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
@@ -407,12 +402,14 @@ class Tracked:
     def _count(self, adapter: str | None) -> None:
         if adapter is not None:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
+            self.changed.add(adapter)
             self.residency.start(adapter)
         self.touch()
 
     def _discount(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         if adapter is not None:
             left = self.adapters[adapter] - 1
+            self.changed.add(adapter)
             if left:
                 self.adapters[adapter] = left
             else:
@@ -425,12 +422,14 @@ class Tracked:
         """Return the age of our oldest pick here, 0 without any."""
         return now - min((each.started_at_s for each in self.flights.values()), default=now)
 
-    def arrange(self) -> None:
-        """Note where its adapters are now, and count those that have come into a GPU slot."""
-        gpu_adapters, self.cpu_adapters = self.residency.arranged
+    def arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return where its adapters are now, and count those that have come into a GPU slot."""
+        arranged = self.residency.arranged
+        gpu_adapters, self.cpu_adapters = arranged
         if gpu_adapters is not self.gpu_adapters:
             self.num_loads += len(set(gpu_adapters).difference(self.gpu_adapters))
             self.gpu_adapters = gpu_adapters
+        return arranged
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""

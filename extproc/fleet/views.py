@@ -21,6 +21,7 @@ from extproc.types import EndpointView, LoadReport
 _Facts = tuple[Any, ...]
 """The first attributes of a view, in their order."""
 _make: Callable[..., EndpointView] = EndpointView
+_read_only = MappingProxyType
 _IS_KNOWN = EndpointView.__struct_fields__.index("is_known")
 
 
@@ -57,10 +58,13 @@ class Views:
             columns = self._columns = self._new_columns(now)
         elif now > self._until_s:
             self._expire(now)
-        for each in self.stale:
-            if self._endpoints[each.row : each.row + 1] == [each]:  # else it has left
-                columns.set(each.row, self._view(each, now))
-        self.stale.clear()
+        if self.stale:
+            endpoints = self._endpoints
+            for each in self.stale:
+                row = each.row
+                if row < len(endpoints) and endpoints[row] is each:  # else it has left
+                    self._replace(columns, each, now)
+            self.stale.clear()
         self._num_reads += 1
         return columns
 
@@ -69,7 +73,7 @@ class Views:
         come between two decisions, each of which would have to make all of theirs."""
         if self._columns is not None and self._made_at[tracked.row] < self._num_reads:
             self.stale.pop(tracked, None)
-            self._columns.set(tracked.row, self._view(tracked, now))
+            self._replace(self._columns, tracked, now)
 
     def _new_columns(self, now: float) -> Columns:
         self._until_s = inf
@@ -86,34 +90,50 @@ class Views:
                 each.touch()
             self._until_s = min(self._until_s, each.view_expires_s)
 
+    def _replace(self, columns: Columns, tracked: Tracked, now: float) -> None:
+        before, facts = columns.views[tracked.row], tracked.facts
+        view = self._view(tracked, now)
+        is_closed = view.is_full or view.is_ejected or view.is_gone
+        was_closed = before.is_full or before.is_ejected or before.is_gone
+        if facts is not tracked.facts or is_closed or was_closed:
+            columns.set(tracked.row, view)
+        else:
+            columns.recount(tracked.row, view, tracked.changed)
+        tracked.changed.clear()
+
     def _view(self, tracked: Tracked, now: float) -> EndpointView:
         """Make the view of an endpoint at `now`."""
-        if tracked.facts is None or now > tracked.facts_until_s:
-            tracked.facts = self._facts(tracked, now)
-        facts, others, address = tracked.facts, tracked.others, tracked.endpoint.address
-        is_known, pending = facts[_IS_KNOWN], tracked.adapters.copy()
-        steady = num_foreign = num_unseen = 0
-        if is_known:
-            if others.adapters:
-                pending = {**others.adapters, **pending}
-            if others.num_foreign:
-                steady = others.num_steady
-                num_foreign = others.num_foreign - steady
-            if others.num_before:
-                num_unseen = others.num_unseen
-        num_ours, num_told = len(tracked.flights), len(others.flights)
-        num_pending = num_ours + num_told + steady
+        facts, others, adapters = tracked.facts, tracked.others, tracked.adapters
+        if facts is None or now > tracked.facts_until_s:
+            facts = tracked.facts = self._facts(tracked, now)
+        num_ours, num_told, is_known = len(tracked.flights), len(others.flights), facts[_IS_KNOWN]
+        num_pending, num_foreign, num_unseen = num_ours + num_told, 0, 0
+        is_mixed = is_known and others.adapters
+        pending = {**others.adapters, **adapters} if is_mixed else adapters.copy()
+        if is_known and others.num_foreign:
+            steady = others.num_steady
+            num_foreign = others.num_foreign - steady
+            num_pending += steady
+        if is_known and others.num_before:
+            num_unseen = others.num_unseen
         num_there = num_pending + num_foreign
-        is_ejected, is_in_doubt, ends_s = self._outliers.standing(address, now=now)
-        tracked.view_expires_s = min(tracked.facts_until_s, ends_s if now <= ends_s else inf)
-        self._until_s = min(self._until_s, tracked.view_expires_s)
+        is_ejected, is_in_doubt, ends_s = self._outliers.standing(tracked.address, now=now)
+        expires_s = tracked.facts_until_s
+        if now <= ends_s < expires_s:
+            expires_s = ends_s
+        tracked.view_expires_s = expires_s
+        if expires_s < self._until_s:
+            self._until_s = expires_s
         self._made_at[tracked.row] = self._num_reads
-        tracked.arrange()
-        tracked.view = _make(
+        gpu_adapters, cpu_adapters = tracked.arrange()
+        room, max_in_flight, has_room = tracked.room, tracked.traits.max_in_flight, True
+        if room.limit is not None or max_in_flight is not None:
+            has_room = room.has_room(num_there, max_in_flight, is_known=is_known)
+        view = tracked.view = _make(
             *facts,
-            tracked.gpu_adapters,
-            tracked.cpu_adapters,
-            MappingProxyType(pending),
+            gpu_adapters,
+            cpu_adapters,
+            _read_only(pending),
             num_pending,
             num_ours,
             num_told,
@@ -124,9 +144,9 @@ class Views:
             is_ejected,
             is_in_doubt or (tracked.is_unreachable and not tracked.answers),
             tracked.fullness.is_full(num_there),
-            tracked.room.has_room(num_there, tracked.traits.max_in_flight, is_known=is_known),
+            has_room,
         )
-        return tracked.view
+        return view
 
     def _facts(self, tracked: Tracked, now: float) -> _Facts:
         settings, report, at_s = self._settings, tracked.report, tracked.reported_at_s

@@ -63,10 +63,12 @@ class TokenCounters:
 
     def add(self, tenant: str, tokens: float) -> None:
         """Count weighted tokens (`cost`) over the weight; less than 0 where too many were."""
-        self._counters[tenant] = self.counter(tenant) + tokens
-        if tenant in self._num_held:
+        counters, num_held = self._counters, self._num_held
+        known = counters.get(tenant)
+        counters[tenant] = (self._minimum() if known is None else known) + tokens
+        if tenant in num_held:
             self._push(tenant)
-        else:
+        elif len(counters) - len(num_held) > MAX_TENANTS:
             self._forget()
 
     def add_foreign(self, tenant: str, tokens: float) -> None:

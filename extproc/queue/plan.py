@@ -87,8 +87,9 @@ class Plan:
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
         if self._settings.fair:
-            share = share_of(request)
-            self.counters[share.priority].add(share.flow, share.tokens)
+            claim = request.claim
+            tokens = cost(request.body_bytes / BYTES_PER_TOKEN, EXPECTED_OUTPUT_TOKENS)
+            self.counters[claim.priority].add(claim.flow, tokens / claim.weight)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """Count the output of a request that was charged, as far as it is not that of most.
@@ -209,10 +210,5 @@ class Plan:
 def share_of(request: RequestInfo) -> Share:
     """Return what a request counts for once it is served."""
     claim = request.claim
-    tokens = cost(tokens_of(request), EXPECTED_OUTPUT_TOKENS) / claim.weight
+    tokens = cost(request.body_bytes / BYTES_PER_TOKEN, EXPECTED_OUTPUT_TOKENS) / claim.weight
     return Share(claim.flow, claim.priority, tokens)
-
-
-def tokens_of(request: RequestInfo) -> float:
-    """Return the tokens of a request's prompt, by estimate."""
-    return request.body_bytes / BYTES_PER_TOKEN

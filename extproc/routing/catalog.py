@@ -185,6 +185,12 @@ class Catalog:
             owner_of(name, self._cards) is None and self.admits(name, card)
         )
 
+    @property
+    def admits_all(self) -> bool:
+        """Whether all models that pods list get requests, whoever asks: nothing is declared."""
+        is_plain = not (self._cards or self._withheld or self._of_tenants)
+        return is_plain and not self.planner.has_deleted and self._admits_undeclared
+
     def admits(self, name: str, card: ModelCard) -> bool:
         """Return whether a model that pods list gets requests."""
         if card.parent is None:

@@ -134,12 +134,22 @@ class Models:
         Args:
             uses_cached_bytes: The policy asks what of a prompt is cached where.
         """
-        if request.model:
-            card = self._card(request.model, request.hints.fairness_id)
-            if card is None:
-                return self._unknown(request.client_model, snapshot, request.subset)
-            request = self._known(request, card, uses_cached_bytes)
-        return self.claimed(request)
+        if not request.model:
+            return self.claimed(request)
+        card = self._card(request.model, request.hints.fairness_id)
+        if card is None:
+            return self._unknown(request.client_model, snapshot, request.subset)
+        cached = request.cached_bytes
+        if uses_cached_bytes and request.prefix_hashes:
+            cached = self._cached(request) or cached
+        claim = self._routes.claim(request)
+        return replace(
+            request,
+            adapter=None if card.parent is None else request.model,
+            context_bytes=self._context_bytes(request, card),
+            cached_bytes=cached,
+            claim=request.claim if claim is NO_CLAIM else claim,
+        )
 
     def claimed(self, request: RequestInfo) -> RequestInfo:
         """Fill in the claim, which needs no pool."""
@@ -149,6 +159,8 @@ class Models:
 
     def _card(self, name: str, tenant: str) -> ModelCard | None:
         """Return what a tenant may ask for under a name."""
+        if self._catalog.admits_all:
+            return self._pool.model(name)
         if not self._catalog.may_use(name, tenant):
             return None
         declared = self._catalog.card(name)
@@ -210,30 +222,19 @@ class Models:
         is_sure = _knows_all_models(snapshot) and any(_allowed(snapshot, subset))
         return model_not_found(model) if is_sure else no_endpoints(model)
 
-    def _known(self, request: RequestInfo, card: ModelCard, uses_cached_bytes: bool) -> RequestInfo:
-        """Add what the pool knows of a request."""
-        adapter = None if card.parent is None else request.model
-        request = self._within_context(request, card)
-        cached = self._cached(request) if uses_cached_bytes and request.prefix_hashes else None
-        if cached:
-            return replace(request, adapter=adapter, cached_bytes=cached)
-        return request if adapter == request.adapter else replace(request, adapter=adapter)
-
     def _cached(self, request: RequestInfo) -> Mapping[str, int]:
         """Return what of a request's prompt is cached where, under the name that pods know."""
         served = self._catalog.served(request.model)
         named = request if served == request.model else renamed(request, served)
         return self._pool.prefix_index.find(named)
 
-    def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
-        """Add the size of the context, where the body is longer than that."""
+    def _context_bytes(self, request: RequestInfo, card: ModelCard) -> int | None:
+        """Return the size of the context, where the body is longer than that."""
         base = card if card.parent is None else self._pool.model(card.parent)
         if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
-            return request
+            return request.context_bytes
         context_bytes = BYTES_PER_TOKEN * base.max_model_len
-        if request.body_bytes <= context_bytes:
-            return request
-        return replace(request, context_bytes=context_bytes)
+        return context_bytes if request.body_bytes > context_bytes else request.context_bytes
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:

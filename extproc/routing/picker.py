@@ -23,7 +23,7 @@ from extproc.fleet.columns import Columns
 from extproc.paths import NO_PATH, RESPONSES_PATH
 from extproc.phrases import FOR_POD, FOR_ROOM
 from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
-from extproc.routing.admission import AdmissionSettings, admit, fitting
+from extproc.routing.admission import AdmissionSettings, Ranks, admit, fitting
 from extproc.routing.policies import Policy
 from extproc.routing.policies.rows import affinity_of, next_rows, row_chooser
 from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
@@ -98,6 +98,8 @@ class Picker:
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
         self._choose_row = row_chooser(policy)
+        self._num_more = self._settings.num_fallbacks or self._settings.num_alternates
+        self._has_ranks = self._admission.ranks != Ranks()
 
     def kind_of(self, request: RequestInfo) -> Hashable:
         """Return what a held request has in common with those that the policy answers alike; None
@@ -176,23 +178,23 @@ class Picker:
         That is for a request with a subset, a session, a rank, a cap or a low priority; where all
         that have the model are flawed or full; and what `RowChooser` says.
         """
-        admission, settings = self._admission, self._settings
+        choose_row, admission, adapter = self._choose_row, self._admission, request.adapter
         if (
-            self._choose_row is None
+            choose_row is None
             or request.subset is not None
             or request.session is not None
             or not request.model
             or admission.max_pending is not None
             or request.claim.priority < 0
-            or (request.adapter is not None and admission.ranks.of(request.adapter) is not None)
+            or (self._has_ranks and adapter is not None and admission.ranks.of(adapter) is not None)
         ):
             return None
-        rows = columns.open_rows(request.model)
-        num_more = settings.num_fallbacks or settings.num_alternates
-        if not rows or (len(rows) <= num_more and len(rows) < len(columns.views)):
+        rows, views, num_more = columns.open_rows(request.model), snapshot.endpoints, self._num_more
+        is_all = len(rows) == len(views)
+        if not rows or (len(rows) <= num_more and not is_all):
             return None
         try:
-            choice = self._choose_row(columns, rows, request, snapshot.now, self._rng)
+            choice = choose_row(columns, rows, request, snapshot.now, self._rng)
         except Exception as error:  # as in `_decide`, which asks again
             if self._on_policy_error is None:
                 raise
@@ -200,22 +202,23 @@ class Picker:
             return None
         if choice is None:
             return None
-        more = next_rows(columns, rows, choice.row, request.adapter, num_more)
-        addresses, views = columns.addresses, snapshot.endpoints
-        others = tuple([addresses[row] for row in more])
-        first, num_listed = (addresses[choice.row],), settings.num_fallbacks
+        addresses, others = columns.addresses, tuple[str, ...]()
+        if num_more:
+            more = next_rows(columns, rows, choice.row, adapter, num_more)
+            others = tuple([addresses[row] for row in more])
+        num_fallbacks = self._settings.num_fallbacks
         return Pick(
             id=self._next_id(),
             request=request,
-            endpoints=first + others[:num_listed],
+            endpoints=(addresses[choice.row], *others[:num_fallbacks]),
             policy=self._policy_name,
             reason=choice.reason,
-            candidates=views if len(rows) == len(views) else tuple([views[row] for row in rows]),
+            candidates=views if is_all else tuple([views[row] for row in rows]),
             picked_at_s=snapshot.now,
-            alternates=others[num_listed:],
+            alternates=others[num_fallbacks:],
             terms=choice.terms,
             price=choice.price,
-            affinity=affinity_of(columns, rows, choice.row, request.adapter),
+            affinity=affinity_of(columns, rows, choice.row, adapter),
         )
 
     def _session(self, request: RequestInfo) -> tuple[str | None, bool]:

@@ -183,26 +183,31 @@ class Router:
         request: RequestInfo,
         *,
         now: float,
-        turn: Callable[[RequestInfo, float], Wait | None] = lambda _known, _now: None,
+        turn: Callable[[RequestInfo, float], Wait | None] | None = None,
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `route` does, and count and hold nothing; return the request as it is known.
 
         Args:
             turn: Has a known request wait for others.
         """
-        snapshot, columns = self.pool.snapshot(now=now), self.pool.columns(now=now)
-        known = self._known(request, snapshot)
+        columns = self.pool.columns(now=now)
+        snapshot = self.pool.snapshot_of(columns, now=now)
+        uses_cached_bytes = self.picker.uses_cached_bytes
+        known = self.models.identify(request, snapshot, uses_cached_bytes=uses_cached_bytes)
         if isinstance(known, Rejection):
             claimed = self.models.claimed(request)
             return claimed, self._awaited(claimed, known, snapshot)
-        result = turn(known, now) or self._picked(known, snapshot, columns)
-        return known, self._awaited(known, result, snapshot)
+        wait = None if turn is None else turn(known, now)
+        result = wait or self._picked(known, snapshot, columns)
+        if isinstance(result, Rejection):
+            return known, self._awaited(known, result, snapshot)
+        return known, result
 
     def _awaited(
-        self, request: RequestInfo, result: Pick | Rejection | Wait, snapshot: Snapshot
-    ) -> Pick | Rejection | Wait:
+        self, request: RequestInfo, result: Rejection, snapshot: Snapshot
+    ) -> Rejection | Wait:
         """Have a request wait that gets no endpoint and may, where one may come."""
-        if not isinstance(result, Rejection) or result.reason not in _FOR_WANT_OF_PODS:
+        if result.reason not in _FOR_WANT_OF_PODS:
             return result
         until_s = self._waits_until_s(request)
         is_declared = self.catalog.card(request.model) is not None  # other pods may load it
@@ -263,11 +268,6 @@ class Router:
         if not isinstance(result, Wait) or result.reason == FOR_POD:
             return result
         return Wait(min(*kept.values(), result.until_s), FOR_TURN)
-
-    def _known(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
-        return self.models.identify(
-            request, snapshot, uses_cached_bytes=self.picker.uses_cached_bytes
-        )
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""

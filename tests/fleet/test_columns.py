@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from extproc.fleet.columns import MAX_MODELS, Columns
-from extproc.types import EndpointView
-from tests.builders import BASE, endpoint_view
+from extproc.fleet.evidence import Evidence
+from extproc.fleet.peerpicks import PeerPick
+from extproc.fleet.pool import Pool, PoolSettings
+from extproc.types import EndpointView, Pick
+from tests.builders import BASE, address, cards, endpoint_view, fill, report, request
 from tests.fleets import fleet, view
 from tests.strategies import ADAPTERS
 
 NUM_FLEETS, NUM_CHANGES = 100, 12
+NUM_STEPS = 60
 MODELS = (BASE, *ADAPTERS, "unlisted")
 
 
@@ -26,7 +32,7 @@ def shown(columns: Columns) -> dict[str, object]:
         "has_room": columns.has_room,
         "s_per_byte": columns.s_per_byte,
         "slots": (columns.num_slots, columns.num_used, columns.all_slots, columns.all_free),
-        "least": columns.least_s_per_byte,
+        "least": (columns.least_s_per_byte, columns.least_cold_load_s),
         "open": {name: list(columns.open_rows(name)) for name in names},
         "running": {name: dict(columns.running(name)) for name in names},
         "holders": {name: set(columns.holders(name)) for name in names},
@@ -53,7 +59,10 @@ def said(views: Sequence[EndpointView]) -> dict[str, object]:
         "has_room": [each.has_room for each in views],
         "s_per_byte": [each.costs.prompt_s_per_byte for each in views],
         "slots": (slots, used, sum(slots), sum(free)),
-        "least": min(each.costs.prompt_s_per_byte for each in views),
+        "least": (
+            min(each.costs.prompt_s_per_byte for each in views),
+            min(each.costs.cold_load_s for each in views),
+        ),
         "open": {n: [r for r in rows if flawless[r] and views[r].has_registered(n)] for n in names},
         "running": {
             n: {r: views[r].pending(n) for r in rows if views[r].pending(n)} for n in names
@@ -78,6 +87,80 @@ def test_columns_say_what_their_views_say() -> None:
             views[row] = view(rng, row + 1, every, is_flawed=rng.random() < 0.5)
             columns.set(row, views[row])
             assert shown(columns) == said(views)
+
+
+class _Life:
+    """A pool to which things happen at random: picks and their ends, of this router and of another,
+    reports with others' requests, listings, refusals and calls that fail."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng, self.now, self._num = random.Random(seed), 0.0, 0
+        self._ours: list[str] = []
+        self._told: list[str] = []
+        settings = PoolSettings(max_loras=2, max_cpu_loras=3, report_expiry_s=2.0)
+        self.pool = fill(Pool(settings), 1, 2, 3, adapters=ADAPTERS, load=report())
+        self.pool.told.begin("x", now=0.0)
+
+    def step(self) -> None:
+        """Have something happen."""
+        rng, self.now = self._rng, self.now + self._rng.choice((0.01, 0.01, 0.3))
+        self._num += 1
+        where = address(rng.choice((1, 2, 3)))
+        happens = rng.choice((self._start, self._start, self._start, self._end, self._end))
+        rng.choice((happens, happens, happens, self._tell, self._report, self._trouble))(where)
+
+    def _start(self, where: str) -> None:
+        info = request(self._rng.choice((None, *ADAPTERS)), body_bytes=500)
+        picked = Pick(f"r-{self._num}", info, (where,), "p", "r")
+        self.pool.flights.start(picked, now=self.now)
+        self._ours.append(picked.id)
+
+    def _end(self, _where: str) -> None:
+        if self._ours:
+            verdict = self._rng.choice((Evidence.SERVED, Evidence.UNREACHABLE, Evidence.NONE))
+            ended = self._ours.pop(self._rng.randrange(len(self._ours)))
+            self.pool.flights.finish(ended, now=self.now, verdict=verdict)
+
+    def _tell(self, where: str) -> None:
+        if self._told and self._rng.random() < 0.5:
+            self.pool.told.finish(self._told.pop(), now=self.now)
+            return
+        self._told.append(f"x-{self._num}")
+        adapter = self._rng.choice((None, *ADAPTERS))
+        self.pool.told.start(PeerPick(self._told[-1], where, adapter, 500, 0.0), now=self.now)
+
+    def _report(self, where: str) -> None:
+        rng = self._rng
+        active = rng.sample(ADAPTERS, rng.randint(0, 2))
+        num = rng.choice((0, 0, 1, 4))
+        said = report(num_running=num, active_adapters=frozenset(active if num else ()))
+        self.pool.record_report(where, said, taken_at_s=self.now)
+
+    def _trouble(self, where: str) -> None:
+        pool, rng = self.pool, self._rng
+        kind = rng.randrange(4)
+        if kind == 0:
+            pool.record_unreachable(where)
+        elif kind == 1 and self._ours:
+            pool.flights.refused(self._ours[-1], where, now=self.now)
+        elif kind == 2:
+            listed = cards(*rng.sample(ADAPTERS, rng.choice((1, len(ADAPTERS)))))
+            pool.record_models(where, listed, now=self.now)
+        else:
+            self._told.clear()
+            rng.choice((pool.told.forget, pool.told.begin))("x", now=self.now)
+            pool.told.begin("x", now=self.now)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_columns_of_a_pool_say_what_its_views_say_whatever_happens(seed: int) -> None:
+    """Only what has changed at an endpoint is looked at there."""
+    life = _Life(seed)
+    for _ in range(NUM_STEPS):
+        for _ in range(random.Random(seed).choice((1, 2, 5))):
+            life.step()
+        columns = life.pool.columns(now=life.now)
+        assert shown(columns) == said(columns.views)
 
 
 def test_models_that_all_list_share_what_says_so() -> None:

@@ -761,3 +761,11 @@ def test_clients_see_where_an_adapter_s_files_are_only_if_the_operator_wants_it(
     else:
         assert (roots["sql"], roots["own"]) == ("sql", "own")
     assert {name: getattr(card, "root", None) or None for name, card in single.items()} == roots
+
+
+def test_where_nothing_is_declared_what_pods_list_may_be_refused_all_the_same() -> None:
+    refusing = Catalog(CatalogSettings(undeclared=Undeclared.REFUSE))
+
+    assert Catalog().admits_all
+    assert not refusing.admits_all
+    assert not refusing.admits("a", ModelCard("a", parent=BASE))

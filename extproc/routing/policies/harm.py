@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from math import exp, sqrt
 
@@ -82,19 +82,26 @@ class FirstHomes:
     def __init__(self) -> None:
         self._addresses: tuple[str, ...] = ()
         self._rows: dict[str, int] = {}
-        self._first: dict[str, list[int]] = {}
+        self._first: dict[str, dict[int, int]] = {}
 
-    def of(self, adapter: str, addresses: tuple[str, ...]) -> Iterable[int]:
-        """Return the rows of all addresses, sorted ones; the same object as long as they stay."""
+    def of(self, adapter: str, addresses: tuple[str, ...]) -> dict[int, int]:
+        """Return an adapter's first homes, in order, and the place of each.
+
+        Args:
+            addresses: All, sorted; the same object as long as they stay.
+        """
         if addresses is not self._addresses or len(self._first) >= MAX_ADAPTERS_WITH_FIRST_HOMES:
             self._addresses, self._first = addresses, {}
             self._rows = {address: row for row, address in enumerate(addresses)}
         first = self._first.get(adapter)
         if first is None:
-            first = self._first[adapter] = self._order(adapter)[:NUM_FIRST_HOMES]
-        return first if len(first) == len(addresses) else self._all(adapter, first)
+            homes = self._order(adapter)[:NUM_FIRST_HOMES]
+            first = self._first[adapter] = {row: place for place, row in enumerate(homes)}
+        return first
 
-    def _all(self, adapter: str, first: list[int]) -> Iterator[int]:
+    def all(self, adapter: str, addresses: tuple[str, ...]) -> Iterator[int]:
+        """Yield the rows of all addresses in an adapter's order."""
+        first = self.of(adapter, addresses)
         yield from first
         yield from self._order(adapter)[len(first) :]
 

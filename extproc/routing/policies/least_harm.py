@@ -49,7 +49,7 @@ from extproc.routing.policies.harm import (
     homes,
     last_slots,
 )
-from extproc.routing.policies.least_harm_rows import Search
+from extproc.routing.policies.least_harm_rows import Search, terms_of
 from extproc.routing.policies.ranking import lowest, one_of
 from extproc.routing.policies.rows import RowChoice
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
@@ -121,16 +121,16 @@ class LeastHarm:
         if request.claim.tpot_s is not None or request.claim.priority < 0:
             return None
         search = Search(self._weights, self._first_homes, columns, rows, request, now)
-        if not search.run():
+        ties = search.ties
+        if not ties:
             return None
-        row = one_of(search.ties, rng)
-        view, reason, opening = columns.views[row], "base", None
+        row = one_of(sorted(ties), rng)
+        price, reason = terms_of(ties[row], self._weights), "base"
         if request.adapter is not None:
             reason = "running"
             if row not in search.running:
-                reason = "full" if _is_full(view) else "open"
-                opening = search.slot_s, search.places[row]
-        return RowChoice(row, reason, self.terms, self._terms(view, request, now, opening))
+                reason = "full" if 0 < columns.num_slots[row] <= columns.num_used[row] else "open"
+        return RowChoice(row, reason, self.terms, price)
 
     def _with_room(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float
@@ -259,12 +259,13 @@ class LeastHarm:
         adapter's homes, where the adapter does not run."""
         weights, busy, costs = self._weights, view.num_pending, view.costs
         prompt_s = request.rest_bytes(view.address) * costs.prompt_s_per_byte
+        ahead_s = max(0.0, view.prompts_done_s - now)
+        first_s, late_from_s = ahead_s + prompt_s, LATE_RATIO * weights.objective_s(request)
         terms = {
-            "prompts_ahead": max(0.0, view.prompts_done_s - now),
+            "prompts_ahead": ahead_s,
             "own_prompt": prompt_s * (1 + PROMPT_STALL_RATIO * busy),
             "batch": weights.pending_s * busy,
         }
-        first_s = terms["prompts_ahead"] + prompt_s
         if opening is not None and request.adapter is not None:
             load_s = costs.load_s(request.adapter, view.gpu_adapters, view.cpu_adapters)
             first_s += load_s
@@ -272,7 +273,6 @@ class LeastHarm:
             terms["slot"] = opening[0] * last_slots(_num_free(view))
             terms["slot_wait"] = weights.full_s if _is_full(view) else 0.0
             terms["home"] = weights.home_s * opening[1]
-        late_from_s = LATE_RATIO * weights.objective_s(request)
         terms["late_first_token"] = weights.late_s if first_s > late_from_s else 0.0
         return terms
 

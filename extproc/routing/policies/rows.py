@@ -8,14 +8,15 @@ The picker asks it only where the class that defines `choose` defines it too.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
 
 from extproc.fleet.columns import Columns
 from extproc.types import RequestInfo, Terms
 
 
-class RowChoice(NamedTuple):
+class RowChoice(Struct, frozen=True, gc=False):
     """A row, and why; see `types.Choice`.
 
     Attributes:
@@ -28,8 +29,8 @@ class RowChoice(NamedTuple):
     price: Mapping[str, float] | None = None
 
 
-_TAKEN = 2**63
-"""More requests than any endpoint has."""
+_MANY = 2**29
+"""More requests than any endpoint has, in an int that Python compares fast."""
 
 RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | None]
 """Chooses among some rows, at least one, in their order, at a time."""
@@ -60,16 +61,25 @@ def next_rows(
 ) -> list[int]:
     """Return up to `num` rows besides the chosen one: where the adapter is loaded, then least
     pending."""
-    pending = columns.num_pending
-    holders: Set[int] = frozenset() if adapter is None else columns.holders(adapter)
-    first: list[int] = []
-    if holders:
-        among = rows if len(rows) == len(pending) else set(rows)
-        first = sorted([row for row in holders if row in among and row != chosen])
-        first.sort(key=pending.__getitem__)
-    if len(first) >= num:
-        return first[:num]
-    return first + _least_pending(pending, rows, {chosen, *holders}, num - len(first))
+    pending, holders = columns.num_pending, columns.holders(adapter or "")
+    is_all, found = len(rows) == len(pending), list[int]()
+    if is_all and len(holders) <= num:  # the usual: no loop over all of them
+        among, counts = rows, pending.copy()
+        for row in holders:
+            counts[row] -= _MANY
+        counts[chosen] = _MANY
+    else:
+        among = sorted(holders) if is_all else rows
+        counts = [pending[row] - _MANY if row in holders else pending[row] for row in among]
+        if chosen in among:
+            counts[among.index(chosen)] = _MANY
+    for _ in range(num):
+        index = counts.index(min(counts))
+        if counts[index] == _MANY:
+            break
+        counts[index] = _MANY
+        found.append(among[index])
+    return found
 
 
 def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None) -> str:
@@ -80,20 +90,6 @@ def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str
     holders = columns.holders(adapter)
     if chosen in holders:
         return "hit"
-    return "cold" if holders.isdisjoint(rows) else "spill"
-
-
-def _least_pending(
-    pending: list[int], rows: Sequence[int], taken: Collection[int], num: int
-) -> list[int]:
-    if len(rows) < len(pending):
-        return sorted([row for row in rows if row not in taken], key=pending.__getitem__)[:num]
-    # In a large pool a sort takes longer than the whole choice.
-    left, found = pending.copy(), list[int]()
-    for row in taken:
-        left[row] = _TAKEN
-    for _ in range(min(num, len(rows) - len(taken))):
-        row = left.index(min(left))
-        left[row] = _TAKEN
-        found.append(row)
-    return found
+    is_all = len(rows) == len(columns.addresses)
+    has_none = not holders or (not is_all and holders.isdisjoint(rows))
+    return "cold" if has_none else "spill"

@@ -473,7 +473,7 @@ def test_learning_changes_nothing_for_routers_with_the_right_size(
     assert 4 in learned(fleet)
     assert set(learned(fleet)) <= {4, None}
 
-    monkeypatch.setattr("extproc.fleet.tracked.MAX_BODY_BYTES", -1)
+    monkeypatch.setattr("extproc.fleet.speeds.MAX_BODY_BYTES", -1)
     unlearned, same = cached(None)
     assert learned(unlearned) == [None, None]
     assert digest == same

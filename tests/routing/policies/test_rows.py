@@ -17,11 +17,12 @@ from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import Founding, LeastHarm, Policy
 from extproc.routing.policies.harm import NUM_FIRST_HOMES, FirstHomes, homes
-from extproc.routing.policies.rows import row_chooser
+from extproc.routing.policies.rows import next_rows, row_chooser
 from extproc.tenancy import Claim
 from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot
-from tests.builders import address, endpoint_view, picker_of, request
-from tests.fleets import fleet
+from tests.builders import BASE, address, endpoint_view, picker_of, request
+from tests.fleets import fleet, view
+from tests.strategies import ADAPTERS
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "founding": Founding,
@@ -177,13 +178,35 @@ def test_a_policy_derived_from_ours_is_asked_by_the_choose_that_it_has() -> None
     assert row_chooser(object()) is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pick_in_a_large_fleet_is_that_by_views(seed: int) -> None:
+    rng, every = random.Random(seed), frozenset((BASE, *ADAPTERS))
+    numbers = sorted(range(1, NUM_FIRST_HOMES + 9), key=address)
+    views = [view(rng, number, every, is_flawed=False) for number in numbers]
+    listing = [replace(each, registered=every) for each in views]
+    by_views, by_rows = picks(listing, request("a"), policy="least_harm", num_alternates=2)
+
+    assert by_rows is not None
+    assert is_the_same(by_views, by_rows)
+
+
+def test_of_alternates_that_are_alike_the_first_come_first() -> None:
+    columns = Columns([endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)])
+
+    assert next_rows(columns, range(9), 0, "a", 8) == list(range(1, 9))
+    assert next_rows(columns, [1, 2, 8], 2, "a", 2) == [1, 8]
+    assert next_rows(columns, range(9), 0, "a", 0) == []
+
+
 def test_homes_beyond_those_remembered_are_in_the_same_order() -> None:
     addresses = tuple(sorted(address(number) for number in range(1, NUM_FIRST_HOMES + 9)))
     found, places = FirstHomes(), homes("a", addresses)
 
-    assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
-    assert [places[row] for row in found.of("a", addresses)] == list(range(len(addresses)))
-    assert list(found.of("a", addresses[:1])) == [0]
+    for _ in range(2):
+        first = found.of("a", addresses)
+        assert list(first.values()) == [places[row] for row in first] == list(range(len(first)))
+        assert [places[row] for row in found.all("a", addresses)] == list(range(len(addresses)))
+    assert list(found.all("a", addresses[:1])) == [0]
 
 
 @pytest.mark.parametrize("seed", range(20))
