@@ -44,7 +44,7 @@ def test_a_run_that_is_ended_leaves_no_worker_behind(
         run.wait_until_started(NUM_PROCESSES)
         run.wait_until(kept.exists)  # the workers are at their second trials
         os.kill(run.process.pid, number)
-        status = run.process.wait(timeout=60)
+        status = run.process.wait(timeout=180)
         run.wait_until_gone()
 
     assert status != 0
