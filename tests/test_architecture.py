@@ -86,7 +86,9 @@ IMPURE = {
     "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "scraper"),
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),
-    "adapters": ("adapterfiles", "engineapi", "registration", "stores", "tokens"),
+    "adapters": (
+        *("adapterfiles", "engineapi", "registration", "registrationhttp", "stores", "tokens"),
+    ),
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
