@@ -129,6 +129,7 @@ STATE = {
 their attributes is a callable that is set from outside."""
 
 FOREIGN = {
+    "commands.panels": "typer's options",
     "envoy.eds": "protobuf messages",
     "lab.loadtest.locust.users": "locust's environment and options",
     "observe.logs": "records of logging",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from extproc.commands.failure import FAILED, failure
+from extproc.commands.panels import Commands
 from extproc.commands.serve import ConfigOption
 
 if TYPE_CHECKING:
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-adapters = typer.Typer(
+adapters = Commands(
     name="adapters",
-    help="List, save and restore what `adapters.store` has (docs/adapters.md).",
-    no_args_is_help=True,
+    help="List, save and restore what is declared in `adapters.store` (docs/adapters.md).",
 )
 
 
