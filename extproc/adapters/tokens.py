@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from msgspec import Struct
@@ -51,8 +52,8 @@ class Token(Struct, frozen=True):
 
 
 def _matches(pattern: str, name: str) -> bool:
-    parts = ".*".join(re.escape(part) for part in pattern.split("*"))
-    return re.fullmatch(parts, name, re.DOTALL) is not None
+    plain = pattern.replace("[", "[[]").replace("?", "[?]")  # nothing but `*` is special
+    return fnmatchcase(name, plain)
 
 
 class _Bucket(Struct):

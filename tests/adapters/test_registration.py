@@ -859,3 +859,14 @@ async def test_a_body_that_never_comes_is_a_408(
     writer.close()
 
     assert line.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("name", ["a[b]c", "a?c", "a" * 200 + "!"])
+async def test_nothing_in_a_pattern_but_the_star_is_special(port: Port, name: str) -> None:
+    allowed = f"a[b]*,a?c,{'a*' * 50}!"
+    port.token_file.write_text(f"t allow={allowed}\n")
+    answers = [
+        await port.ask("POST", "/v1/adapters", {"name": each}, token="t") for each in (name, "abc")
+    ]
+
+    assert [each.status for each in answers] == [201, 403]
