@@ -127,7 +127,7 @@ fuzz-service: $(DEV)
 	$(BIN)/python -m bench.fuzz_service $(BENCH)
 
 loadtest: $(DEV)
-	$(BIN)/extproc loadtest run standard $(ARGS)
+	$(BIN)/extproc lab loadtest run standard $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -2,9 +2,9 @@
 
     python -m bench.gains
 
-One part was measured by `extproc loadtest compare standard` on 2026-11-23 (the result is kept); the
-other, with llm-d-router 0.10 as a process in place of the router, on 2026-11-22 by the same command
-on the same machine. Each is a ratio to the founding policy in the same run, paired by block.
+One part was measured by `extproc lab loadtest compare standard` on 2026-11-23 (the result is kept);
+the other, with llm-d-router 0.10 as a process in place of the router, on 2026-11-22 by the same
+command on the same machine. Each is a ratio to the founding policy in the same run, by block.
 """
 
 from __future__ import annotations

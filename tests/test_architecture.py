@@ -86,7 +86,9 @@ IMPURE = {
     "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "scraper"),
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),
-    "adapters": ("adapterfiles", "engineapi", "registration", "stores", "tokens"),
+    "adapters": (
+        *("adapterfiles", "engineapi", "registration", "registrationhttp", "stores", "tokens"),
+    ),
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
@@ -127,6 +129,7 @@ STATE = {
 their attributes is a callable that is set from outside."""
 
 FOREIGN = {
+    "commands.panels": "typer's options",
     "envoy.eds": "protobuf messages",
     "lab.loadtest.locust.users": "locust's environment and options",
     "observe.logs": "records of logging",

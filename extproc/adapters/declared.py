@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import UNSET, Struct, UnsetType
@@ -16,6 +16,13 @@ MAX_SOURCE_BYTES = 1024
 MAX_RANK = 512
 MAX_REPLICAS = 1024
 """More pods than one router serves."""
+MAX_PRIORITY = 2**31 - 1
+MAX_TENANTS = 256
+"""Of one adapter, as an LLMRoute has them."""
+MAX_TENANT_CHARS = 253
+MAX_TARGETS = 100
+"""Of one alias, as a route of the configuration has them."""
+MAX_WEIGHT = 1_000_000.0
 _MAX_SHOWN_CHARS = 80
 """Of a wrong value, in the message about it."""
 
@@ -36,8 +43,52 @@ class LoadMode(StrEnum):
     LAZY = "lazy"  # once a request asks for it
 
 
+class Target(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model that an alias stands for, and its share of the alias' requests.
+
+    If no target of an alias has a weight, all are equal; if some do, the others get nothing.
+    """
+
+    model: str
+    weight: float | None = None
+
+
+class Terms(Struct, frozen=True):
+    """How the requests for a declared name are served, apart from where its adapter is.
+
+    Attributes:
+        tenants: Who may use it, by their fairness id; empty for all.
+        priority: The higher the sooner; None leaves it to routes and objectives.
+        targets: What pods read instead: the name is an alias, and no adapter.
+    """
+
+    tenants: frozenset[str] = frozenset()
+    priority: int | None = None
+    targets: tuple[Target, ...] = ()
+
+    def check(self, name: str) -> None:
+        """Raise DeclarationError if they cannot stand for that name."""
+        _check_number("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _check_number("number of tenants", len(self.tenants), 0, MAX_TENANTS)
+        for tenant in self.tenants:
+            if not 1 <= len(tenant) <= MAX_TENANT_CHARS:
+                raise _error("tenants", tenant, f"must have 1 to {MAX_TENANT_CHARS} characters")
+        _check_number("number of targets", len(self.targets), 0, MAX_TARGETS)
+        for target in self.targets:
+            check_model("targets", target.model)
+            weight = target.weight
+            if weight is not None and not 0 <= weight <= MAX_WEIGHT:
+                raise _error("weight", f"{weight:g}", f"must be from 0 to {MAX_WEIGHT:g}")
+        weights = [target.weight for target in self.targets]
+        if not any(weights) and weights != [None] * len(weights):
+            raise _error("targets", name, "one must have a weight above 0")
+
+
+NO_TERMS = Terms()
+
+
 class Declaration(Struct, frozen=True):
-    """One adapter that is to be served.
+    """One adapter that is to be served, or an alias for others.
 
     Attributes:
         name: What clients write in `model`.
@@ -50,6 +101,7 @@ class Declaration(Struct, frozen=True):
         max_replicas: Pods that may; None for all.
         pools: Names of the pools whose pods may; empty for all.
         origin: Who declared it, for people: `config`, `store`, `llmroute NAMESPACE/NAME`.
+        terms: How its requests are served, where the same declaration says so.
     """
 
     name: str
@@ -62,6 +114,12 @@ class Declaration(Struct, frozen=True):
     load: LoadMode = LoadMode.AUTO
     pools: frozenset[str] = frozenset()
     origin: str = "config"
+    terms: Terms = NO_TERMS
+
+    @property
+    def is_alias(self) -> bool:
+        """Whether it is a name for other models, of which nothing is to be loaded."""
+        return bool(self.terms.targets)
 
     @property
     def served_name(self) -> str:
@@ -87,6 +145,15 @@ class Declaration(Struct, frozen=True):
         _check_number("replicas.max", self.max_replicas, 1, MAX_REPLICAS)
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise _error("replicas.max", self.max_replicas, "must be at least min")
+        self.terms.check(self.name)
+        if self.is_alias and self != Declaration(
+            self.name,
+            origin=self.origin,
+            terms=Terms(frozenset(), self.terms.priority, self.terms.targets),
+        ):
+            raise _error(
+                "targets", self.name, "go with `name` and `priority` alone; an adapter has the rest"
+            )
 
 
 class Replicas(Struct):
@@ -107,7 +174,9 @@ class Written(Struct, omit_defaults=True):
     replicas: Replicas | UnsetType | None = UNSET
     load: LoadMode = LoadMode.AUTO
 
-    def declaration(self, *, origin: str, pools: frozenset[str] = frozenset()) -> Declaration:
+    def declaration(
+        self, *, origin: str, pools: frozenset[str] = frozenset(), terms: Terms = NO_TERMS
+    ) -> Declaration:
         """Return what is declared.
 
         Raises:
@@ -125,6 +194,7 @@ class Written(Struct, omit_defaults=True):
             load=self.load,
             pools=pools,
             origin=origin,
+            terms=terms,
         )
         declaration.check()
         return declaration
@@ -233,68 +303,3 @@ def _family_of(name: str) -> str:
     """Return the name that this one would be a version of; "" for none."""
     family, _, version = name.rpartition("@")
     return family if version else ""
-
-
-# --- Where adapters are declared, and what is known of that.
-
-
-class SourceStatus(Struct, frozen=True):
-    """How one source of declarations is: a store, or a kind of objects in a cluster.
-
-    Attributes:
-        name: What people know it by.
-        has_terms: It may say who may use an adapter, or that one is gone. Others only name models.
-        is_read: It has been read as a whole once, or there is none.
-        is_complete: Besides, all that was in it then could be used.
-        age_s: Seconds since it last answered: how old what is known of it may be.
-        problem: Why it cannot be read now; "" if it can.
-    """
-
-    name: str
-    has_terms: bool
-    is_read: bool
-    is_complete: bool
-    age_s: float
-    problem: str = ""
-
-    @property
-    def said(self) -> str:
-        """What is wrong, for people; "" for nothing."""
-        if self.is_read and not self.problem:
-            return ""
-        if not self.is_read:
-            return f"{self.name}: not read yet" + (f": {self.problem}" if self.problem else "")
-        return f"{self.name}: as of {self.age_s:.0f} s ago: {self.problem}"
-
-
-class Sources:
-    """All sources of declarations but the configuration."""
-
-    def __init__(self) -> None:
-        self._say: list[Callable[[], Iterable[SourceStatus]]] = []
-        self._are_known = self._terms_are_known = False
-
-    def add(self, say: Callable[[], Iterable[SourceStatus]]) -> None:
-        """Add sources that say how they are; before anybody asks."""
-        self._say.append(say)
-
-    def statuses(self) -> list[SourceStatus]:
-        """Return how each source is."""
-        return [status for say in self._say for status in say()]
-
-    @property
-    def are_known(self) -> bool:
-        """Whether all that is declared has been read, wherever that is.
-
-        What has been read as a whole once stays known, whatever happens to where it was read.
-        """
-        self._are_known = self._are_known or all(each.is_complete for each in self.statuses())
-        return self._are_known
-
-    @property
-    def terms_are_known(self) -> bool:
-        """Whether all has been read that may say who may use an adapter; stays known as well."""
-        self._terms_are_known = self._terms_are_known or all(
-            each.is_complete for each in self.statuses() if each.has_terms
-        )
-        return self._terms_are_known

@@ -2,58 +2,78 @@
 
 | request | response |
 |---|---|
-| `POST /v1/adapters` | 201 declared, 200 replaced or the same as before |
-| `GET /v1/adapters` | `{"object": "list", "data": [...]}`, by name |
+| `POST /v1/adapters` | 201 declared, 200 replaced or the same as before; of a list, all or none |
+| `GET /v1/adapters` | `{"object": "list", "data": [...]}`, by name, in pages if asked for |
 | `GET /v1/adapters/{name}` | one of them, with its tag in `ETag` |
 | `DELETE /v1/adapters/{name}` | 204 |
 | `POST /v1/load_lora_adapter` | as vLLM answers, once enough pods list it |
 | `POST /v1/unload_lora_adapter` | as vLLM answers, at once |
 
 Errors have the shape of OpenAI's. What a store cannot take now is 503, and 507 where it is full:
-waiting helps the one, only deleting helps the other.
+waiting helps the one, only deleting helps the other. Each change is told:
+by whom, what, from which address.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
-import msgspec
 from aiohttp import web
 from msgspec import Struct
 
 from extproc.adapters.declared import Declaration, DeclarationError
+from extproc.adapters.registrationhttp import (
+    MAX_LIST,
+    RefusedError,
+    body_of,
+    decode,
+    error_answer,
+    is_list,
+    json_answer,
+    limit_in,
+    refusal,
+    refused_list,
+    replaces_in,
+    tag_in,
+    unknown,
+    wait_in,
+)
 from extproc.adapters.stores.content import (
-    MAX_CONTENT_BYTES,
     ConflictError,
     Put,
     Stored,
-    StoreError,
-    StoreFullError,
     as_json,
+    decode_all,
     decode_asked,
+    encode,
 )
 from extproc.adapters.stores.store import Store
-from extproc.adapters.tokens import Places, Tokens, TooManyError
-from extproc.openai import error_type
+from extproc.adapters.stores.writing import BulkError
+from extproc.adapters.tokens import Places, Token, Tokens
+from extproc.phrases import shortened
 from extproc.wire.httpserver import Handler
 
-BODY_S = 10.0
-"""Seconds for a body of at most `MAX_CONTENT_BYTES` to arrive."""
 MAX_WAITING = 32
-"""Requests of vLLM's path, which wait until pods list an adapter: an equal part for each token;
+"""Requests which wait until pods list an adapter: an equal part for each token;
 further ones get 429. The port has 128 places and Envoy's cluster 64: what is left is for others."""
 MAX_AT_ONCE = 16
 """Other requests in progress, likewise."""
+MAX_TOLD_CHARS = 1000
+"""Of what is declared, and of an address that somebody wrote, in the line about it."""
+
+NUM_AT_ONCE = 100
+"""Entries of a list before other work has its turn: so many take a millisecond or two."""
 
 PATH = "/v1/adapters"
-
-_Asked = TypeVar("_Asked", bound=Struct)
+_NOT_ALL_LOADED = "All are declared, and not all are loaded"
 
 Status = Callable[[str], Mapping[str, Any]]
 Wait = Callable[[str, float], Awaitable[bool]]
 WhyNot = Callable[[Declaration], str]
+_Answer = Callable[[web.Request, Token], Awaitable[web.StreamResponse]]
 
 
 class Registration:
@@ -67,6 +87,7 @@ class Registration:
         why_not: Returns why a declaration would not count, for people; "" if it would. Raises
             DeclarationError for one that nobody may declare here.
         ready_s: How long vLLM's path waits for that.
+        on_change: Called with a line about each change, and each that a token does not permit.
     """
 
     def __init__(
@@ -78,6 +99,7 @@ class Registration:
         wait_until_ready: Wait,
         why_not: WhyNot,
         ready_s: float,
+        on_change: Callable[[str], None],
     ) -> None:
         self._declarations = declarations
         self._tokens = tokens
@@ -85,134 +107,249 @@ class Registration:
         self._wait_until_ready = wait_until_ready
         self._why_not = why_not
         self._ready_s = ready_s
+        self._on_change = on_change
 
     def add_to(self, app: web.Application) -> None:
         """Add the paths to an application."""
-        all_others = Places(MAX_AT_ONCE, self._tokens)
+        others = Places(MAX_AT_ONCE, self._tokens)
         waiting = Places(MAX_WAITING, self._tokens)
-        for method, path, handler, places in (
-            ("POST", PATH, self._post, all_others),
-            ("GET", PATH, self._list, all_others),
-            ("GET", f"{PATH}/{{name:.+}}", self._get, all_others),
-            ("DELETE", f"{PATH}/{{name:.+}}", self._delete, all_others),
-            ("POST", "/v1/load_lora_adapter", self._load, waiting),
-            ("POST", "/v1/unload_lora_adapter", self._unload, all_others),
+        for method, path, answer, places, places_to_wait in (
+            ("POST", PATH, self._post, others, waiting),
+            ("GET", PATH, self._list, others, others),
+            ("GET", f"{PATH}/{{name:.+}}", self._get, others, others),
+            ("DELETE", f"{PATH}/{{name:.+}}", self._delete, others, others),
+            ("POST", "/v1/load_lora_adapter", self._load, waiting, waiting),
+            ("POST", "/v1/unload_lora_adapter", self._unload, others, others),
         ):
-            app.router.add_route(method, path, self._guarded(handler, places))
+            app.router.add_route(method, path, self._guarded(answer, places, places_to_wait))
 
-    def _guarded(self, handler: Handler, places: Places) -> Handler:
+    def _guarded(self, answer: _Answer, places: Places, places_to_wait: Places) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-            found = self._tokens.find(token.strip().encode(errors="replace"))
-            if scheme.lower() != "bearer" or found is None:
-                challenge = {"WWW-Authenticate": "Bearer"}
-                return _error(401, "invalid_api_key", "A right token is needed.", challenge)
-            wait_s = self._tokens.wait_s(found)
-            if wait_s:
-                # Whole seconds, so at least one.
-                after = {"Retry-After": str(int(wait_s) + 1)}
-                return _error(429, "rate_limit_exceeded", "Too many requests.", after)
             try:
-                with places.take(found):
-                    return await handler(request)
-            except _BodyError as error:
-                return _error(error.status, error.code, str(error))
-            except TooManyError as error:
-                return _error(429, "too_many_requests", f"{error}.", {"Retry-After": "1"})
-            except ConflictError as error:
-                return _conflict(error, _tag_in(request))
-            except DeclarationError as error:
-                return _error(400, "invalid_adapter", f"{error}.")
-            except StoreFullError as error:
-                return _error(507, "store_full", f"The store is full: {error}.")
-            except StoreError as error:
-                after = {"Retry-After": "1"}
-                return _error(
-                    503, "store_unavailable", f"The store cannot be used: {error}.", after
-                )
+                token = self._token_of(request)
+                with (places_to_wait if "wait" in request.query else places).take(token):
+                    return await answer(request, token)
+            except Exception as error:
+                found = refusal(error, tag_in(request, PATH))
+                if found is None:
+                    raise
+                return error_answer(found)
 
         return guarded
 
-    async def _post(self, request: web.Request) -> web.StreamResponse:
-        declaration = decode_asked(await _body(request))
-        put = await self._put(declaration, _tag_in(request))
-        body = {**as_json(declaration), "object": "adapter", "change": put.change.value}
+    def _token_of(self, request: web.Request) -> Token:
+        """Return whose request it is, and count it.
+
+        Raises:
+            RefusedError: Nobody's, or one too many.
+        """
+        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+        found = self._tokens.find(secret.strip().encode(errors="replace"))
+        if scheme.lower() != "bearer" or found is None:
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise RefusedError(401, "invalid_api_key", "A right token is needed.", challenge)
+        wait_s = self._tokens.wait_s(found)
+        if wait_s:
+            # Whole seconds, so at least one.
+            after = {"Retry-After": str(int(wait_s) + 1)}
+            raise RefusedError(429, "rate_limit_exceeded", "Too many requests.", after)
+        return found
+
+    async def _post(self, request: web.Request, token: Token) -> web.StreamResponse:
+        wait_s, body = wait_in(request), await body_of(request)
+        if is_list(body):
+            return await self._post_all(request, token, body, wait_s)
+        declaration = decode_asked(body)
+        put = await self._put(request, token, declaration)
+        if wait_s and (late := await self._why_late(declaration, wait_s)):
+            return error_answer(late)
         status = 201 if put.change.value == "created" else 200
-        return _json(body, status=status, headers={"ETag": f'"{put.tag}"'})
+        body_out = self._answered(declaration, put, has_waited=bool(wait_s))
+        return json_answer(body_out, status=status, headers={"ETag": f'"{put.tag}"'})
 
-    async def _list(self, request: web.Request) -> web.StreamResponse:
-        entries = self._declarations.entries
-        data = [self._described(entries[name]) for name in sorted(entries)]
-        return _json({"object": "list", "data": data})
+    async def _post_all(
+        self, request: web.Request, token: Token, body: bytes, wait_s: float
+    ) -> web.StreamResponse:
+        """Declare all of a list or none, with a reason for each that cannot be declared."""
+        replaces = replaces_in(request)
+        items = decode_all(body)
+        if not 1 <= len(items) <= MAX_LIST:
+            message = f"A list must have 1 to {MAX_LIST} declarations."
+            raise RefusedError(400, "invalid_body", message)
+        errors: dict[int, Exception] = {}
+        declared: list[Declaration] = []
+        for number, item in enumerate(items):
+            try:
+                if isinstance(item, DeclarationError):
+                    raise item
+                self._check(request, token, item)
+                declared.append(item)
+            except (DeclarationError, ConflictError, RefusedError) as error:
+                errors[number] = error
+        try:
+            if errors:
+                raise BulkError(errors)
+            puts = await self._declarations.put_all(declared, replaces=replaces)
+        except BulkError as error:
+            return refused_list(items, error.errors, "None is declared", mixed=400)
+        for declaration, put in zip(declared, puts, strict=True):
+            self._tell_put(request, token, declaration, put)
+        if wait_s:
+            late = await asyncio.gather(*(self._why_late(each, wait_s) for each in declared))
+            if any(late):
+                whys = {number: each for number, each in enumerate(late) if each is not None}
+                return refused_list(items, whys, _NOT_ALL_LOADED, mixed=504)
+        data = [
+            self._answered(declaration, put, has_waited=bool(wait_s))
+            for declaration, put in zip(declared, puts, strict=True)
+        ]
+        return json_answer({"object": "list", "data": data})
 
-    async def _get(self, request: web.Request) -> web.StreamResponse:
-        stored = self._declarations.entries.get(request.match_info["name"])
-        if stored is None:
-            return _unknown(request.match_info["name"])
-        if stored.is_deleted:  # no tag: there is nothing to replace, and it may still be on pods
-            return _json(self._described(stored), status=410)
-        return _json(self._described(stored), headers={"ETag": f'"{stored.tag}"'})
+    async def _list(self, request: web.Request, token: Token) -> web.StreamResponse:
+        entries, limit = self._declarations.entries, limit_in(request)
+        names = sorted(entries)
+        if token.patterns:
+            names = [name async for name in _in_turns(names) if token.may(name)]
+        first = bisect_right(names, request.query.get("after", ""))
+        page = names[first : first + limit]
+        data = [self._described(entries[name]) async for name in _in_turns(page)]
+        return json_answer(
+            {
+                "object": "list",
+                "data": data,
+                "first_id": page[0] if page else None,
+                "last_id": page[-1] if page else None,
+                "has_more": first + limit < len(names),
+            }
+        )
 
-    async def _delete(self, request: web.Request) -> web.StreamResponse:
+    async def _get(self, request: web.Request, token: Token) -> web.StreamResponse:
         name = request.match_info["name"]
-        was_there = await self._declarations.delete(name, if_match=_tag_in(request))
-        return web.Response(status=204) if was_there else _unknown(name)
+        self._permit(request, token, name)
+        stored = self._declarations.entries.get(name)
+        if stored is None:
+            raise unknown(name)
+        if stored.is_deleted:  # no tag: there is nothing to replace, and it may still be on pods
+            return json_answer(self._described(stored), status=410)
+        return json_answer(self._described(stored), headers={"ETag": f'"{stored.tag}"'})
 
-    async def _load(self, request: web.Request) -> web.StreamResponse:
-        asked = _decode(await _body(request), _Load)
+    async def _delete(self, request: web.Request, token: Token) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if not await self._remove(request, token, name):
+            raise unknown(name)
+        return web.Response(status=204)
+
+    async def _load(self, request: web.Request, token: Token) -> web.StreamResponse:
+        asked = decode(await body_of(request), _Load)
         if asked.load_inplace:
-            return _error(
+            raise RefusedError(
                 400,
                 "load_inplace",
                 "load_inplace is refused: vLLM would read the adapter again at every step and keep "
                 "old prefix blocks. Declare a new version in another directory.",
             )
         if not asked.lora_name or not asked.lora_path:
-            return _error(
-                400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided."
-            )
+            message = "Both 'lora_name' and 'lora_path' must be provided."
+            raise RefusedError(400, "InvalidUserInput", message)
         name, path = asked.lora_name, asked.lora_path
         is_hub = not path.startswith("/") and path.count("/") == 1 and ":" not in path
         declaration = Declaration(name, source=f"hf:{path}" if is_hub else path, origin="store")
         declaration.check()
-        await self._put(declaration)
-        if not await self._wait_until_ready(name, self._ready_s):
-            return self._why_not_ready(name)
+        await self._put(request, token, declaration)
+        if late := await self._why_late(declaration, self._ready_s):
+            return error_answer(late)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
-    def _why_not_ready(self, name: str) -> web.Response:
+    async def _unload(self, request: web.Request, token: Token) -> web.StreamResponse:
+        name = decode(await body_of(request), _Unload).lora_name
+        if not name:
+            message = "'lora_name' needs to be provided to unload."
+            raise RefusedError(400, "InvalidUserInput", message)
+        if not await self._remove(request, token, name):
+            message = f"The lora adapter '{name}' cannot be found."
+            raise RefusedError(404, "NotFoundError", message)
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def _why_late(self, declaration: Declaration, wait_s: float) -> RefusedError | None:
+        """Wait until enough pods list an adapter; return why they do not by then."""
+        name = declaration.name
+        if declaration.is_alias or await self._wait_until_ready(name, wait_s):
+            return None
         status = self._status(name)
         why = f"{status['reason']}: {status['message']}" if status.get("reason") else ""
         if status.get("state") == "failed":
             message = f"The adapter {name} is declared, and no pod can load it: {why}."
-            return _error(422, "adapter_failed", message)
+            return RefusedError(422, "adapter_failed", message)
         message = (
-            f"The adapter {name} is declared, but within {self._ready_s:g} s not enough pods list "
+            f"The adapter {name} is declared, but within {wait_s:g} s not enough pods list "
             f"it; they still may{f' ({why})' if why else ''}."
         )
-        return _error(504, "not_ready", message)
+        return RefusedError(504, "not_ready", message)
 
-    async def _unload(self, request: web.Request) -> web.StreamResponse:
-        name = _decode(await _body(request), _Unload).lora_name
-        if not name:
-            return _error(400, "InvalidUserInput", "'lora_name' needs to be provided to unload.")
-        if not await self._declarations.delete(name):
-            return _error(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
-        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+    def _permit(self, request: web.Request, token: Token, name: str) -> None:
+        """Raise RefusedError if a token may not see and change an adapter."""
+        if not token.may(name):
+            self._tell(request, token, f"refused {request.method} of {name}")
+            message = f"The token {token.name} may not use the name {name}."
+            raise RefusedError(403, "name_not_allowed", message)
 
-    async def _put(self, declaration: Declaration, if_match: str | None = None) -> Put:
+    def _check(self, request: web.Request, token: Token, declaration: Declaration) -> None:
+        """Raise an error if a token may not declare this, or if it would not count."""
+        self._permit(request, token, declaration.name)
         if why := self._why_not(declaration):
             raise ConflictError(f"{declaration.name}: {why}", "")
-        return await self._declarations.put(declaration, if_match=if_match)
+
+    async def _put(self, request: web.Request, token: Token, declaration: Declaration) -> Put:
+        self._check(request, token, declaration)
+        put = await self._declarations.put(declaration, if_match=tag_in(request, PATH))
+        self._tell_put(request, token, declaration, put)
+        return put
+
+    async def _remove(self, request: web.Request, token: Token, name: str) -> bool:
+        self._permit(request, token, name)
+        was_there = await self._declarations.delete(name, if_match=tag_in(request, PATH))
+        if was_there:
+            self._tell(request, token, f"deleted {name}")
+        return was_there
+
+    def _tell_put(
+        self, request: web.Request, token: Token, declaration: Declaration, put: Put
+    ) -> None:
+        if put.change.value != "none":
+            content = shortened(encode(declaration).decode(), MAX_TOLD_CHARS)
+            self._tell(request, token, f"{put.change.value} {declaration.name}: {content}")
+
+    def _tell(self, request: web.Request, token: Token, what: str) -> None:
+        address = request.remote or "an unknown address"
+        if forwarded := request.headers.get("X-Forwarded-For"):
+            address += f", which says it is for {shortened(forwarded, MAX_TOLD_CHARS)!r}"
+        self._on_change(f"{token.name} at {address}: {what}")
+
+    def _answered(
+        self, declaration: Declaration, put: Put, *, has_waited: bool
+    ) -> Mapping[str, Any]:
+        name = declaration.name
+        status = {"status": self._status(name)} if has_waited else {}
+        own = {"id": name, "object": "adapter", "change": put.change.value}
+        return {**as_json(declaration), **own, **status}
 
     def _described(self, stored: Stored) -> dict[str, Any]:
         return {
             **as_json(stored.declaration),
+            "id": stored.declaration.name,
             "object": "adapter",
             "deleted": stored.is_deleted,
             "tag": stored.tag,
             "status": self._status(stored.declaration.name),
         }
+
+
+async def _in_turns(names: Sequence[str]) -> AsyncIterator[str]:
+    """Yield each name, and let other work have its turn now and then: there may be 10,000."""
+    for number, name in enumerate(names, start=1):
+        yield name
+        if number % NUM_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 class _Load(Struct):
@@ -223,65 +360,3 @@ class _Load(Struct):
 
 class _Unload(Struct):
     lora_name: str = ""
-
-
-class _BodyError(Exception):
-    """A body that is refused."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.clone(client_max_size=MAX_CONTENT_BYTES).read()
-    except web.HTTPRequestEntityTooLarge:
-        message = f"The body must have at most {MAX_CONTENT_BYTES} bytes."
-        raise _BodyError(413, "body_too_large", message) from None
-    except TimeoutError:
-        raise _BodyError(408, "body_timeout", "The body did not arrive in time.") from None
-
-
-def _decode(body: bytes, kind: type[_Asked]) -> _Asked:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _BodyError(400, "invalid_body", f"The body cannot be read: {error}.") from error
-
-
-def _tag_in(request: web.Request) -> str | None:
-    """Return the tag in If-Match; one in a weak form matches nothing, as HTTP has it.
-
-    vLLM's paths know no tags.
-    """
-    value = request.headers.get("If-Match") if request.path.startswith(PATH) else None
-    return None if value is None else value.strip().strip('"')
-
-
-def _conflict(error: ConflictError, if_match: str | None) -> web.Response:
-    headers = {"ETag": f'"{error.tag}"'} if error.tag else None
-    if if_match is None:
-        hint = "; send its ETag in If-Match to replace it" if error.tag else ""
-        return _error(409, "conflict", f"{error}{hint}.", headers)
-    return _error(412, "precondition_failed", f"{error}.", headers)
-
-
-def _unknown(name: str) -> web.Response:
-    return _error(404, "adapter_not_found", f"The adapter {name} is not declared.")
-
-
-def _json(
-    value: object, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    body = msgspec.json.encode(value)
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
-
-
-def _error(
-    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    error = {"message": message, "type": error_type(status), "param": None, "code": code}
-    return _json({"error": error}, status=status, headers=headers)

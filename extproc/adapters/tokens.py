@@ -1,11 +1,16 @@
-"""Bearer tokens in a file, and how often each may be used."""
+"""Bearer tokens in a file: whose each is, which adapters it may change, how often it may be used.
+
+TOKEN [name=NAME] [allow=PATTERN,PATTERN]
+"""
 
 from __future__ import annotations
 
 import hmac
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,6 +21,39 @@ from extproc.files.reading import FileError, describe_failure, read_stamp, read_
 
 MAX_TOKENS = 16
 """In one file, a line each: an old one and a new one while they are exchanged, or one per team."""
+
+
+MAX_PATTERNS = 100
+"""Of names that one token may change."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class Token(Struct, frozen=True):
+    """One token.
+
+    Attributes:
+        secret: What its holder sends.
+        name: What it is called in the log.
+        patterns: The adapters that it may see and change: names in which `*` stands for anything;
+            empty for all.
+    """
+
+    secret: bytes
+    name: str
+    patterns: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return it without its secret."""
+        return f"Token({self.name})"
+
+    def may(self, name: str) -> bool:
+        """Return whether it may see and change an adapter."""
+        return not self.patterns or any(_matches(each, name) for each in self.patterns)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    plain = pattern.replace("[", "[[]").replace("?", "[?]")  # nothing but `*` is special
+    return fnmatchcase(name, plain)
 
 
 class _Bucket(Struct):
@@ -44,24 +82,24 @@ class Tokens:
         self._clock = clock
         self._on_failure = on_failure
         self._stamp: object = None
-        self._tokens: list[bytes] = []
-        self._buckets: dict[bytes, _Bucket] = {}
+        self._tokens: list[Token] = []
+        self._buckets: dict[Token, _Bucket] = {}
 
     @property
     def num_tokens(self) -> int:
         """How many are right, at least 1."""
         return max(1, len(self._tokens))
 
-    def find(self, token: bytes) -> bytes | None:
+    def find(self, secret: bytes) -> Token | None:
         """Return the token if it is right. Takes the same time for any that is not."""
         self._look()
         found = None
         for each in self._tokens:
-            if hmac.compare_digest(each, token):
+            if hmac.compare_digest(each.secret, secret):
                 found = each
         return found
 
-    def wait_s(self, token: bytes) -> float:
+    def wait_s(self, token: Token) -> float:
         """Count a request with a right token, or return the seconds until there is room for it."""
         now = self._clock()
         bucket = self._buckets.setdefault(token, _Bucket(max(1.0, self._max_per_s), now))
@@ -103,10 +141,10 @@ class Places:
     def __init__(self, num_places: int, tokens: Tokens) -> None:
         self._num_places = num_places
         self._tokens = tokens
-        self._taken: Counter[bytes] = Counter()
+        self._taken: Counter[Token] = Counter()
 
     @contextmanager
-    def take(self, token: bytes) -> Iterator[None]:
+    def take(self, token: Token) -> Iterator[None]:
         """Take a place for a request.
 
         Raises:
@@ -123,17 +161,34 @@ class Places:
             self._taken = +self._taken  # without tokens that have none
 
 
-def read_tokens(path: Path) -> list[bytes]:
+def read_tokens(path: Path) -> list[Token]:
     """Return the tokens in a file.
 
     Raises:
-        OSError: It cannot be read, or has none, too many, or one that does not fit into a header.
+        OSError: It cannot be read, or has none, too many, or a line that is not one.
     """
-    tokens = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    if not tokens:
+    lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
+    if not lines:
         raise FileError(path, "empty")
-    if len(tokens) > MAX_TOKENS:
+    if len(lines) > MAX_TOKENS:
         raise FileError(path, f"more than {MAX_TOKENS} tokens")
-    if not all(fits_header(token) and " " not in token for token in tokens):
-        raise FileError(path, "each line must be one word of printable ASCII")
-    return [token.encode() for token in tokens]
+    tokens = [_read_token(path, words, number) for number, words in enumerate(lines, start=1)]
+    if len({each.name for each in tokens}) < len(tokens):
+        raise FileError(path, "two tokens have the same name")
+    return tokens
+
+
+def _read_token(path: Path, words: list[str], number: int) -> Token:
+    """Return the token of a line. No error shows the line, which has a secret."""
+    secret, *rest = words
+    said = dict(word.partition("=")[::2] for word in rest)
+    if not fits_header(secret) or len(said) < len(rest) or said.keys() - {"name", "allow"}:
+        like = "a token of printable ASCII, and perhaps name=NAME and allow=PATTERN,PATTERN"
+        raise FileError(path, f"line {number}: must be {like}")
+    name = said.get("name", f"token-{number}")
+    if not _NAME.fullmatch(name):
+        raise FileError(path, f"line {number}: name: must be letters, digits and ._-, at most 63")
+    patterns = tuple(said["allow"].split(",")) if "allow" in said else ()
+    if not all(patterns) or len(patterns) > MAX_PATTERNS:
+        raise FileError(path, f"line {number}: allow: must be 1 to {MAX_PATTERNS} patterns")
+    return Token(secret.encode(), name, patterns)

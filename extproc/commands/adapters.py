@@ -10,34 +10,41 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from extproc.commands.failure import FAILED, failure
+from extproc.commands.panels import Commands
 from extproc.commands.serve import ConfigOption
 
 if TYPE_CHECKING:
+    from extproc.adapters.declared import Declaration
     from extproc.adapters.stores.store import Store
 
 T = TypeVar("T")
 
-adapters = typer.Typer(
+adapters = Commands(
     name="adapters",
-    help="List, save and restore what `adapters.store` has (docs/adapters.md).",
-    no_args_is_help=True,
+    help="List, save and restore what is declared in `adapters.store` (docs/adapters.md).",
 )
 
 
 @adapters.command("list")
 def list_adapters(config: ConfigOption) -> None:
-    """List the declared adapters: name, version, source."""
+    """List what is declared: an adapter's name, version and source, or an alias and its targets."""
 
     async def run(store: Store) -> list[str]:
         await _read(store)
         return [
-            f"{each.declaration.served_name}\t{each.declaration.source or '-'}"
+            f"{each.declaration.served_name}\t{_source_of(each.declaration)}"
             + ("\tdeleted" if each.is_deleted else "")
             for each in store.entries.values()
         ]
 
     for line in sorted(_with_store(config, run)):
         typer.echo(line)
+
+
+def _source_of(declaration: Declaration) -> str:
+    """Return where an adapter is from, or what an alias stands for."""
+    targets = declaration.terms.targets
+    return ", ".join(each.model for each in targets) or declaration.source or "-"
 
 
 @adapters.command("export")
@@ -66,7 +73,7 @@ def import_adapters(
     Every line is checked before the first one is declared. What is declared already stays.
     """
     from extproc.adapters.stores.content import ConflictError, decode
-    from extproc.adapters.stores.store import ANY_TAG
+    from extproc.adapters.stores.writing import ANY_TAG
 
     declarations = []
     for number, line in enumerate(sys.stdin.buffer, start=1):

@@ -18,6 +18,8 @@ MAX_MESSAGE_TIMEOUT_S = 3600.0
 """The most that Envoy takes."""
 MAX_S = 9_000_000_000.0
 """Envoy counts other times in nanoseconds of 64 bits, and takes a little more than this."""
+_HOW, _WHERE, _CLIENTS = "How requests reach router and pods", "Addresses", "Clients"
+_LIMITS, _TLS = "Limits and times", "TLS"
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
 
@@ -25,76 +27,97 @@ def envoy(
     mode: Annotated[
         str,
         typer.Option(
+            rich_help_panel=_HOW,
             help="How Envoy reaches the pods: original-dst, override-host or full-duplex "
-            "(envoy/README.md)."
+            "(envoy/README.md).",
         ),
     ] = "original-dst",
     preset: Annotated[
         str,
-        typer.Option(help="`founding`: matches the router's preset of that name."),
+        typer.Option(
+            rich_help_panel=_HOW, help="`founding`: matches the router's preset of that name."
+        ),
     ] = "",
     body: Annotated[
         str,
         typer.Option(
+            rich_help_panel=_HOW,
             help="How request bodies are sent to the router: buffered, buffered-partial, streamed, "
-            "streamed-strict, full-duplex or headers-only."
+            "streamed-strict, full-duplex or headers-only.",
         ),
     ] = "",
     listen: Annotated[
-        str, typer.Option(help="ip:port on which Envoy accepts requests.")
+        str, typer.Option(rich_help_panel=_WHERE, help="ip:port on which Envoy accepts requests.")
     ] = "127.0.0.1:8080",
     admin: Annotated[
-        str, typer.Option(help="ip:port of Envoy's admin interface; it has no password.")
+        str,
+        typer.Option(
+            rich_help_panel=_WHERE, help="ip:port of Envoy's admin interface; it has no password."
+        ),
     ] = "127.0.0.1:9901",
     router: Annotated[
         list[str] | None,
-        typer.Option(help="host:port or unix:PATH of a router; may be repeated."),
+        typer.Option(
+            rich_help_panel=_WHERE, help="host:port or unix:PATH of a router; may be repeated."
+        ),
     ] = None,
     pod: Annotated[
         list[str] | None,
         typer.Option(
+            rich_help_panel=_WHERE,
             help="ip:port of a pod, in place of endpoint discovery (override-host only); may be "
-            "repeated."
+            "repeated.",
         ),
     ] = None,
     path: Annotated[
         list[str] | None,
-        typer.Option(help="Inference path to accept; may be repeated."),
+        typer.Option(rich_help_panel=_CLIENTS, help="Inference path to accept; may be repeated."),
     ] = None,
     registration: Annotated[
         list[str] | None,
         typer.Option(
-            help="host:port of a router's admin port, to which the paths go by which adapters are "
-            "registered; by default Envoy serves none of them. May be repeated."
+            rich_help_panel=_WHERE,
+            help="host:port of a router's admin port. Envoy then serves the paths by which "
+            "adapters are declared, and sends their requests there. May be repeated.",
         ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
+            rich_help_panel=_CLIENTS,
             help="Origin of web pages that may use the API, as https://chat.example.com, or `*` "
-            "for any; by default browsers refuse all. May be repeated."
+            "for any; by default browsers refuse all. May be repeated.",
         ),
     ] = None,
     keep_request_id: Annotated[
         bool,
         typer.Option(
+            rich_help_panel=_CLIENTS,
             help="Keep a client's x-request-id. Only where all clients are trusted: one that "
-            "repeats an id ends another's request in the router's counts."
+            "repeats an id ends another's request in the router's counts.",
         ),
     ] = False,
     max_body_bytes: Annotated[
-        int, typer.Option(min=1, help="Bytes of the largest request body.")
+        int, typer.Option(rich_help_panel=_LIMITS, min=1, help="Bytes of the largest request body.")
     ] = 26 * 1024 * 1024,
     max_heap_bytes: Annotated[
         int,
-        typer.Option(min=1, help="Bytes of Envoy's memory; near this limit, requests are refused."),
+        typer.Option(
+            rich_help_panel=_LIMITS,
+            min=1,
+            help="Bytes of Envoy's memory; near this limit, requests are refused.",
+        ),
     ] = 1024 * 1024 * 1024,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Largest number of connections from clients.")
+        int,
+        typer.Option(
+            rich_help_panel=_LIMITS, min=1, help="Largest number of connections from clients."
+        ),
     ] = 50_000,
     request_timeout_s: Annotated[
         float,
         typer.Option(
+            rich_help_panel=_LIMITS,
             min=0,
             max=MAX_S,
             help="Seconds in which a whole request must arrive; 0: any time. Responses may take "
@@ -104,12 +127,16 @@ def envoy(
     router_ping_s: Annotated[
         float,
         typer.Option(
-            min=MIN_S, max=MAX_S, help="Seconds between two pings of a router, and for its reply."
+            rich_help_panel=_LIMITS,
+            min=MIN_S,
+            max=MAX_S,
+            help="Seconds between two pings of a router, and for its reply.",
         ),
     ] = 5.0,
     message_timeout_s: Annotated[
         float,
         typer.Option(
+            rich_help_panel=_LIMITS,
             min=MIN_S,
             max=MAX_MESSAGE_TIMEOUT_S,
             help="Seconds for the router to reply to a message.",
@@ -118,6 +145,7 @@ def envoy(
     max_message_timeout_s: Annotated[
         float,
         typer.Option(
+            rich_help_panel=_LIMITS,
             min=0,
             max=MAX_MESSAGE_TIMEOUT_S,
             help="Longest time in seconds for which the router may hold a request; 0: no longer "
@@ -127,45 +155,79 @@ def envoy(
     flush_interval_s: Annotated[
         float,
         typer.Option(
-            min=MIN_S, max=MAX_S, help="Seconds by which an access log entry may be delayed."
+            rich_help_panel=_HOW,
+            min=MIN_S,
+            max=MAX_S,
+            help="Seconds by which an access log entry may be delayed.",
         ),
     ] = 0.05,
     response_phases: Annotated[
-        bool | None, typer.Option(help="Send response headers and trailers to the router, too.")
+        bool | None,
+        typer.Option(
+            rich_help_panel=_HOW, help="Send response headers and trailers to the router, too."
+        ),
     ] = None,
     access_log: Annotated[
-        bool, typer.Option(help="Report finished requests to the router by gRPC access log.")
+        bool,
+        typer.Option(
+            rich_help_panel=_HOW, help="Report finished requests to the router by gRPC access log."
+        ),
     ] = True,
     shared_access_log: Annotated[
         bool,
         typer.Option(
+            rich_help_panel=_HOW,
             help="One access log for several routers, which pass its entries on to each other "
-            "(section `peers`)."
+            "(section `peers`).",
         ),
     ] = False,
     fail_open: Annotated[
-        bool | None, typer.Option(help="Let requests through while no router can be reached.")
+        bool | None,
+        typer.Option(
+            rich_help_panel=_HOW, help="Let requests through while no router can be reached."
+        ),
     ] = None,
     allow_mode_override: Annotated[
-        bool, typer.Option(help="Allow the router to request bodies.")
+        bool, typer.Option(rich_help_panel=_HOW, help="Allow the router to request bodies.")
     ] = False,
     tls_ca: Annotated[
-        str, typer.Option(help="PEM file with the CAs of the router's certificate; turns TLS on.")
+        str,
+        typer.Option(
+            rich_help_panel=_TLS,
+            help="PEM file with the CAs of the router's certificate; turns TLS on.",
+        ),
     ] = "",
     tls_cert: Annotated[
-        str, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
+        str,
+        typer.Option(
+            rich_help_panel=_TLS, help="PEM file with a client certificate, for mutual TLS."
+        ),
     ] = "",
     tls_key: Annotated[
-        str, typer.Option(help="PEM file with the client certificate's private key.")
+        str,
+        typer.Option(
+            rich_help_panel=_TLS, help="PEM file with the client certificate's private key."
+        ),
     ] = "",
     tls_name: Annotated[
-        str, typer.Option(help="Name that the router's certificate must have; any by default.")
+        str,
+        typer.Option(
+            rich_help_panel=_TLS,
+            help="Name that the router's certificate must have; any by default.",
+        ),
     ] = "",
     pod_tls_ca: Annotated[
-        str, typer.Option(help="PEM file with the CAs of the pods' certificates; turns TLS on.")
+        str,
+        typer.Option(
+            rich_help_panel=_TLS,
+            help="PEM file with the CAs of the pods' certificates; turns TLS on.",
+        ),
     ] = "",
     pod_tls_name: Annotated[
-        str, typer.Option(help="Name that the pods' certificates must have; any by default.")
+        str,
+        typer.Option(
+            rich_help_panel=_TLS, help="Name that the pods' certificates must have; any by default."
+        ),
     ] = "",
 ) -> None:
     """Print a complete Envoy configuration."""

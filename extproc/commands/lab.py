@@ -11,9 +11,10 @@ from typing import Annotated
 import aiohttp
 import typer
 
-from extproc.commands.failure import FAILED, failure, http_url
+from extproc.commands.failure import FAILED, PASSED_ON, failure, http_url
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
+from extproc.commands.panels import Commands
 from extproc.errors import ExtprocError
 from extproc.lab.calibration.calibrate import calibrate
 from extproc.lab.engine.profiles import PROFILES, as_yaml
@@ -26,12 +27,10 @@ from extproc.lab.trials.summary import FIXED, speed
 from extproc.lab.trials.table import places, ratios, tables
 from extproc.plugins import PolicyError
 
-lab_app = typer.Typer(
+lab_app = Commands(
     name="lab",
-    help="Compare policies in virtual time (docs/lab.md).",
-    no_args_is_help=True,
+    help="Judge policies and size a fleet, in virtual time or with real requests (docs/lab.md).",
     add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 _LINE_INTERVAL_S = 10.0
@@ -178,6 +177,14 @@ def calibrate_command(
         out.write_text(text, encoding="utf-8")
     except (ExtprocError, ValueError, OSError, aiohttp.ClientError) as error:
         raise failure(str(error) or type(error).__name__, FAILED) from error
+
+
+@lab_app.command("loadtest", context_settings=PASSED_ON)
+def loadtest_command(context: typer.Context) -> None:
+    """Send real requests to fake or real pods (docs/loadtest.md): `run` a suite, or `compare`."""
+    from extproc.commands.loadtest import loadtest_app
+
+    loadtest_app(context.args or ["--help"], prog_name="extproc lab loadtest")
 
 
 class _Progress:

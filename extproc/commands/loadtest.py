@@ -1,4 +1,4 @@
-"""The command `extproc loadtest` (docs/loadtest.md).
+"""The command `extproc lab loadtest` (docs/loadtest.md).
 
 Exit status: 0 for success, 1 for a failure, 2 for invalid arguments, 3 if the machine was too busy
 to measure, and 128 + N after signal N.
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from extproc.commands.failure import FAILED, UNUSABLE, failure
+from extproc.commands.panels import Commands
 from extproc.lab.loadtest.compare import Round, counted, fitted, run_rounds
 from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.loads import (
@@ -44,12 +45,10 @@ DEFAULT_OUT = Path("loadtest/out/real")
 NOT_MEASURED = 3
 """Exit status: the machine was too busy."""
 
-loadtest_app = typer.Typer(
+loadtest_app = Commands(
     name="loadtest",
     help="Load tests with real requests (docs/loadtest.md).",
-    no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 RatesOption = Annotated[

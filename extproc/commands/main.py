@@ -18,15 +18,14 @@ from extproc.commands.envoy import envoy
 from extproc.commands.epp import epp
 from extproc.commands.failure import PASSED_ON
 from extproc.commands.fakepod import fake_pod
+from extproc.commands.panels import CHECK, MEASURE, OBSERVE, RUN, Commands
 from extproc.commands.serve import check_config, serve
 from extproc.commands.up import up
 from extproc.commands.watch import watch
 
-app = typer.Typer(
+app = Commands(
     name="extproc",
     help="Route OpenAI-API requests to vLLM pods by LoRA adapter, as an Envoy external processor.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
 )
 
 
@@ -54,28 +53,20 @@ def options(
 
 
 def lab(context: typer.Context) -> None:
-    """Judge policies in virtual time (docs/lab.md): `lab run SUITE`, `lab report`."""
+    """Judge policies and size a fleet, in virtual time or with real requests (docs/lab.md)."""
     from extproc.commands.lab import lab_app
 
     lab_app(context.args or ["--help"], prog_name="extproc lab")
 
 
-def loadtest(context: typer.Context) -> None:
-    """Load tests with real requests (docs/loadtest.md): `loadtest run`, `loadtest compare`."""
-    from extproc.commands.loadtest import loadtest_app
-
-    loadtest_app(context.args or ["--help"], prog_name="extproc loadtest")
-
-
-app.command()(serve)
-app.command(context_settings=PASSED_ON)(epp)
-app.command()(check_config)
-app.command()(envoy)
-app.command()(check_pod)
-app.command()(watch)
-app.command(context_settings=PASSED_ON)(lab)
-app.command(context_settings=PASSED_ON)(loadtest)
-app.command()(up)
-app.command()(demo)
-app.command()(fake_pod)
-app.add_typer(adapters)
+app.command(rich_help_panel=RUN)(up)
+app.command(rich_help_panel=RUN)(demo)
+app.command(rich_help_panel=RUN)(serve)
+app.command(context_settings=PASSED_ON, rich_help_panel=RUN)(epp)
+app.command(rich_help_panel=RUN)(envoy)
+app.add_typer(adapters, rich_help_panel=RUN)
+app.command(rich_help_panel=CHECK)(check_config)
+app.command(rich_help_panel=CHECK)(check_pod)
+app.command(rich_help_panel=OBSERVE)(watch)
+app.command(context_settings=PASSED_ON, rich_help_panel=MEASURE)(lab)
+app.command(rich_help_panel=MEASURE)(fake_pod)

@@ -180,7 +180,8 @@ class RegistrationConfig(Section):
     """Declaring adapters over HTTP on `admin.address`; needs `store`."""
 
     token_file: Path = Field(
-        description="File with bearer tokens, one a line; it is read again when it changes."
+        description="File with bearer tokens, one a line, each perhaps with `name=NAME` for logs "
+        "and `allow=PATTERN,PATTERN`, the adapters it may change; it is read again when it changes."
     )
     max_per_s: float = Field(
         10.0,

@@ -8,9 +8,9 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.adapters.declared import Sources
 from extproc.adapters.placement import Demand
 from extproc.adapters.planner import Planner
+from extproc.adapters.sources import Sources
 from extproc.adapters.states import Failure, State
 from extproc.adapters.versions import owner_of
 from extproc.address import is_in_subset

@@ -93,15 +93,17 @@ def merge(
     rewrites: Iterable[RuleSet] = (),
     routed: Collection[str] = (),
     aliased: Collection[str] = (),
+    aliases: Iterable[ModelRoute] = (),
 ) -> Merged:
     """Return what counts of all that is declared.
 
     Args:
         configured: Offers of the configuration and its stores, in the order of their precedence.
         routes: Those of LLMRoutes, the oldest first.
-        rewrites: Those of InferenceModelRewrites, the oldest first.
+        rewrites: Those of a store, and of InferenceModelRewrites, the oldest first.
         routed: Names of models that the configuration's routes list.
         aliased: Those of them that it rewrites.
+        aliases: Priorities of the names that a store's rules rewrite.
     """
     offers: dict[str, Offer] = {}
     names = Names()
@@ -126,8 +128,10 @@ def merge(
         if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
             why = f"others say what counts for {listed(whys, MAX_TOLD)}"
             lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=why)
-    claims = (each.route for name, each in offers.items() if name not in routed)
-    return Merged(offers, tuple(each for each in claims if each is not None), ranked.rules, lost)
+    claims = [each.route for each in offers.values() if each.route is not None]
+    others = [each for each in aliases if not offers.keys() & each.models]
+    kept = (each for each in (*claims, *others) if not set(each.models) & set(routed))
+    return Merged(offers, tuple(kept), ranked.rules, lost)
 
 
 class _Ranked:

@@ -9,14 +9,17 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from extproc.adapters.declared import Declaration, DeclarationError, Names, SourceStatus
+from extproc.adapters.declared import Declaration, DeclarationError, Names
+from extproc.adapters.sources import SourceStatus
 from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
 from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterUpdate
+from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.precedence import Loss, Merged, Offer, RuleSet, merge
+from extproc.routing.rewrites import Rule
 from extproc.service.adapterstore import StoreRunner
 from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters
@@ -34,7 +37,7 @@ class Declaring:
 
     def __init__(self, config: Config, on_merged: Callable[[Merged, frozenset[str]], None]) -> None:
         self._on_merged = on_merged
-        self._config = config
+        self._take(config)
         self._stored: Sequence[Declaration] = ()
         self._offers: Sequence[Offer] = ()
         self._withheld: frozenset[str] = frozenset()
@@ -52,12 +55,15 @@ class Declaring:
         if roots and path.startswith("/") and not is_inside:
             known = ", ".join(roots)
             raise DeclarationError(f"source {path!r}: must be in one of adapters.roots: {known}")
-        own = [each.name for each in self._own()]
-        return "it is declared by the configuration" if name in own else Names(own).why_not(name)
+        if declaration.is_alias and name in self._aliased:
+            return "a route of the configuration has targets for it"
+        if name in self._owned:
+            return "it is declared by the configuration"
+        return self._own_names.why_not(name)
 
     def configure(self, config: Config) -> None:
         """Take a changed configuration."""
-        self._config = config
+        self._take(config)
         self.merge()
 
     def store(self, declarations: Sequence[Declaration]) -> None:
@@ -78,21 +84,47 @@ class Declaring:
 
     def merge(self) -> None:
         """Hand on what counts."""
-        routes = self._config.routes
+        adapters = [each for each in self._stored if not each.is_alias]
+        aliases = [each for each in self._stored if each.is_alias]
         merged = merge(
-            configured=[Offer(each) for each in (*self._own(), *self._stored)],
+            configured=[_offer(each) for each in (*self._own, *adapters)],
             routes=self._offers,
-            rewrites=self._rules,
-            routed={model for route in routes for model in route.models},
-            aliased={model for route in routes if route.targets for model in route.models} - {"*"},
+            rewrites=[*map(_alias, aliases), *self._rules],
+            routed={model for route in self._config.routes for model in route.models},
+            aliased=self._aliased,
+            aliases=[route for route in map(_route, aliases) if route is not None],
         )
         self._on_merged(merged, self._withheld - merged.offers.keys())
 
-    def _own(self) -> list[Declaration]:
-        """Return what the configuration itself declares."""
-        routes = self._config.routes
+    def _take(self, config: Config) -> None:
+        """Keep a configuration, and what it declares itself."""
+        self._config, routes = config, config.routes
         by_route = [route.adapter.declaration(route.models[0]) for route in routes if route.adapter]
-        return by_route + [each.declaration(each.name) for each in self._config.adapters.declared]
+        declared = [each.declaration(each.name) for each in config.adapters.declared]
+        self._own = [*by_route, *declared]
+        self._owned = {each.name for each in self._own}
+        self._own_names = Names(self._owned)
+        with_targets = (route for route in routes if route.targets)
+        self._aliased = {model for route in with_targets for model in route.models} - {"*"}
+
+
+def _offer(declaration: Declaration) -> Offer:
+    terms = declaration.terms
+    return Offer(declaration, tenants=terms.tenants, route=_route(declaration))
+
+
+def _alias(declaration: Declaration) -> RuleSet:
+    name = declaration.name
+    targets = tuple((each.model, each.weight) for each in declaration.terms.targets)
+    return RuleSet(declaration.origin, (Rule(name, (name,), targets),))
+
+
+def _route(declaration: Declaration) -> ModelRoute | None:
+    """Return the queue's route; its name is none that a configured one can have."""
+    name, priority = declaration.name, declaration.terms.priority
+    if priority is None:
+        return None
+    return ModelRoute(f"{declaration.origin}/{name}", (name,), priority=priority)
 
 
 READINESS_LIMIT_S = 5.0

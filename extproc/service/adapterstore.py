@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aiohttp import web
 
-from extproc.adapters.declared import Declaration, SourceStatus
+from extproc.adapters.declared import Declaration
 from extproc.adapters.registration import Status, Wait, WhyNot
+from extproc.adapters.sources import SourceStatus
 from extproc.adapters.stores.content import Stored
 from extproc.config.adapters import AdaptersConfig
 from extproc.errors import ExtprocError
@@ -74,6 +75,7 @@ class StoreRunner:
                 wait_until_ready=wait_until_ready,
                 why_not=why_not,
                 on_failure=lambda message: log.warning("adapters.registration: %s", message),
+                on_change=lambda message: log.info("adapters.registration: %s", message),
             )
 
     def sources(self) -> list[SourceStatus]:

@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from extproc.adapters.declared import SourceStatus
+from extproc.adapters.sources import SourceStatus
 from extproc.request.pacing import BusyError, Pacer, SharedPage
 from extproc.types import EndpointView, Snapshot
 from extproc.wire.httpserver import (

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from extproc.adapters.declared import SourceStatus
+from extproc.adapters.sources import SourceStatus
 from extproc.discovery.kubernetes.declarers import Declared, Reading
 from extproc.discovery.kubernetes.llmroutes import routes_of
 from extproc.discovery.kubernetes.objects import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from extproc.adapters.declared import SourceStatus
+from extproc.adapters.sources import SourceStatus
 from extproc.bounds import MAX_ENDPOINTS
 from extproc.config import Config
 from extproc.discovery.file import make_endpoints, parse_endpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from extproc.adapters.declared import SourceStatus
+from extproc.adapters.sources import SourceStatus
 from extproc.config.discovery import KubernetesConfig
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.discovery.kubernetes.objects import PoolRef

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.adapters.declared import Sources
+from extproc.adapters.sources import Sources
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.fleet.engines import PROFILES

@@ -49,6 +49,7 @@ def make_registration(
     wait_until_ready: Wait,
     why_not: WhyNot,
     on_failure: Callable[[str], None],
+    on_change: Callable[[str], None],
 ) -> Registration:
     """Return what `AdminServer` adds to its paths; the arguments are those of `Registration`.
 
@@ -66,6 +67,7 @@ def make_registration(
         wait_until_ready=wait_until_ready,
         why_not=why_not,
         ready_s=config.ready_s,
+        on_change=on_change,
     )
 
 

@@ -51,7 +51,7 @@ class Answer:
     @property
     def code(self) -> str:
         error: dict[str, str] = self.json["error"]
-        assert error.keys() == {"message", "type", "param", "code"}
+        assert error.keys() - {"items"} == {"message", "type", "param", "code"}
         return error["code"]
 
     @property
@@ -63,6 +63,15 @@ class Breakable(Sqlite):
     """A database that cannot be used while there is an error."""
 
     error: StoreError | None = None
+    fail_at = 0
+    """Which swap from now on fails, from 1; with `fails_on` all later ones do, too."""
+    fails_on = False
+
+    async def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
+        self.fail_at -= 1
+        if self.fail_at == 0 or (self.fails_on and self.fail_at < 0):
+            raise StoreError("broken off")
+        return await super().swap(name, old, new)
 
     async def get(self, name: str) -> bytes | None:
         if self.error is not None:
@@ -83,6 +92,7 @@ class Port:
     ) -> None:
         self.now = 100.0
         self.failures: list[str] = []
+        self.changes: list[str] = []
         self.ready: asyncio.Future[bool] | None = None
         self.waited: list[tuple[str, float]] = []
         self.status: dict[str, str] = {}
@@ -91,7 +101,7 @@ class Port:
         contents = folder / "store"
         contents.mkdir()
         database = contents / "adapters.db"
-        medium = Breakable(database, interval_s=1, clock=lambda: self.now)
+        self.medium = medium = Breakable(database, interval_s=1, clock=lambda: self.now)
         medium.error = error
         self.store = Store(medium)
         registration = Registration(
@@ -106,6 +116,7 @@ class Port:
             wait_until_ready=self._wait,
             why_not=lambda new: "the configuration has it" if new.name == "of/config" else "",
             ready_s=60,
+            on_change=self.changes.append,
         )
 
         self.server = admin_server(
@@ -255,6 +266,10 @@ async def test_an_adapter_is_declared_shown_replaced_and_deleted(port: Port) -> 
             "rank": None,
             "replicas": {"min": 1, "max": None},
             "load": "auto",
+            "tenants": [],
+            "priority": None,
+            "targets": [],
+            "id": "org/a",
             "object": "adapter",
             "deleted": False,
             "tag": replaced.tag.strip('"'),
@@ -327,7 +342,7 @@ async def test_any_name_can_be_asked_for(port: Port, name: str) -> None:
     [
         (b"", "not a declaration"),
         (b"{", "not a declaration"),
-        (b"[" * 8_000, "not a declaration"),
+        (b"[" * 8_000, "not a list of declarations"),
         ({"name": "a,b"}, "without commas"),
         ({"name": "a", "source": "/adapters/../etc"}, "must be the absolute path of a directory"),
         ({"name": "a", "source": "s3://bucket/a"}, "mount the files"),
@@ -365,6 +380,306 @@ async def test_a_store_that_takes_nothing_is_503_or_507(
 
     assert [(each.status, each.code) for each in answers] == [(status, code)] * 2
     assert str(error) in answers[0].json["error"]["message"]
+
+
+# --- several at once, and pages of them -----------------------------------------------------------
+
+
+async def test_a_list_is_declared_as_a_whole(port: Port) -> None:
+    first = await port.post([A, {"name": "b", "priority": 5}])
+    refused = await port.post([A, {"name": "b", "priority": 6}])
+    again = await port.ask(
+        "POST", "/v1/adapters?replace=true", [A, {"name": "b", "priority": 6}, {"name": "c"}]
+    )
+
+    assert (first.status, first.json["object"]) == (200, "list")
+    assert [(each["id"], each["change"]) for each in first.json["data"]] == [
+        ("org/a", "created"),
+        ("b", "created"),
+    ]
+    assert [each["change"] for each in again.json["data"]] == ["none", "replaced", "created"]
+    assert refused.status == 409
+    assert "replace=true" in refused.json["error"]["items"][0]["message"]
+    assert port.store.entries["b"].declaration.terms.priority == 6
+
+
+async def test_of_a_list_with_errors_nothing_is_declared_and_each_has_its_reason(
+    port: Port,
+) -> None:
+    await port.post({"name": "taken", "source": "/adapters/x"})
+    answer = await port.post(
+        [
+            A,
+            {"name": "a,b"},
+            {"name": "taken", "source": "/adapters/y"},
+            {"name": "of/config"},
+            7,
+        ]
+    )
+    late = await port.post([A, {"name": "taken", "source": "/adapters/y"}, A])
+    items = answer.json["error"]["items"]
+
+    assert (answer.status, answer.json["error"]["code"]) == (400, "list_refused")
+    assert [(each["index"], each["status"], each["code"]) for each in items] == [
+        (1, 400, "invalid_adapter"),
+        (3, 409, "conflict"),
+        (4, 400, "invalid_adapter"),
+    ]
+    assert [(each["index"], each["name"]) for each in late.json["error"]["items"]] == [
+        (1, "taken"),
+        (2, "org/a"),
+    ]
+    assert port.store.entries.keys() == {"taken"}
+
+
+@pytest.mark.parametrize(
+    ("body", "if_match", "code"),
+    [
+        ([], None, "invalid_body"),
+        ([{"name": f"a{n}"} for n in range(1001)], None, "invalid_body"),
+        ([A], "*", "invalid_if_match"),
+        (b"[{", None, "invalid_adapter"),
+    ],
+)
+async def test_a_list_that_is_none_is_a_400(
+    port: Port, body: object, if_match: str | None, code: str
+) -> None:
+    answer = await port.post(body, if_match)
+
+    assert (answer.status, answer.code) == (400, code)
+    assert port.store.entries == {}
+
+
+async def test_a_list_may_be_larger_than_a_declaration_and_has_a_limit(port: Port) -> None:
+    many = [{"name": f"a{n}", "source": f"/adapters/{n}"} for n in range(1000)]
+    answers = [await port.post(many), await port.post(b"[" + b" " * 262_144)]
+
+    assert [each.status for each in answers] == [200, 413]
+    assert len(port.store.entries) == 1000
+
+
+async def test_what_was_written_of_a_list_is_taken_back_where_the_store_fails(
+    port: Port,
+) -> None:
+    await port.post({"name": "a", "source": "/adapters/1"})
+    port.medium.fail_at = 2
+    edit = {"name": "a", "source": "/adapters/2"}
+    failed = await port.ask(
+        "POST", "/v1/adapters?replace=true", [edit, {"name": "b"}, {"name": "c"}]
+    )
+    found = [await port.ask("GET", f"/v1/adapters/{name}") for name in "abc"]
+
+    assert (failed.status, failed.code) == (503, "store_unavailable")
+    assert "could not be taken back" not in failed.text
+    assert [each.status for each in found] == [200, 404, 404]
+    assert found[0].json["source"] == "/adapters/1"
+
+
+async def test_what_cannot_be_taken_back_is_named(port: Port) -> None:
+    port.medium.fail_at, port.medium.fails_on = 2, True
+    failed = await port.post([{"name": "b"}, {"name": "c"}])
+
+    assert failed.status == 503
+    assert "these could not be taken back: b" in failed.json["error"]["message"]
+
+
+async def test_a_list_is_shown_in_pages_as_openai_has_them(port: Port) -> None:
+    await port.post([{"name": name} for name in "abcde"])
+    pages, after = [], ""
+    while True:
+        page = (await port.ask("GET", f"/v1/adapters?limit=2&after={after}")).json
+        pages.append([each["id"] for each in page["data"]])
+        assert (page["first_id"], page["last_id"]) == (pages[-1][0], pages[-1][-1])
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    whole = (await port.ask("GET", "/v1/adapters")).json
+    beyond = (await port.ask("GET", "/v1/adapters?after=e")).json
+
+    assert pages == [["a", "b"], ["c", "d"], ["e"]]
+    assert ([each["id"] for each in whole["data"]], whole["has_more"]) == (list("abcde"), False)
+    assert (beyond["data"], beyond["first_id"], beyond["last_id"]) == ([], None, None)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "", "10001", "9" * 30, "1.5"])
+async def test_a_limit_that_is_none_is_a_400(port: Port, limit: str) -> None:
+    answer = await port.ask("GET", f"/v1/adapters?limit={limit}")
+
+    assert (answer.status, answer.code) == (400, "invalid_query")
+
+
+# --- terms ----------------------------------------------------------------------------------------
+
+
+async def test_terms_are_declared_and_shown(port: Port) -> None:
+    body = {**A, "tenants": ["b", "a"], "priority": -3}
+    alias = {"name": "x", "priority": 2, "targets": [{"model": "org/a", "weight": 9.0}]}
+    await port.post([body, alias])
+    adapter, canary = [(await port.ask("GET", f"/v1/adapters/{n}")).json for n in ("org/a", "x")]
+
+    assert (adapter["tenants"], adapter["priority"]) == (["a", "b"], -3)
+    assert (canary["targets"], canary["priority"]) == (alias["targets"], 2)
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"priority": 2**31}, "must be from"),
+        ({"tenants": [""]}, "must have 1 to 253 characters"),
+        ({"tenants": [f"t{n}" for n in range(257)]}, "must be from 0 to 256"),
+        ({"targets": [{"model": "a*"}]}, "without *"),
+        ({"targets": [{"model": "a", "weight": -1}]}, "must be from 0"),
+        ({"targets": [{"model": "a", "weight": 0}, {"model": "b"}]}, "a weight above 0"),
+        ({"targets": [{"model": "a", "wieght": 1}]}, "unknown field `wieght`"),
+        ({"targets": [{"model": "a"}] * 101}, "must be from 0 to 100"),
+        ({"targets": [{"model": "a"}], "source": "/adapters/a"}, "go with `name`"),
+        ({"targets": [{"model": "a"}], "tenants": ["t"]}, "go with `name`"),
+    ],
+)
+async def test_terms_that_cannot_stand_are_a_400_with_the_reason(
+    port: Port, terms: dict[str, object], said: str
+) -> None:
+    answer = await port.post({"name": "x", **terms})
+
+    assert (answer.status, answer.code) == (400, "invalid_adapter")
+    assert said in answer.json["error"]["message"]
+
+
+async def test_an_adapter_does_not_become_an_alias_unseen(port: Port) -> None:
+    alias = {"name": "org/a", "targets": [{"model": "base"}]}
+    await port.post(A)
+    refused = await port.post(alias, "*")
+    await port.ask("DELETE", "/v1/adapters/org/a")
+    too_soon = await port.post(alias)
+    await port.store.forget("org/a")
+    made = await port.post(alias)
+    gone = await port.ask("DELETE", "/v1/adapters/org/a")
+
+    assert [each.status for each in (refused, too_soon, made, gone)] == [412, 409, 201, 204]
+    assert "org/a is an adapter: delete it first" in refused.json["error"]["message"]
+    assert port.store.entries == {}, "no pod has anything of an alias that it could let go"
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+async def test_a_declaration_waits_until_pods_list_the_adapter(port: Port) -> None:
+    port.ready = asyncio.get_running_loop().create_future()
+    asking = asyncio.ensure_future(port.ask("POST", "/v1/adapters?wait=7.5", A))
+    await eventually(lambda: port.waited)
+    was_done = asking.done()
+    port.ready.set_result(True)
+    answer = await asking
+
+    assert (was_done, answer.status, port.waited) == (False, 201, [("org/a", 7.5)])
+    assert answer.json["status"] == {"state": "of org/a"}
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "code"), [("failed", 422, "adapter_failed"), ("loading", 504, "not_ready")]
+)
+async def test_what_is_not_loaded_in_time_is_answered_with_the_reason(
+    port: Port, state: str, status: int, code: str
+) -> None:
+    port.ready = asyncio.get_running_loop().create_future()
+    port.ready.set_result(False)
+    port.status = {"state": state, "reason": "refused", "message": "p1: rank 64"}
+    one = await port.ask("POST", "/v1/adapters?wait=3", A)
+    several = await port.ask("POST", "/v1/adapters?wait=3", [A, {"name": "b"}])
+    (first, second) = several.json["error"]["items"]
+
+    assert (one.status, one.code) == (status, code)
+    assert "refused: p1: rank 64" in one.json["error"]["message"]
+    assert (several.status, first["code"], second["code"]) == (status, code, code)
+    assert port.store.entries.keys() == {"org/a", "b"}
+
+
+@pytest.mark.parametrize("wait", ["x", "", "-1", "nan", "inf", "601"])
+async def test_a_wait_that_is_no_time_is_a_400_and_nothing_is_declared(
+    port: Port, wait: str
+) -> None:
+    answer = await port.ask("POST", f"/v1/adapters?wait={wait}", A)
+
+    assert (answer.status, answer.code) == (400, "invalid_query")
+    assert port.store.entries == {}
+
+
+async def test_an_alias_has_nothing_to_wait_for(port: Port) -> None:
+    alias = {"name": "x", "targets": [{"model": "base"}]}
+    answer = await port.ask("POST", "/v1/adapters?wait=3", alias)
+
+    assert (answer.status, port.waited) == (201, [])
+
+
+# --- who changed what, and who may ---------------------------------------------------------------
+
+
+async def test_each_change_is_told_with_token_and_address_and_never_the_secret(
+    port: Port,
+) -> None:
+    port.token_file.write_text(f"{TOKEN} name=ci\nsecret-2\n")
+    created = await port.post(A)
+    await port.post(A)
+    await port.ask("POST", "/v1/adapters", B, **{"If-Match": created.tag})
+    await port.ask(
+        "DELETE", "/v1/adapters/org/a", token="secret-2", **{"X-Forwarded-For": "10.0.0.7"}
+    )
+    await port.ask("GET", "/v1/adapters")
+    await port.post({"name": "a,b"})
+
+    assert port.changes == [
+        'ci at 127.0.0.1: created org/a: {"name":"org/a","source":"/adapters/a"}',
+        'ci at 127.0.0.1: replaced org/a: {"name":"org/a","source":"/adapters/b"}',
+        "token-2 at 127.0.0.1, which says it is for '10.0.0.7': deleted org/a",
+    ]
+    assert "secret" not in "".join(port.changes)
+
+
+async def test_a_token_changes_and_sees_the_names_that_it_is_limited_to(port: Port) -> None:
+    port.token_file.write_text(f"{TOKEN}\nsecret-2 name=sql allow=sql-*,org/sql\n")
+    await port.post([A, {"name": "sql-1"}])
+    limited = {"token": "secret-2"}
+    answers = [
+        await port.ask("POST", "/v1/adapters", A, **limited),
+        await port.ask("GET", "/v1/adapters/org/a", **limited),
+        await port.ask("DELETE", "/v1/adapters/org/a", **limited),
+        await port.ask("POST", LOAD, {"lora_name": "law", "lora_path": "/x"}, **limited),
+        await port.ask("POST", UNLOAD, {"lora_name": "org/a"}, **limited),
+        await port.ask("POST", "/v1/adapters", {"name": "sql-"}, **limited),
+        await port.ask("POST", "/v1/adapters", {"name": "org/sql"}, **limited),
+    ]
+    bulk = await port.ask("POST", "/v1/adapters", [{"name": "sql-2"}, {"name": "x"}], **limited)
+    seen = (await port.ask("GET", "/v1/adapters", **limited)).json["data"]
+
+    assert [each.status for each in answers] == [403] * 5 + [201] * 2
+    assert answers[0].code == "name_not_allowed"
+    assert "sql at 127.0.0.1: refused POST of org/a" in port.changes
+    assert (bulk.status, [each["index"] for each in bulk.json["error"]["items"]]) == (403, [1])
+    assert [each["id"] for each in seen] == ["org/sql", "sql-", "sql-1"]
+    assert port.store.entries.keys() == {"org/a", "sql-1", "sql-", "org/sql"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "t name=",
+        "t name=a,b",
+        "t allow=",
+        "t allow=a,,b",
+        "t who=a",
+        "t name=a name",
+        "t name=a name=b",
+        "t\nu name=token-1",
+        "t allow=" + ",".join(f"a{n}" for n in range(101)),
+    ],
+)
+async def test_a_line_of_the_token_file_that_cannot_be_used_lets_nobody_in(
+    port: Port, line: str
+) -> None:
+    port.token_file.write_text(f"{line}\n")
+
+    assert (await port.ask("GET", "/v1/adapters", token="t")).status == 401
+    assert len(port.failures) == 1
 
 
 # --- vLLM's paths ---------------------------------------------------------------------------------
@@ -534,7 +849,7 @@ async def test_a_long_wait_with_a_body_that_came_later_is_not_dropped(tmp_path: 
 async def test_a_body_that_never_comes_is_a_408(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.adapters.registration.BODY_S", 0.1)
+    monkeypatch.setattr("extproc.adapters.registrationhttp.BODY_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", port.server.port)
     writer.write(
         f"POST /v1/adapters HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
@@ -544,3 +859,14 @@ async def test_a_body_that_never_comes_is_a_408(
     writer.close()
 
     assert line.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("name", ["a[b]c", "a?c", "a" * 200 + "!"])
+async def test_nothing_in_a_pattern_but_the_star_is_special(port: Port, name: str) -> None:
+    allowed = f"a[b]*,a?c,{'a*' * 50}!"
+    port.token_file.write_text(f"t allow={allowed}\n")
+    answers = [
+        await port.ask("POST", "/v1/adapters", {"name": each}, token="t") for each in (name, "abc")
+    ]
+
+    assert [each.status for each in answers] == [201, 403]

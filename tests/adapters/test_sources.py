@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.declared import SourceStatus
+from extproc.adapters.sources import SourceStatus
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,39 @@ def test_each_command_explains_itself(command: str) -> None:
     assert f"extproc {command}" in result.output
 
 
+def test_commands_are_shown_in_four_groups() -> None:
+    shown = invoke().output
+    panels = re.split(r"─ (\w+) ─", shown)
+    groups = {
+        name: re.findall(r"^│ ([a-z-]+) ", text, flags=re.M)
+        for name, text in zip(panels[1::2], panels[2::2], strict=True)
+    }
+
+    assert {name: found for name, found in groups.items() if name != "Options"} == {
+        "Run": ["up", "demo", "serve", "epp", "envoy", "adapters"],
+        "Check": ["check-config", "check-pod"],
+        "Observe": ["watch"],
+        "Measure": ["lab", "fake-pod"],
+    }
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("envoy",), ("watch",), ("lab", "run"), ("lab", "loadtest", "compare")]
+)
+def test_flags_are_shown_without_a_type(command: tuple[str, ...]) -> None:
+    shown = invoke(*command, "--help").output
+
+    assert "--help" in shown
+    assert "bool" not in shown
+
+
+def test_all_options_of_envoy_are_in_a_group() -> None:
+    shown = invoke("envoy", "--help").output
+    ungrouped = shown.split("─ Options ─")[1].split("╭")[0]
+
+    assert re.findall(r"--[a-z-]+", ungrouped) == ["--help"]
+
+
 def test_the_module_is_the_same_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "extproc", "check-config", "--config", "/nonexistent"],

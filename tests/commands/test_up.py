@@ -239,3 +239,31 @@ def test_printed_files_are_accepted_by_the_router_and_by_envoy(scheme: str, tmp_
     assert checked.exit_code == 0, checked.output
     assert "ok (policy least_pending)" in checked.stdout
     assert validated.returncode == 0, validated.stderr
+
+
+def test_printed_files_have_the_folder_of_adapters_its_store_and_its_token(tmp_path: Path) -> None:
+    pod = ("--pod", "10.0.0.7:8000")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "adapter_config.json").write_text("{}")
+    first = router_config(*pod, "--adapters", str(tmp_path))["adapters"]
+    token = Path(first["registration"]["token_file"]).read_text()
+
+    assert router_config(*pod, "--adapters", str(tmp_path))["adapters"] == first
+    assert Path(first["registration"]["token_file"]).read_text() == token, "it is kept"
+    assert first["roots"] == [{"pod": str(tmp_path), "router": str(tmp_path)}]
+    assert Path(first["store"]["sqlite"]["file"]).parent == tmp_path / ".extproc"
+    assert "adapters" not in router_config(*pod)
+
+
+def test_a_folder_of_adapters_that_cannot_be_used_is_refused_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    missing = invoke("up", "--print", "--pod", "10.0.0.7:80", "--adapters", str(tmp_path / "no"))
+    (tmp_path / "a,b").mkdir()
+    (tmp_path / "a,b" / "adapter_config.json").write_text("{}")
+    named = invoke("up", "--print", "--pod", "10.0.0.7:80", "--adapters", str(tmp_path))
+
+    assert (missing.exit_code, named.exit_code) == (2, 2)
+    assert "No such file" in error_line(missing)
+    assert "without commas" in error_line(named)
+    assert not (tmp_path / ".extproc").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import yaml
 
 from extproc.lab.fakepod.pod import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
+from tests.adapters.test_adapterfiles import write as write_adapter
 from tests.commandline import Command, commands, error_line, invoke, snippets
 from tests.fakepods import running_pod
 from tests.servers import serving_app
@@ -108,6 +110,42 @@ async def test_one_command_serves_fake_pods_until_ctrl_c_and_leaves_nothing(
     up.process.send_signal(signal.SIGINT)
     assert await ended(up) == 0, up.output
     assert list(tmp_path.glob("extproc-*")) == []
+
+
+@pytest.mark.e2e
+@slow
+async def test_what_lies_in_a_folder_is_declared_and_more_can_be_by_the_printed_command(
+    tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    folder = tmp_path / "the adapters"
+    for name in ("sql", "law"):
+        write_adapter(folder / name)
+    (folder / "no adapter").mkdir()
+    up = start("--fake-pods", "1", "--adapters", str(folder))
+    await wait_for(up, "reply.choices")
+    write_adapter(folder / "NAME")
+    declare = up.output.split("pods have it\n")[1].split("\n\n")[0]
+    made = json.loads(await run("bash", "-c", f"{declare} -s"))
+    url = re.search(r"curl (\S+/completions)", up.output)
+    assert url
+    served = {}
+    async with aiohttp.ClientSession() as http:
+        for name in ("sql", "NAME"):
+            body = {"model": name, "prompt": "hi", "max_tokens": 1}
+            async with http.post(url[1], json=body) as response:
+                served[name] = response.status
+    up.process.send_signal(signal.SIGINT)
+    assert await ended(up) == 0, up.output
+
+    assert "declared    law, sql\n" in up.output
+    assert (made["change"], made["status"]["state"]) == ("created", "ready")
+    assert served == {"sql": 200, "NAME": 200}
+    assert (folder / ".extproc/token").stat().st_mode & 0o77 == 0
+
+    again = start("--fake-pods", "1", "--adapters", str(folder))
+    await wait_for(again, "reply.choices")
+    assert "declared  " not in again.output
+    assert "NAME" in again.output.split("models")[1].split("\n")[0]
 
 
 @pytest.mark.e2e

@@ -237,6 +237,7 @@ def served_model(answer: Answer) -> str:
 # --- declared over HTTP -----------------------------------------------------------------------
 
 TOKEN = {"authorization": "Bearer secret"}
+TENANT = "x-llm-d-inference-fairness-id"
 
 
 @asynccontextmanager
@@ -266,6 +267,39 @@ async def post(scene: Scene, path: str, **body: Any) -> tuple[int, str]:
     url = f"{scene.router.admin_url}{path}"
     async with scene.http.post(url, json=body, headers=TOKEN) as response:
         return response.status, await response.text()
+
+
+async def test_an_alias_its_weights_and_who_may_use_an_adapter_are_declared_over_http(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    trusted = {"trusted_headers": ["fairness_id"]}
+    async with registering(http, tmp_path, store_in(tmp_path, "sqlite"), request=trusted) as scene:
+        adapters = [
+            {"name": "a", "source": "/adapters/a", "tenants": ["acme"]},
+            {"name": "b", "source": "/adapters/b"},
+        ]
+        url = f"{scene.router.admin_url}/v1/adapters?wait=60"
+        async with http.post(url, json=adapters, headers=TOKEN) as response:
+            assert response.status == 200, await response.text()
+        own, others = {TENANT: "acme"}, {TENANT: "other"}
+        assert (await scene.client.chat("a", headers=own)).status == 200
+        assert (await scene.client.chat("a", headers=others)).status == 404
+
+        weights = [{"model": "a", "weight": 1}, {"model": "b", "weight": 0}]
+        assert (await post(scene, "/v1/adapters", name="x", targets=weights))[0] == 201
+        assert (await scene.until_answered("b")).status == 200
+        before = await scene.client.chat("x", headers=own)
+        hidden = await scene.client.chat("x", headers=others)
+        weights[0]["weight"], weights[1]["weight"] = 0, 1
+        headers = {**TOKEN, "If-Match": "*"}
+        rolled = {"name": "x", "targets": weights}
+        url = f"{scene.router.admin_url}/v1/adapters"
+        async with http.post(url, json=rolled, headers=headers) as response:
+            assert response.status == 200, await response.text()
+        after = await scene.client.chat("x", headers=others)
+
+        assert [each.status for each in (before, hidden, after)] == [200, 404, 200]
+        assert [each.json["model"] for each in (before, after)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.stores.store import ANY_TAG
+from extproc.adapters.stores.writing import ANY_TAG
 from extproc.config.adapters import StoreConfig
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.declared import Declaration, LoadMode, Sources, SourceStatus
+from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.sources import Sources, SourceStatus
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.costs import Costs
 from extproc.fleet.peerpicks import PeerPick

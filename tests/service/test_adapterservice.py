@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from extproc.adapters.declared import SourceStatus
+from extproc.adapters.sources import SourceStatus
 from extproc.config.file import check_sections
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.policies import Founding

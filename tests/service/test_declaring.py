@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.adapters.declared import Declaration, DeclarationError
+from extproc.adapters.declared import Declaration, DeclarationError, Target, Terms
 from extproc.config.file import check_sections
 from extproc.routing.precedence import Merged
 from extproc.service.adapterservice import Declaring
@@ -35,3 +35,44 @@ def test_with_roots_a_source_that_is_declared_over_http_is_in_one_of_them() -> N
             DeclarationError, match="must be in one of adapters.roots: /adapters, /"
         ):
             declaring.why_not(Declaration("sql", source=source))
+
+
+def test_terms_that_a_store_has_count_as_those_of_the_configuration_do() -> None:
+    seen: list[Merged] = []
+    route = {"name": "r", "models": ["old", "law"], "targets": [{"model": "base"}]}
+    config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
+    declaring = Declaring(config, lambda merged, _withheld: seen.append(merged))
+    targets = (Target("sql", 9.0), Target("sql-2", 1.0))
+    old = Declaration("old", origin="store", terms=Terms(targets=targets))
+    declaring.store(
+        [
+            Declaration("sql", origin="store", terms=Terms(frozenset({"acme"}), 7)),
+            Declaration("law", origin="store", terms=Terms(priority=8)),
+            Declaration("expert", origin="store", terms=Terms(priority=3, targets=targets)),
+            old,
+        ]
+    )
+    merged = seen[-1]
+
+    assert merged.offers.keys() == {"sql", "law"}, "nothing is loaded for an alias"
+    assert merged.offers["sql"].tenants == {"acme"}
+    assert {route.models: route.priority for route in merged.routes} == {
+        ("sql",): 7,
+        ("expert",): 3,
+    }
+    assert [(rule.models, rule.targets) for rule in merged.rules] == [
+        (("expert",), (("sql", 9.0), ("sql-2", 1.0)))
+    ]
+    assert "has targets" in declaring.why_not(old)
+
+
+def test_an_adapters_name_is_no_alias_whoever_declares_it() -> None:
+    seen: list[Merged] = []
+    route = {"name": "r", "models": ["sql"], "adapter": {"source": "/adapters/sql"}}
+    config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
+    declaring = Declaring(config, lambda merged, _withheld: seen.append(merged))
+    alias = Declaration("sql", origin="store", terms=Terms(priority=1, targets=(Target("x"),)))
+    declaring.store([alias])
+
+    assert declaring.why_not(alias) == "it is declared by the configuration"
+    assert (seen[-1].rules, seen[-1].routes) == ((), ())

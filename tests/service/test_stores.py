@@ -64,6 +64,7 @@ async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content
             wait_until_ready=is_ready,
             why_not=lambda name: "",
             on_failure=lambda message: None,
+            on_change=lambda message: None,
         )
 
 

@@ -1,7 +1,9 @@
 """What is stored of one adapter, as bytes: a JSON object with the fields that people write.
 
     {"name": "org/name", "source": "/adapters/name", "version": "2", "base": "", "rank": 16,
-     "replicas": {"min": 1, "max": null}, "load": "auto", "deleted": false}
+     "replicas": {"min": 1, "max": null}, "load": "auto", "tenants": ["acme"], "priority": 10,
+     "deleted": false}
+    {"name": "expert", "targets": [{"model": "org/name", "weight": 90}, {"model": "other"}]}
 
 Only `name` is required. Fields that this version does not know are ignored in what is stored: a
 newer router may have written them. Its tag is a hash of these bytes, the same in every medium.
@@ -17,7 +19,15 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from extproc.adapters.declared import Declaration, DeclarationError, Replicas, Written
+from extproc.adapters.declared import (
+    NO_TERMS,
+    Declaration,
+    DeclarationError,
+    Replicas,
+    Target,
+    Terms,
+    Written,
+)
 from extproc.errors import ExtprocError
 
 
@@ -84,6 +94,18 @@ class _Replicas(Replicas, forbid_unknown_fields=True):
 
 class _Adapter(Written, omit_defaults=True):
     replicas: _Replicas | UnsetType = UNSET  # not null, which only Kubernetes sends
+    tenants: tuple[str, ...] = ()
+    priority: int | None = None
+    targets: tuple[Target, ...] = ()
+
+    def declared(self) -> Declaration:
+        """Return what is declared.
+
+        Raises:
+            DeclarationError: It cannot stand.
+        """
+        terms = Terms(frozenset(self.tenants), self.priority, self.targets)
+        return self.declaration(origin="store", terms=NO_TERMS if terms == NO_TERMS else terms)
 
 
 class _Content(_Adapter, omit_defaults=True):
@@ -98,6 +120,7 @@ _Parsed = TypeVar("_Parsed", bound=_Adapter)
 
 _CONTENT = msgspec.json.Decoder(_Content)
 _ASKED = msgspec.json.Decoder(_Asked)
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def encode(declaration: Declaration, *, is_deleted: bool = False) -> bytes:
@@ -107,6 +130,7 @@ def encode(declaration: Declaration, *, is_deleted: bool = False) -> bytes:
         DeclarationError: It is larger than `MAX_CONTENT_BYTES`.
     """
     replicas = _Replicas(declaration.min_replicas, declaration.max_replicas)
+    terms = declaration.terms
     content = msgspec.json.encode(
         _Content(
             name=declaration.name,
@@ -116,6 +140,9 @@ def encode(declaration: Declaration, *, is_deleted: bool = False) -> bytes:
             rank=declaration.rank,
             replicas=UNSET if replicas == _Replicas() else replicas,
             load=declaration.load,
+            tenants=tuple(sorted(terms.tenants)),
+            priority=terms.priority,
+            targets=terms.targets,
             deleted=is_deleted,
         )
     )
@@ -126,6 +153,7 @@ def encode(declaration: Declaration, *, is_deleted: bool = False) -> bytes:
 
 def as_json(declaration: Declaration) -> dict[str, Any]:
     """Return a declaration as values of JSON, with all fields but `origin`."""
+    terms = declaration.terms
     return {
         "name": declaration.name,
         "source": declaration.source,
@@ -134,6 +162,9 @@ def as_json(declaration: Declaration) -> dict[str, Any]:
         "rank": declaration.rank,
         "replicas": {"min": declaration.min_replicas, "max": declaration.max_replicas},
         "load": declaration.load.value,
+        "tenants": sorted(terms.tenants),
+        "priority": terms.priority,
+        "targets": [{"model": each.model, "weight": each.weight} for each in terms.targets],
     }
 
 
@@ -144,7 +175,7 @@ def decode(content: bytes) -> Stored:
         DeclarationError: It is no declaration, or one that cannot stand.
     """
     found = _parse(_CONTENT, content)
-    return Stored(found.declaration(origin="store"), tag_of(content), found.deleted)
+    return Stored(found.declared(), tag_of(content), found.deleted)
 
 
 def decode_asked(body: bytes) -> Declaration:
@@ -153,7 +184,26 @@ def decode_asked(body: bytes) -> Declaration:
     Raises:
         DeclarationError: As `decode`; also for a field that does not exist.
     """
-    return _parse(_ASKED, body).declaration(origin="store")
+    return _parse(_ASKED, body).declared()
+
+
+def decode_all(body: bytes) -> list[Declaration | DeclarationError]:
+    """Return what a client declares in a list: of each item, what it is or why it is nothing.
+
+    Raises:
+        DeclarationError: It is no list.
+    """
+    try:
+        items = _LIST.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DeclarationError(f"not a list of declarations: {error}") from error
+    found: list[Declaration | DeclarationError] = []
+    for item in items:
+        try:
+            found.append(decode_asked(bytes(item)))
+        except DeclarationError as error:
+            found.append(error)
+    return found
 
 
 def tag_of(content: bytes) -> str:

@@ -8,7 +8,7 @@ before: the last good one counts until it is repaired.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -16,19 +16,21 @@ from msgspec import Struct
 from extproc.adapters.declared import Declaration, DeclarationError, Names
 from extproc.adapters.stores.content import (
     MAX_DECLARATIONS,
-    Change,
-    ConflictError,
     Medium,
     Put,
     Stored,
     StoreError,
     decode,
     encode,
-    tag_of,
+)
+from extproc.adapters.stores.writing import (
+    Swaps,
+    check_match,
+    decoded,
+    put_of,
+    to_write,
 )
 
-ANY_TAG = "*"
-"""Stands for whatever is there, as in HTTP's If-Match."""
 MAX_ATTEMPTS = 20
 """To write one content: somebody else wrote the same one each time before."""
 SETTLED_AFTER = 3
@@ -129,26 +131,36 @@ class Store:
             DeclarationError: It is too large.
             StoreError: It cannot be written; nothing has changed.
         """
-        new = encode(declaration)
 
         def change(old: Stored | None) -> bytes | None:
-            there = None if old is None or old.is_deleted else old
-            is_same = there is not None and encode(there.declaration) == new
-            if if_match is None:
-                if there is not None and not is_same:
-                    raise ConflictError(f"{declaration.name} is declared otherwise", there.tag)
-            else:
-                _check_match(declaration.name, there, if_match)
-            if there is None and (why := self._names.why_not(declaration.name)):
-                raise ConflictError(f"{declaration.name}: {why}", "")
-            return None if is_same else new
+            return to_write(declaration, old, if_match, self._names)
 
-        old = await self._write(declaration.name, change)
-        if old is None or old.is_deleted:
-            return Put(tag_of(new), Change.CREATED)
-        if encode(old.declaration) == new:
-            return Put(old.tag, Change.NONE)
-        return Put(tag_of(new), Change.REPLACED)
+        return put_of(declaration, await self._write(declaration.name, change))
+
+    async def put_all(
+        self, declarations: Sequence[Declaration], *, replaces: bool = False
+    ) -> list[Put]:
+        """Declare all of them or none, and return what is there then, in their order.
+
+        Args:
+            declarations: Each must stand (`Declaration.check`).
+            replaces: Whether they replace what is declared otherwise.
+
+        Raises:
+            BulkError: Some cannot be declared.
+            StoreError: They cannot be written; the message names what could not be taken back.
+        """
+        async with self._turn:
+            there = (name for name, each in self.entries.items() if not each.is_deleted)
+            names, swaps = Names(there), Swaps()
+            for each in declarations:
+                content = await self._medium.get(each.name)
+                swaps.add(each, content, replaces=replaces, names=names)
+            try:
+                return await swaps.write(self._medium)
+            finally:
+                if self.is_known:
+                    await self._look()
 
     async def delete(self, name: str, *, if_match: str | None = None) -> bool:
         """Declare that an adapter is gone; return whether it was declared.
@@ -161,10 +173,10 @@ class Store:
         def change(old: Stored | None) -> bytes | None:
             there = None if old is None or old.is_deleted else old
             if if_match is not None:
-                _check_match(name, there, if_match)
+                check_match(name, there, if_match)
             if there is None:
                 return None
-            keeps_it = self._medium.keeps_deleted
+            keeps_it = self._medium.keeps_deleted and not there.declaration.is_alias
             return encode(there.declaration, is_deleted=True) if keeps_it else b""
 
         old = await self._write(name, change)
@@ -215,7 +227,7 @@ class Store:
         async with self._turn:
             for _ in range(MAX_ATTEMPTS):
                 content = await self._medium.get(name)
-                old = None if content is None else self._decoded(name, content)
+                old = None if content is None else decoded(name, content)
                 new = change(old)
                 if new is None:
                     return old
@@ -236,12 +248,6 @@ class Store:
             self._on_read()
             self._take(contents)
             self._report(set(self.problems.values()))
-
-    def _decoded(self, name: str, content: bytes) -> Stored:
-        try:
-            return decode(content)
-        except DeclarationError as error:
-            raise ConflictError(f"what is stored of {name} cannot be used: {error}", "") from error
 
     def _take(self, contents: Mapping[str, bytes | StoreError]) -> None:
         is_same = contents is self._read
@@ -313,10 +319,3 @@ class Store:
         if self._failures and not failures:
             self._on_recovery()
         self._failures = frozenset(failures)
-
-
-def _check_match(name: str, there: Stored | None, if_match: str) -> None:
-    if there is None:
-        raise ConflictError(f"{name} is not declared", "")
-    if if_match not in (ANY_TAG, there.tag):
-        raise ConflictError(f"{name} has been changed since", there.tag)

@@ -1,4 +1,4 @@
-"""`extproc up`: a real Envoy and the router before pods that run already.
+"""`extproc up`: a real Envoy and the router before pods that run already, or fake ones.
 
 What it runs are two files, which `--print` prints.
 """
@@ -23,8 +23,21 @@ def up(
         ),
     ] = None,
     fake_pods: Annotated[
-        int, typer.Option(min=0, max=64, help="Start so many fake pods, and serve those.")
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Start so many fake pods, which need no GPU, and serve those. They take as long "
+            "as a vLLM on an H100 would, answer with made-up text, and end with the command.",
+        ),
     ] = 0,
+    adapters: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with an adapter in each subfolder, where pods find them, too: declare "
+            "those, and open the API to declare more. Its store and token are in FOLDER/.extproc."
+        ),
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -56,11 +69,12 @@ def up(
         typer.Option("--print", help="Print the two files that it would use, and start nothing."),
     ] = False,
 ) -> None:
-    """Start Envoy and the router before pods that run already; Ctrl-C stops both.
+    """Start Envoy and the router before pods that run already, or fake ones; Ctrl-C stops all.
 
     Exit status: 0 after Ctrl-C or SIGTERM, 128 plus the signal's number before everything has
     started, 1 if something does not start or dies.
     """
+    from extproc.commands.up.adapters import AdapterFolder
     from extproc.commands.up.files import Plan, check, start_alone, text_of
     from extproc.commands.up.pods import find_pods, parse_pods
     from extproc.commands.up.run import run
@@ -76,7 +90,9 @@ def up(
             if not print_files:
                 alone.enter_context(start_alone())
             plan = Plan.make(
-                *(host, port, policy, api_key_file, ca_file, max_cpu_loras), is_printed=print_files
+                *(host, port, policy, api_key_file, ca_file, max_cpu_loras),
+                adapters=AdapterFolder.open(adapters) if adapters else None,
+                is_printed=print_files,
             )
             pods = [] if fake_pods else find_pods(given, plan.access())
             check(plan, pods)

@@ -16,6 +16,7 @@ import yaml
 
 from extproc.address import Address
 from extproc.commands.hints import own_command, shown
+from extproc.commands.up.adapters import AdapterFolder
 from extproc.commands.up.pods import Access, Pod
 from extproc.config.file import ConfigError, check_sections
 from extproc.config.sections import PolicyConfig
@@ -42,6 +43,7 @@ class Plan:
         api_key_file: The pods' API key.
         ca_file: The CAs of the pods' certificates; None for plain HTTP.
         max_cpu_loras: Adapters in each pod's CPU cache; None for as many as slots.
+        adapters: What is declared, and may be over HTTP; None where nothing is.
     """
 
     listen: Address
@@ -52,6 +54,7 @@ class Plan:
     api_key_file: Path | None
     ca_file: Path | None
     max_cpu_loras: int | None
+    adapters: AdapterFolder | None = None
 
     @classmethod
     def make(
@@ -63,6 +66,7 @@ class Plan:
         ca_file: Path | None,
         max_cpu_loras: int | None,
         *,
+        adapters: AdapterFolder | None = None,
         is_printed: bool,
     ) -> Plan:
         """Return the plan with the usual ports; to be run, with free ports in place of taken ones.
@@ -86,7 +90,7 @@ class Plan:
         router, admin, envoy_admin = (f"{_LOOPBACK}:{each}" for each in ports)
         key, ca = (path and path.absolute() for path in (api_key_file, ca_file))
         name = policy or PolicyConfig().name
-        return cls(listen, router, admin, envoy_admin, name, key, ca, max_cpu_loras)
+        return cls(listen, router, admin, envoy_admin, name, key, ca, max_cpu_loras, adapters)
 
     def config(self, pods: Sequence[Pod]) -> dict[str, Any]:
         """Return the router's configuration."""
@@ -105,6 +109,7 @@ class Plan:
             "admin": {"address": self.admin},
             "discovery": {"static": static},
             **({"pods": common} if common else {}),
+            **({"adapters": self.adapters.config()} if self.adapters else {}),
             "policy": {"name": self.policy},
             "log": {"json_lines": False},
         }

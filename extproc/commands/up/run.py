@@ -61,7 +61,8 @@ async def _run(
     stack = Stack()
     try:
         if num_fake_pods:
-            await stack.start_pods(fake_pods(num_fake_pods, SLOTS))
+            own = {} if plan.adapters is None else {"adapters": ()}
+            await stack.start_pods(fake_pods(num_fake_pods, SLOTS, **own))
             pods = [Pod(pod.address, pod.name) for pod in stack.pods.values()]
             plan = replace(plan, max_cpu_loras=cpu_places(SLOTS))
         failures = await ask((pod.address for pod in pods), plan.access())
@@ -166,7 +167,7 @@ def _snippets(plan: Plan, cards: Sequence[dict[str, Any]]) -> str:
         headers += f' -H "authorization: Bearer $(cat {shlex.quote(str(plan.api_key_file))})"'
         key = f"open({_literal(str(plan.api_key_file))}).read().strip()"
     return f"""  models      {listed(names, _MAX_NAMES)}
-
+{_declaring(plan)}
 # in a shell
 curl {shlex.quote(_url(plan) + "/completions")} {headers} \\
   -d {shlex.quote(_literal(body))}
@@ -179,6 +180,21 @@ reply = client.completions.create({arguments})
 print(reply.choices[0].text)
 
 # Ctrl-C stops Envoy and the router
+"""
+
+
+def _declaring(plan: Plan) -> str:
+    """Return how another adapter is declared, with a name and a folder to fill in."""
+    if plan.adapters is None:
+        return ""
+    token, url = shlex.quote(str(plan.adapters.token_file)), f"http://{plan.admin}/v1/adapters"
+    body = {"name": "NAME", "source": str(plan.adapters.path / "NAME")}
+    new = plan.adapters.declared
+    told = f"  declared    {listed(new, _MAX_NAMES)}\n" if new else ""
+    return f"""{told}
+# to declare an adapter, and wait until pods have it
+curl '{url}?wait=60' -H "authorization: Bearer $(cat {token})" \\
+  -d {shlex.quote(_literal(body))}
 """
 
 

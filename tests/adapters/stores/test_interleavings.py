@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 from msgspec import Struct
 
 from extproc.adapters.stores.content import Change, ConflictError, Medium
-from extproc.adapters.stores.store import ANY_TAG, Store
+from extproc.adapters.stores.store import Store
+from extproc.adapters.stores.writing import ANY_TAG
 from tests.adapters.stores.media import RedisServer, declared, make_medium, shown
 from tests.builders import Clock
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from extproc.adapters.stores.content import ConflictError
-from extproc.adapters.stores.store import ANY_TAG, Store
+from extproc.adapters.stores.store import Store
+from extproc.adapters.stores.writing import ANY_TAG
 from tests.adapters.stores.media import (
     STRICT_KINDS,
     Opened,

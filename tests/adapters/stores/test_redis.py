@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from extproc.adapters.stores.content import ConflictError, Medium, StoreError, StoreFullError
-from extproc.adapters.stores.store import ANY_TAG
+from extproc.adapters.stores.writing import ANY_TAG
 from tests.adapters.stores.cutter import Cut, Cutter
 from tests.adapters.stores.media import (
     KEY,

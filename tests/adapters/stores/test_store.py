@@ -8,7 +8,8 @@ import pytest
 
 from extproc.adapters.declared import DeclarationError
 from extproc.adapters.stores.content import Change, ConflictError, StoreError
-from extproc.adapters.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
+from extproc.adapters.stores.store import MAX_ATTEMPTS, SETTLED_AFTER
+from extproc.adapters.stores.writing import ANY_TAG
 from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown
 from tests.waiting import eventually
 

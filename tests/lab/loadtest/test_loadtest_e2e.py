@@ -1,4 +1,4 @@
-"""`extproc loadtest` with real processes: fake pods, routers, Envoys, and what happens to them."""
+"""`extproc lab loadtest` with real processes: fake pods, routers, Envoys, and how they end."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_url_is_compared_by_its_own_adapters(tmp_path: Path) -> None:
 
     async def compare() -> tuple[int, str]:
         pods = [await start_pod(PodConfig(f"pod-{n}", "llama", ["x", "y"])) for n in range(2)]
-        command = [sys.executable, "-m", "extproc", "loadtest", "compare", "zipf"]
+        command = [sys.executable, "-m", "extproc", "lab", "loadtest", "compare", "zipf"]
         command += ["--rate", "20", "--requests", "40", "--slices", "2", "--out", str(out)]
         for pod in pods:
             command += ["--target", f"url:{pod.url}={pod.name}"]
@@ -245,7 +245,18 @@ def test_a_signal_leaves_no_process_and_shows_what_was_measured(
 ) -> None:
     command = Command(
         tmp_path,
-        *("loadtest", "compare", "zipf", "--rate", "10", "--requests", "400", "--slices", "20"),
+        *(
+            "lab",
+            "loadtest",
+            "compare",
+            "zipf",
+            "--rate",
+            "10",
+            "--requests",
+            "400",
+            "--slices",
+            "20",
+        ),
         *("--target", "envoy:round_robin", *(f for knob in FLEET for f in ("--fleet", knob))),
     )
     started.append(command)
@@ -267,7 +278,9 @@ def test_a_signal_leaves_no_process_and_shows_what_was_measured(
 def test_a_signal_while_fleets_start_leaves_no_process(
     tmp_path: Path, started: list[Command]
 ) -> None:
-    command = Command(tmp_path, "loadtest", "compare", "quick", "--target", "policy:founding")
+    command = Command(
+        tmp_path, "lab", "loadtest", "compare", "quick", "--target", "policy:founding"
+    )
     started.append(command)
     command.wait_for_output("starting")
     command.wait_until_started(3)

@@ -1,0 +1,69 @@
+"""Where adapters are declared, and what is known of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+
+class SourceStatus(Struct, frozen=True):
+    """How one source of declarations is: a store, or a kind of objects in a cluster.
+
+    Attributes:
+        name: What people know it by.
+        has_terms: It may say who may use an adapter, or that one is gone. Others only name models.
+        is_read: It has been read as a whole once, or there is none.
+        is_complete: Besides, all that was in it then could be used.
+        age_s: Seconds since it last answered: how old what is known of it may be.
+        problem: Why it cannot be read now; "" if it can.
+    """
+
+    name: str
+    has_terms: bool
+    is_read: bool
+    is_complete: bool
+    age_s: float
+    problem: str = ""
+
+    @property
+    def said(self) -> str:
+        """What is wrong, for people; "" for nothing."""
+        if self.is_read and not self.problem:
+            return ""
+        if not self.is_read:
+            return f"{self.name}: not read yet" + (f": {self.problem}" if self.problem else "")
+        return f"{self.name}: as of {self.age_s:.0f} s ago: {self.problem}"
+
+
+class Sources:
+    """All sources of declarations but the configuration."""
+
+    def __init__(self) -> None:
+        self._say: list[Callable[[], Iterable[SourceStatus]]] = []
+        self._are_known = self._terms_are_known = False
+
+    def add(self, say: Callable[[], Iterable[SourceStatus]]) -> None:
+        """Add sources that say how they are; before anybody asks."""
+        self._say.append(say)
+
+    def statuses(self) -> list[SourceStatus]:
+        """Return how each source is."""
+        return [status for say in self._say for status in say()]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether all that is declared has been read, wherever that is.
+
+        What has been read as a whole once stays known, whatever happens to where it was read.
+        """
+        self._are_known = self._are_known or all(each.is_complete for each in self.statuses())
+        return self._are_known
+
+    @property
+    def terms_are_known(self) -> bool:
+        """Whether all has been read that may say who may use an adapter; stays known as well."""
+        self._terms_are_known = self._terms_are_known or all(
+            each.is_complete for each in self.statuses() if each.has_terms
+        )
+        return self._terms_are_known

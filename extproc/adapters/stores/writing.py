@@ -1,0 +1,183 @@
+"""What a write makes of what is there; and several writes in one, of which all are made or none.
+
+Each of several is looked at before the first one is written. A medium writes one content at a time:
+if it fails midway, what was written is taken back. Others may see a part of it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from extproc.adapters.declared import Declaration, DeclarationError, Names
+from extproc.adapters.stores.content import (
+    Change,
+    ConflictError,
+    Medium,
+    Put,
+    Stored,
+    StoreError,
+    decode,
+    encode,
+    tag_of,
+)
+from extproc.errors import ExtprocError
+from extproc.phrases import listed
+
+ANY_TAG = "*"
+"""Stands for whatever is there, as in HTTP's If-Match."""
+_MAX_TOLD = 5
+
+
+class BulkError(ExtprocError):
+    """Some of several declarations cannot be made, so none was.
+
+    Attributes:
+        errors: By their place in the list, from 0: what `put` raises for one alone.
+    """
+
+    def __init__(self, errors: Mapping[int, Exception]) -> None:
+        super().__init__(f"{len(errors)} cannot be declared, so none was")
+        self.errors = errors
+
+
+class _Swap(Struct, frozen=True):
+    """A content that is to replace another one; None stands for no content."""
+
+    name: str
+    old: bytes | None
+    new: bytes
+
+
+class Swaps:
+    """Declarations that are to be written together."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._names: set[str] = set()
+        self._errors: dict[int, Exception] = {}
+        self._swaps: list[_Swap] = []
+        self._puts: list[Put] = []
+
+    def add(
+        self, declaration: Declaration, content: bytes | None, *, replaces: bool, names: Names
+    ) -> None:
+        """Add one.
+
+        Args:
+            content: What is there of it.
+            replaces: Whether it replaces what is declared otherwise.
+            names: All that are declared; it is added to them.
+        """
+        name, number = declaration.name, self._num
+        self._num += 1
+        try:
+            if name in self._names:
+                raise DeclarationError(f"{name} is in the list twice")
+            self._names.add(name)
+            old = None if content is None else decoded(name, content)
+            is_there = old is not None and not old.is_deleted
+            if_match = ANY_TAG if replaces and is_there else None
+            new = to_write(declaration, old, if_match, names)
+        except (ConflictError, DeclarationError) as error:
+            self._errors[number] = error
+            return
+        names.add(name)
+        self._puts.append(put_of(declaration, old))
+        if new is not None:
+            self._swaps.append(_Swap(name, content, new))
+
+    async def write(self, medium: Medium) -> list[Put]:
+        """Write all of them or none, and return what is there then, in their order.
+
+        Raises:
+            BulkError: Some cannot be declared.
+            StoreError: The medium failed, or somebody else wrote one of them just now. The message
+                names those that could not be taken back, if any.
+        """
+        if self._errors:
+            raise BulkError(self._errors)
+        done: list[_Swap] = []
+        try:
+            for swap in self._swaps:
+                if not await medium.swap(swap.name, swap.old, swap.new):
+                    raise StoreError(f"{swap.name}: somebody else has just written it")
+                done.append(swap)
+        except StoreError as error:
+            stays = await _taken_back(medium, done)
+            if not stays:
+                raise
+            told = listed(stays, _MAX_TOLD)
+            raise StoreError(f"{error}; these could not be taken back: {told}") from error
+        return self._puts
+
+
+async def _taken_back(medium: Medium, done: Sequence[_Swap]) -> list[str]:
+    """Put the old contents back, the last one first; return the names of those that stay."""
+    stays = []
+    for swap in reversed(done):
+        try:
+            is_back = await medium.swap(swap.name, swap.new, swap.old)
+        except StoreError:
+            is_back = False
+        if not is_back:
+            stays.append(swap.name)
+    return stays
+
+
+def decoded(name: str, content: bytes) -> Stored:
+    """Return what is there.
+
+    Raises:
+        ConflictError: It cannot be used, and nothing replaces it unseen.
+    """
+    try:
+        return decode(content)
+    except DeclarationError as error:
+        raise ConflictError(f"what is stored of {name} cannot be used: {error}", "") from error
+
+
+def to_write(
+    declaration: Declaration, old: Stored | None, if_match: str | None, names: Names
+) -> bytes | None:
+    """Return the content that is to replace another one; None if it is the same.
+
+    Raises:
+        ConflictError: It may not.
+        DeclarationError: It is too large.
+    """
+    name, new = declaration.name, encode(declaration)
+    if old is not None and old.declaration.is_alias is not declaration.is_alias:
+        if old.is_deleted:
+            raise ConflictError(f"{name}: pods have not let go yet of the adapter of that name", "")
+        kind = "an alias" if old.declaration.is_alias else "an adapter"
+        raise ConflictError(f"{name} is {kind}: delete it first", "")
+    there = None if old is None or old.is_deleted else old
+    is_same = there is not None and encode(there.declaration) == new
+    if if_match is None:
+        if there is not None and not is_same:
+            raise ConflictError(f"{name} is declared otherwise", there.tag)
+    else:
+        check_match(name, there, if_match)
+    if there is None and (why := names.why_not(name)):
+        raise ConflictError(f"{name}: {why}", "")
+    return None if is_same else new
+
+
+def put_of(declaration: Declaration, old: Stored | None) -> Put:
+    """Return what is there after a put, given what was there before."""
+    new = encode(declaration)
+    if old is None or old.is_deleted:
+        return Put(tag_of(new), Change.CREATED)
+    if encode(old.declaration) == new:
+        return Put(old.tag, Change.NONE)
+    return Put(tag_of(new), Change.REPLACED)
+
+
+def check_match(name: str, there: Stored | None, if_match: str) -> None:
+    """Raise ConflictError if what is there is not what the writer expects."""
+    if there is None:
+        raise ConflictError(f"{name} is not declared", "")
+    if if_match not in (ANY_TAG, there.tag):
+        raise ConflictError(f"{name} has been changed since", there.tag)
