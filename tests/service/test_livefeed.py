@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.costs import Costs, Decode
 from extproc.fleet.accounting import DecisionRecord
+from extproc.fleet.slowness import SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.telemetry import Telemetry
@@ -48,6 +50,7 @@ class Scene:
             knows_times=lambda: self.knows_times,
             health=lambda: self.reasons,
             policy=lambda: "founding",
+            slow=SlowPods(lambda _address: ""),
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.5,
         )
@@ -64,6 +67,24 @@ class Scene:
     def frame(self, after_s: float = 0.25) -> Any:
         self.now += after_s
         return json.loads(self.feed.compose())
+
+
+def test_a_pod_is_shown_with_its_time_per_token_and_that_over_its_peers() -> None:
+    times_s = (0.01, 0.01, 0.024)
+    scene = Scene(
+        *(
+            endpoint_view(number, num_running=1, costs=Costs(decode=Decode(1, token_s)))
+            for number, token_s in enumerate(times_s, start=1)
+        )
+    )
+    for _ in range(40):
+        scene.now += 1
+        scene.feed.slow.look(scene.snapshot())
+    pods = scene.frame()["pods"]
+
+    assert [each["token_ms"] for each in pods] == [10.0, 10.0, 24.0]
+    assert [each["slowness"] for each in pods] == [0.59, 0.59, 2.4]
+    assert [each["slow"] for each in pods] == [False, False, True]
 
 
 def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
@@ -104,6 +125,9 @@ def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
             "slots": 4,
             "in_gpu": 1,
             "in_cpu": 2,
+            "token_ms": None,
+            "slowness": None,
+            "slow": False,
         }
     ]
 
