@@ -184,7 +184,7 @@ def test_any_page_gives_bounded_numbers_and_every_request_a_decision(
             service.recorder.decided(result, 0.001, now=service.now)
             if isinstance(result, Pick) and model == "a":
                 service.accounting.finish(result, Outcome.COMPLETED, now=service.now)
-                service.recorder.ended(Outcome.COMPLETED)
+                service.recorder.ended(result, Outcome.COMPLETED)
             elif isinstance(result, Rejection):
                 service.recorder.rejected(result, {":path": "/v1/completions"})
         service.check()

@@ -20,6 +20,7 @@ from extproc.fleet.slowness import Slowness, SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.explanation import explain
+from extproc.observe.outcomes import tell_outcome
 from extproc.observe.telemetry import Telemetry, Totals
 from extproc.phrases import shortened
 from extproc.types import EndpointView, ModelCard, Pick, Snapshot
@@ -187,6 +188,8 @@ class LiveFeed:
             for sequence, record in last
         }
         num_new = self.decisions.num_published - self._num_shown
+        for sequence, record in last:
+            described[sequence]["end"] = tell_outcome(record)
         self._described, self._num_shown = described, self.decisions.num_published
         return list(described.values()), max(0, num_new - len(last)) if last else 0
 

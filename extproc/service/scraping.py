@@ -131,7 +131,7 @@ class Pods:
             self._models.poke(address)
         lost = self._accounting.reconcile(address, now=taken_at_s)
         if lost:
-            self._recorder.given_up(len(lost))
+            self._recorder.given_up([each.pick for each in lost])
         self.losses.answered(address, Part.REPORTS, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.costs import Costs, Decode
-from extproc.fleet.accounting import DecisionRecord
+from extproc.fleet.accounting import DecisionRecord, End
 from extproc.fleet.slowness import SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
@@ -22,7 +22,7 @@ from extproc.queue.status import describe_queue
 from extproc.rejections import saturated
 from extproc.service.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
 from extproc.types import EndpointView, ModelCard, Outcome, Pick, Rejection, Snapshot
-from tests.builders import endpoint_view, pick, request
+from tests.builders import address, completion, endpoint_view, pick, request
 
 
 class Scene:
@@ -211,6 +211,7 @@ def test_decisions_are_explained_newest_first() -> None:
             "reason": "saturated",
             "text": "Rejected with 429 saturated for b, retry after 2 s: Every endpoint that "
             "serves this model is saturated. Retry later.",
+            "end": "",
         },
         {
             "n": 1,
@@ -221,8 +222,24 @@ def test_decisions_are_explained_newest_first() -> None:
             "reason": "cold",
             "us": 100,
             "text": "pod-1: the only pod that could take it.",
+            "end": "",
         },
     ]
+
+
+def test_a_decision_says_how_its_pick_ended_as_soon_as_that_is_known() -> None:
+    scene = Scene(endpoint_view(1))
+    chosen = pick()
+    scene.decide(chosen)
+    before = scene.frame()["decisions"][0]["end"]
+    scene.decisions.ended(chosen, End(Outcome.COMPLETED, 1.0, completion(chosen.id)))
+    after = scene.frame()["decisions"][0]["end"]
+
+    assert (before, after) == (
+        "",
+        f"It ended after 200 ms with status 200, its first token after 100 ms; "
+        f"served by {address(1)}.",
+    )
 
 
 def test_rates_are_those_since_somebody_looks() -> None:

@@ -410,7 +410,9 @@ function showDecisions() {
   for (const number of [...items.keys()]) if (!wanted.has(number)) items.delete(number);
   const elements = shown.map((decision) => {
     if (!items.has(decision.n)) items.set(decision.n, item(decision));
-    return items.get(decision.n);
+    const element = items.get(decision.n);
+    setText(element.querySelector(".end"), decision.end);
+    return element;
   });
   $("decisions").replaceChildren(...elements);
   const more = frame.decisions.length - shown.length;
@@ -448,7 +450,7 @@ function item(decision) {
   const millis = String(clock.getMilliseconds()).padStart(3, "0");
   head.append(make("span", `${time}.${millis}`, "time"));
   if (!isRejected) head.append(make("span", `${decision.us} µs`, "time"));
-  element.append(head, make("div", decision.text, "text"));
+  element.append(head, make("div", decision.text, "text"), make("div", "", "text end"));
   return element;
 }
 
