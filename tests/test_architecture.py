@@ -94,7 +94,7 @@ IMPURE = {
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
-        *("counters", "decisions", "livepage", "logs", "observers", "telemetry"),
+        *("counters", "decisions", "latencies", "livepage", "logs", "observers", "telemetry"),
         *("tracing", "watchclient"),
     ),
 }

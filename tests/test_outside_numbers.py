@@ -21,6 +21,7 @@ from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.models import ModelsError, decode_models
 from extproc.fleet.orca import parse_orca
+from extproc.fleet.slowness import SlowPods
 from extproc.gen import decisions_pb2
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService, describe, encode
@@ -115,7 +116,7 @@ class Service:
             about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.registry,
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
             knows_times=lambda: True, health=list, policy=lambda: policy, clock=lambda: self.now,
-            wall_clock=lambda: 1_700_000_000.0,
+            slow=SlowPods(self.pool.group_of), wall_clock=lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.watcher, session = begin(self.decisions.methods(), "Watch")
         session.receive(decisions_pb2.WatchRequest().SerializeToString())
@@ -183,7 +184,7 @@ def test_any_page_gives_bounded_numbers_and_every_request_a_decision(
             service.recorder.decided(result, 0.001, now=service.now)
             if isinstance(result, Pick) and model == "a":
                 service.accounting.finish(result, Outcome.COMPLETED, now=service.now)
-                service.recorder.ended(Outcome.COMPLETED)
+                service.recorder.ended(result, Outcome.COMPLETED)
             elif isinstance(result, Rejection):
                 service.recorder.rejected(result, {":path": "/v1/completions"})
         service.check()

@@ -25,6 +25,17 @@ def watch(
     explain: Annotated[
         bool, typer.Option(help="Say each decision's reason in words, on a line of its own.")
     ] = False,
+    request: Annotated[
+        str,
+        typer.Option(
+            help="Tell one request, by its x-request-id or the id of its pick, until it has "
+            "ended: why this pod, what it waited for, how it ended. For as long as the router "
+            "remembers its decision (admin.max_decisions)."
+        ),
+    ] = "",
+    outcomes: Annotated[
+        bool, typer.Option(help="Show how requests end, too, on a line of its own.")
+    ] = True,
     tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
     tls_ca: Annotated[
         str | None,
@@ -39,7 +50,7 @@ def watch(
         str | None, typer.Option(help="PEM file with the client certificate's private key.")
     ] = None,
 ) -> None:
-    """Follow the router's decisions live."""
+    """Follow the router's decisions live, or tell what became of one request."""
     from rich.console import Console
 
     from extproc.files.reading import describe_failure
@@ -66,10 +77,14 @@ def watch(
             endpoint=endpoint,
             only_rejections=only_rejections,
             replay_last=last,
-            explain=explain,
+            explain=explain or bool(request),
+            outcomes=outcomes,
+            about=request,
         )
         async for decision in decisions:
             console.print(watchclient.render(decision))
+            if request and watchclient.is_unfinished(decision):
+                console.print("    It has not ended yet; its end will be told here.")
 
     try:
         asyncio.run(run())

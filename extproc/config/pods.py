@@ -131,6 +131,21 @@ class PodsConfig(PodSettings):
         "`inference_pool`), or the `group` of its entry in `discovery.static` or in the file. "
         "Live.",
     )
+    slow_ratio: float = Field(
+        2.0,
+        gt=1,
+        le=100,
+        description="A pod whose seconds per output token are so many times those of its group's "
+        "other pods is called slow: in the log and on the live page. Below 1.5, pods of one kind "
+        "differ by chance. Read at the start.",
+    )
+    slow_for_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="Seconds of work for which that must last, and the return to three quarters "
+        "of it, too: a load of an adapter or a long prompt takes less. Read at the start.",
+    )
     orca: bool = Field(
         False,
         description="Ask for an ORCA load report with each request and read it from the access "

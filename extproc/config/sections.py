@@ -26,7 +26,8 @@ class AdminConfig(Section):
         1000,
         ge=0,
         le=1_000_000,
-        description="Decisions kept for `/debug/decisions` and `extproc watch`.",
+        description="Decisions kept, with their outcomes, for `/debug/decisions` and "
+        "`extproc watch --request`.",
     )
     max_adapter_labels: int = Field(
         200,

@@ -31,14 +31,20 @@ from extproc.types import Outcome, Pick, Rejection
 _OK, _NOT_FOUND = 200, 404
 
 
-class DecisionRecord(NamedTuple):
-    """One decision and its time."""
+class DecisionRecord(Struct, gc=False):
+    """One decision, its time, and how it ended once that is known."""
 
     decision: Pick | Rejection
     wall_s: float
     seconds: float  # time to decide; 0 for an error that needed no choice
     request_id: str = ""  # this and the path for a rejection alone, as a pick has its own
     path: str = ""
+    end: End | None = None  # None while it has not ended, and for a rejection
+    end_number: int = 0  # of ends since the start of the process, from 1
+
+    def finish(self, end: End, number: int) -> None:
+        """Record how the pick ended."""
+        self.end, self.end_number = end, number
 
 
 class Completion(Struct, frozen=True, gc=False):
@@ -74,6 +80,19 @@ class Completion(Struct, frozen=True, gc=False):
     shows_first_token: bool = True
     verdict: Evidence = Evidence.NONE  # the evidence about the endpoint of the last attempt
     body_bytes: int = 0  # of the response's body, as far as it was sent
+
+
+class End(Struct, frozen=True, gc=False):
+    """How a pick ended.
+
+    Attributes:
+        wall_s: When the router heard of it.
+        completion: The access log's entry; None where something else told of the end.
+    """
+
+    outcome: Outcome
+    wall_s: float
+    completion: Completion | None = None
 
 
 class Ending(NamedTuple):
@@ -266,6 +285,20 @@ def _has_run(completion: Completion) -> bool:
     return completion.first_byte_s is not None and not 400 <= completion.status < 500
 
 
+def first_token_s(completion: Completion, path: str) -> float | None:
+    """Return the time from a request's arrival to the first token of its streamed response.
+
+    None for a response that was not streamed, has another status than 200, or whose first token the
+    access log does not show.
+    """
+    first_s, end_s = completion.first_body_byte_s, completion.duration_s
+    if completion.status != _OK or not completion.shows_first_token:
+        return None
+    if first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S:
+        return None
+    return first_s if path in FIRST_TOKEN_PATHS else None
+
+
 def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
     """Return the time from the dispatch to the first token of a streamed response; None where its
     request may be longer than what was seen."""
@@ -286,13 +319,8 @@ def _came_at_once(completion: Completion, flight: InFlight) -> bool:
 def _streamed_s(completion: Completion, flight: InFlight) -> float | None:
     """Return the time from the first token to the last; None for a response that was not streamed
     by the endpoint that was picked, or does not show its first token."""
-    first_s, end_s = completion.first_body_byte_s, completion.duration_s
-    is_plain = completion.status == _OK and completion.attempts <= 1
-    if not (is_plain and completion.shows_first_token):
-        return None
-    if first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S:
-        return None
     is_elsewhere = completion.address != flight.tracked.endpoint.address
-    if is_elsewhere or flight.pick.request.path not in FIRST_TOKEN_PATHS:
+    if completion.attempts > 1 or is_elsewhere:
         return None
-    return end_s - first_s
+    first_s, end_s = first_token_s(completion, flight.pick.request.path), completion.duration_s
+    return None if first_s is None or end_s is None else end_s - first_s

@@ -318,6 +318,11 @@ class Pool:
         """All models of all endpoints, by name: a new object after each change, never mutated."""
         return self._models.by_name
 
+    def group_of(self, address: str) -> str:
+        """Return an endpoint's group of `PoolSettings.groups`, "" for none."""
+        tracked = self._tracked.get(address)
+        return "" if tracked is None else tracked.group
+
     def in_pool(self, address: str, name: str) -> bool:
         """Return whether an endpoint is of an InferencePool; of one alone, all are."""
         tracked = self._tracked.get(address)

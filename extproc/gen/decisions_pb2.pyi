@@ -10,36 +10,72 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("models", "endpoint", "only_rejections", "replay_last", "after_sequence", "explain")
+    __slots__ = ("models", "endpoint", "only_rejections", "replay_last", "after_sequence", "explain", "outcomes", "after_outcome", "request")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     ONLY_REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_LAST_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    AFTER_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedScalarFieldContainer[str]
     endpoint: str
     only_rejections: bool
     replay_last: int
     after_sequence: int
     explain: bool
-    def __init__(self, models: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., only_rejections: _Optional[bool] = ..., replay_last: _Optional[int] = ..., after_sequence: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
+    outcomes: bool
+    after_outcome: int
+    request: str
+    def __init__(self, models: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., only_rejections: _Optional[bool] = ..., replay_last: _Optional[int] = ..., after_sequence: _Optional[int] = ..., explain: _Optional[bool] = ..., outcomes: _Optional[bool] = ..., after_outcome: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("sequence", "time", "decision_seconds", "pick", "rejection", "explanation")
+    __slots__ = ("sequence", "time", "decision_seconds", "pick", "rejection", "explanation", "last_outcome", "outcome")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     DECISION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PICK_FIELD_NUMBER: _ClassVar[int]
     REJECTION_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     time: _timestamp_pb2.Timestamp
     decision_seconds: float
     pick: Pick
     rejection: Rejection
     explanation: str
-    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., explanation: _Optional[str] = ...) -> None: ...
+    last_outcome: int
+    outcome: Outcome
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., explanation: _Optional[str] = ..., last_outcome: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("number", "pick_id", "request_id", "model", "outcome", "status", "ttft_seconds", "duration_seconds", "served_by", "served_by_name", "attempts")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PICK_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_BY_FIELD_NUMBER: _ClassVar[int]
+    SERVED_BY_NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    pick_id: str
+    request_id: str
+    model: str
+    outcome: str
+    status: int
+    ttft_seconds: float
+    duration_seconds: float
+    served_by: str
+    served_by_name: str
+    attempts: int
+    def __init__(self, number: _Optional[int] = ..., pick_id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., ttft_seconds: _Optional[float] = ..., duration_seconds: _Optional[float] = ..., served_by: _Optional[str] = ..., served_by_name: _Optional[str] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class Pick(_message.Message):
     __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates", "held_seconds", "held_for", "served_model")

@@ -7,7 +7,7 @@ prefix `extproc_`. Event loop only: there are no locks.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,12 +95,47 @@ class Histogram:
 
     def family(self) -> Metric:
         """Return the family as it is now."""
+        family = HistogramMetricFamily(self._name, self._documentation)
+        self.add_to(family, ())
+        return family
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Add its samples to a family, with these values of its labels."""
         total, buckets = 0, []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
-        family = HistogramMetricFamily(self._name, self._documentation)
-        family.add_metric((), buckets, self.sum)
+        family.add_metric(labels, buckets, self.sum)
+
+
+class Histograms:
+    """One histogram family with a label."""
+
+    def __init__(
+        self, name: str, documentation: str, bounds: tuple[float, ...], label: str
+    ) -> None:
+        self._name, self._documentation = name, documentation
+        self._bounds, self._label = bounds, label
+        self._by_value: dict[str, Histogram] = {}
+
+    def observe(self, value: str, seconds: float) -> None:
+        """Count one duration under this value of the label."""
+        histogram = self._by_value.get(value)
+        if histogram is None:
+            histogram = Histogram(self._name, self._documentation, self._bounds)
+            self._by_value[value] = histogram
+        histogram.observe(seconds)
+
+    def keep(self, values: Container[str]) -> None:
+        """Forget all other values of the label."""
+        self._by_value = {each: own for each, own in self._by_value.items() if each in values}
+
+    def family(self) -> Metric:
+        """Return the family as it is now."""
+        name = f"extproc_{self._name}"
+        family = HistogramMetricFamily(name, self._documentation, labels=(self._label,))
+        for value, histogram in self._by_value.items():
+            histogram.add_to(family, (value,))
         return family
 
 

@@ -26,9 +26,11 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 
 from extproc.costs import BYTES_PER_TOKEN
+from extproc.fleet.accounting import Completion
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Counter, Histogram, labelled
 from extproc.observe.explanation import chosen_terms
+from extproc.observe.latencies import Latencies
 from extproc.queue import Ticket
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
 
@@ -67,7 +69,7 @@ class Telemetry:
 
     Args:
         snapshot: Returns the current state of the pool; called once per scrape of the metrics.
-        max_adapter_labels: Adapters with a label of their own; later ones share `other`.
+        max_adapter_labels: Models with a label of their own; later ones share `other`.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Telemetry:
         self._slugs = CappedLabel(_MAX_SLUGS)
         self._make_counters()
         self._uncounted: list[Pick] = []
+        self._latencies = Latencies(self._adapters)
         self._decision_s = Histogram(
             "decision_seconds", "Time that choosing an endpoint took", _DECISION_S
         )
@@ -167,6 +170,10 @@ class Telemetry:
         self._completions.add((outcome,))
         if lag_s is not None:
             self._lag_s.observe(lag_s)
+
+    def timed(self, completion: Completion, pick: Pick) -> None:
+        """Record how long a pick took, by an entry of the access log that has times."""
+        self._latencies.record(completion, pick)
 
     def slo_judged(self, path: str, is_attained: bool) -> None:
         """Record a request that counts towards the objective; `path` is one of few."""
@@ -251,10 +258,12 @@ class Telemetry:
         """
         snapshot = self._snapshot()
         self._count_picks()
-        self._scrape_failures.keep({each.address for each in snapshot.endpoints})
+        addresses = {each.address for each in snapshot.endpoints}
+        self._scrape_failures.keep(addresses)
         histograms = self._decision_s, self._scrape_s, self._lag_s, self._held_s, self._delay_s
         families = [each.family() for each in self._counters]
         families += [each.family() for each in histograms]
+        families += self._latencies.families(addresses)
         families += [read() for read in self._readings]
         yield from families
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})

@@ -19,11 +19,12 @@ from extproc.gen.client.extproc.v1 import (
     Candidate,
     Decision,
     DecisionsStub,
+    Outcome,
     Pick,
     Rejection,
     WatchRequest,
 )
-from extproc.phrases import held
+from extproc.phrases import duration, held
 
 __all__ = ["Candidate", "Decision", "WatchError", "render", "tls_context", "watch"]
 
@@ -43,6 +44,8 @@ async def watch(
     only_rejections: bool = False,
     replay_last: int = 0,
     explain: bool = False,
+    outcomes: bool = False,
+    about: str = "",
 ) -> AsyncIterator[Decision]:
     """Yield decisions, oldest first, until the caller stops or the router ends the call.
 
@@ -52,9 +55,11 @@ async def watch(
         endpoint: Only picks that name this `ip:port`; "" for all.
         replay_last: Start with up to this many past decisions.
         explain: With the reason of each in words.
+        outcomes: Also how picks end, as news: decisions with an outcome alone.
+        about: Only the request with this `x-request-id` or pick id, until it has ended.
 
     Raises:
-        WatchError: No router at `target`, or it ended the call.
+        WatchError: No router at `target`, it ended the call, or does not know the request.
     """
     try:
         address = Address.parse(target)
@@ -66,6 +71,8 @@ async def watch(
         only_rejections=only_rejections,
         replay_last=replay_last,
         explain=explain,
+        outcomes=outcomes,
+        request=about,
     )
     channel = Channel(address.host, address.port, ssl=tls)
     try:
@@ -75,8 +82,11 @@ async def watch(
             has_news = False
             async for decision in DecisionsStub(channel).watch(request):
                 has_news = True
-                request.after_sequence = decision.sequence
+                request.after_sequence = max(request.after_sequence, decision.sequence)
+                request.after_outcome = decision.last_outcome if outcomes else None
                 yield decision
+            if about:
+                return
             request.replay_last = _ALL_KEPT
         raise WatchError(f"{target}: the router ended the call")
     except GRPCError as error:
@@ -120,12 +130,22 @@ def render(decision: Decision) -> Text:
         _render_pick(line, decision.pick)
     elif decision.rejection is not None:
         _render_rejection(line, decision.rejection)
+    elif decision.outcome is not None:
+        line.append(f"  {decision.outcome.model}", style="bold")
+        line.append("  <-  ")
+    if decision.outcome is not None:
+        _render_outcome(line, decision.outcome)
     if decision.decision_seconds:
         line.append(f"  {decision.decision_seconds * 1e6:.0f} us", style="dim")
     line.plain = _printable(line.plain)
     if decision.explanation:
         line.append(f"\n    {_printable(decision.explanation)}", style="italic")
     return line
+
+
+def is_unfinished(decision: Decision) -> bool:
+    """Return whether a decision's request was given a pod and had not ended when it was sent."""
+    return decision.pick is not None and decision.outcome is None
 
 
 def _printable(text: str) -> str:
@@ -163,6 +183,21 @@ def _render_rejection(line: Text, rejection: Rejection) -> None:
         line.append(f"  retry after {rejection.retry_after_seconds} s", style="dim")
     if rejection.why:
         line.append(f"  {rejection.why}", style="dim")
+
+
+def _render_outcome(line: Text, outcome: Outcome) -> None:
+    is_well = outcome.outcome == "completed" and (outcome.status or 0) < 400
+    status = "" if outcome.status is None else f" {outcome.status}"
+    if outcome.served_by:
+        line.append(f"  {outcome.served_by_name or outcome.served_by}", style="green")
+    line.append(f"  {outcome.outcome}{status}", style="cyan" if is_well else "red")
+    if outcome.ttft_seconds is not None:
+        line.append(f"  first token after {duration(outcome.ttft_seconds)}")
+    if outcome.duration_seconds is not None:
+        line.append(f"  took {duration(outcome.duration_seconds)}")
+    if outcome.attempts > 1:
+        line.append(f"  {outcome.attempts} attempts", style="yellow")
+    line.append(f"  {outcome.request_id or outcome.pick_id}", style="dim")
 
 
 def _name(pick: Pick, address: str) -> str:

@@ -77,7 +77,7 @@ class StreamObserver(Protocol):
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """The client of the request with `headers` gets this error."""
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, pick: Pick, outcome: Outcome) -> None:
         """The stream has reported the end of its pick, as the first."""
 
     def left(self) -> None:

@@ -188,7 +188,7 @@ class Stream:
 
     def _finish(self, pick: Pick, outcome: Outcome, now: float) -> None:
         if self._parts.ends.finish(pick, outcome, now=now):
-            self._parts.observer.ended(outcome)
+            self._parts.observer.ended(pick, outcome)
 
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""

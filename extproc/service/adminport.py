@@ -50,6 +50,7 @@ def make_feed(parts: Parts, why_not_ready: Callable[[], list[str]]) -> LiveFeed:
         knows_times=recorder.knows_times,
         health=why_not_ready,
         policy=lambda: routing.policy_name,
+        slow=parts.pods.slow,
         clock=recorder.clock,
         wall_clock=recorder.wall_clock,
     )

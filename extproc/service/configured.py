@@ -27,6 +27,7 @@ from extproc.fleet.loops import LoopSettings
 from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
 from extproc.fleet.serverflags import PoolSettings, ServerFlags
+from extproc.fleet.slowness import SlownessSettings
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
 from extproc.queue import QueueSettings
@@ -172,6 +173,11 @@ def accounting_settings(config: Config) -> AccountingSettings:
     """Return the settings of accounting."""
     completions = config.completions
     return _settings(AccountingSettings, completions, source=Source(completions.source))
+
+
+def slowness_settings(config: Config) -> SlownessSettings:
+    """Return when a pod is called slow."""
+    return SlownessSettings(config.pods.slow_ratio, config.pods.slow_for_s)
 
 
 def stream_settings(config: Config) -> StreamSettings:

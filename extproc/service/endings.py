@@ -52,7 +52,7 @@ class Endings:
             if is_ours:
                 self.recorder.unmatched()
             return is_ours
-        self.recorder.completed(completion, flight.pick.request)
+        self.recorder.completed(completion, flight.pick)
         if doubtful:
             self.pods.look(doubtful)
         if completion.verdict in _DOUBTED:
@@ -77,7 +77,7 @@ class Endings:
 
     def tick(self, *, now: float) -> None:
         """End the picks whose end was not reported in time."""
-        self.recorder.given_up(len(self.accounting.expire(now=now)))
+        self.recorder.given_up([each.pick for each in self.accounting.expire(now=now)])
         self._log_changes()
 
     def _log_changes(self) -> None:

@@ -28,7 +28,7 @@ def add_gauges(
     decisions, observers = parts.recorder.decisions, parts.recorder.observers
     pool, routes, router = routing.pool, routing.routes, routing.router
     clock, losses, endpoints = parts.clock, parts.pods.losses, parts.endpoints
-    pace = parts.pods.pace
+    pace, slow = parts.pods.pace, parts.pods.slow
     add("ready", "Accepts requests: synced, and not draining", lambda: not why_not_ready())
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: len(pool.flights))
@@ -63,6 +63,12 @@ def add_gauges(
         lambda: routing.num_policy_failures,
     )
     add_queue_gauges(telemetry, router.queue, clock)
+    telemetry.add_gauges(
+        "endpoint_slowness_ratio",
+        "Time per output token over that of the other pods of its group; 1 is alike",
+        "endpoint",
+        lambda: {address: each.ratio for address, each in slow.compare(routing.snapshot()).items()},
+    )
     add("held_seconds_limit", "Longest that a request may be held", lambda: router.max_hold_s)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)

@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 
 from extproc.fleet.accounting import DecisionRecord
+from extproc.fleet.slowness import Slowness, SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.explanation import explain
+from extproc.observe.outcomes import tell_outcome
 from extproc.observe.telemetry import Telemetry, Totals
 from extproc.phrases import shortened
 from extproc.types import EndpointView, ModelCard, Pick, Snapshot
@@ -43,6 +45,7 @@ class LiveFeed:
         knows_times: Whether completions carry response times.
         health: Reasons why the router is not ready, for people; empty when it is.
         policy: The name of the policy in force.
+        slow: Which pods are slower than their peers.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
     """
@@ -57,6 +60,7 @@ class LiveFeed:
     knows_times: Callable[[], bool]
     health: Callable[[], Sequence[str]]
     policy: Callable[[], str]
+    slow: SlowPods
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     _samples: deque[tuple[float, Totals, int]] = field(default_factory=deque)
@@ -91,7 +95,7 @@ class LiveFeed:
                 "num_in_flight": sum(view.num_in_flight for view in views),
                 "slo": self._slo(now),
                 "queue": self.queue(),
-                "pods": [_pod(view, snapshot.now) for view in shown],
+                "pods": self._pods(shown, snapshot),
                 "num_pods": len(views),
                 "adapters": adapters,
                 "num_adapters": num_adapters,
@@ -99,6 +103,13 @@ class LiveFeed:
                 "num_decisions_left_out": num_left_out,
             }
         )
+
+    def _pods(self, shown: Sequence[EndpointView], snapshot: Snapshot) -> list[dict[str, Any]]:
+        found, is_slow = self.slow.compare(snapshot), self.slow.is_slow
+        return [
+            _pod(view, snapshot.now) | _speed(view, found.get(view.address), is_slow(view.address))
+            for view in shown
+        ]
 
     def _rates(self, now: float) -> dict[str, float | None] | None:
         """Return rates per second over the last frames; None for the first frame."""
@@ -177,6 +188,8 @@ class LiveFeed:
             for sequence, record in last
         }
         num_new = self.decisions.num_published - self._num_shown
+        for sequence, record in last:
+            described[sequence]["end"] = tell_outcome(record)
         self._described, self._num_shown = described, self.decisions.num_published
         return list(described.values()), max(0, num_new - len(last)) if last else 0
 
@@ -204,6 +217,15 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
         "slots": view.max_loras,
         "in_gpu": len(view.gpu_adapters),
         "in_cpu": len(view.cpu_adapters),
+    }
+
+
+def _speed(view: EndpointView, slowness: Slowness | None, is_slow: bool) -> dict[str, Any]:
+    decode = view.costs.decode
+    return {
+        "token_ms": None if decode is None else round(1000 * decode.token_s, 2),
+        "slowness": None if slowness is None else round(slowness.ratio, 2),
+        "slow": is_slow,
     }
 
 

@@ -6,11 +6,11 @@ Each is called through `Observers`: no response depends on them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.fleet.accounting import Completion, DecisionRecord
+from extproc.fleet.accounting import Completion, DecisionRecord, End
 from extproc.observe.attainment import OTHER, Attainment, is_in_time, is_missed
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
@@ -70,16 +70,19 @@ class Recorder:
         """Record that an endpoint refused a request as it is full."""
         self.observers.call("telemetry", self.telemetry.refused)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
         self.observers.call("telemetry", self.telemetry.completed, outcome)
+        self._publish_end(pick, End(outcome, self.wall_clock()))
 
-    def completed(self, completion: Completion, request: RequestInfo) -> None:
-        """Record the end of a request's pick that the access log reported."""
+    def completed(self, completion: Completion, pick: Pick) -> None:
+        """Record the end of a pick that the access log reported."""
         call = self.observers.call
         call("telemetry", self.telemetry.completed, completion.outcome, completion.lag_s)
         if self.knows_times():
-            call("attainment", self._judge, completion, request)
+            call("telemetry", self.telemetry.timed, completion, pick)
+            call("attainment", self._judge, completion, pick.request)
+        self._publish_end(pick, End(completion.outcome, self.wall_clock(), completion))
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""
@@ -98,14 +101,17 @@ class Recorder:
         log.error("Envoy refused the endpoints: %s", message)
         self.telemetry.eds_refused()
 
-    def given_up(self, count: int) -> None:
+    def given_up(self, picks: Sequence[Pick]) -> None:
         """Record picks that ended with an unknown outcome."""
-        for _ in range(count):
-            self.ended(Outcome.EXPIRED)
-        self.observers.call("telemetry", self.telemetry.picks_expired, count)
+        for pick in picks:
+            self.ended(pick, Outcome.EXPIRED)
+        self.observers.call("telemetry", self.telemetry.picks_expired, len(picks))
 
     def _publish(self, record: DecisionRecord) -> None:
         self.observers.call("decisions", self.decisions.publish, record)
+
+    def _publish_end(self, pick: Pick, end: End) -> None:
+        self.observers.call("decisions", self.decisions.ended, pick, end)
 
     def _judge(self, completion: Completion, request: RequestInfo) -> None:
         claim, path = request.claim, path_label(request.path or OTHER)

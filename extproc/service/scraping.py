@@ -15,6 +15,7 @@ from extproc.fleet.podasks import PodAsks
 from extproc.fleet.pool import Pool
 from extproc.fleet.readiness import Readiness
 from extproc.fleet.scraper import Scraper
+from extproc.fleet.slowness import SlowPods
 from extproc.service import configured
 from extproc.service.clocks import Clocks
 from extproc.service.recorder import Recorder
@@ -28,6 +29,7 @@ class Pods:
 
     Attributes:
         losses: Which pods do not answer.
+        slow: Which pods are slower than their peers.
         pace: How often they are asked for their metrics.
 
     Args:
@@ -55,6 +57,7 @@ class Pods:
         self._on_asked = on_asked
         self._clock = clocks.clock
         self.losses = Losses()
+        self.slow = SlowPods(pool.group_of, configured.slowness_settings(config))
         self._damaged: set[str] = set()  # endpoints whose pages have had lines that nobody can read
         scrapes, polls = configured.pod_loops(config)
         self.pace = Pace(config.scrape.interval_s, config.scrape.expiry_s)
@@ -103,8 +106,9 @@ class Pods:
         self._models.poke(address)
 
     def tick(self) -> None:
-        """Log which pods were lost, and which are back; call it about once a second."""
-        for line in self.losses.look(self._pool.snapshot(now=self._clock())):
+        """Log which pods were lost or became slow, and which are back; call it once a second."""
+        snapshot = self._pool.snapshot(now=self._clock())
+        for line in [*self.losses.look(snapshot), *self.slow.look(snapshot)]:
             level = logging.WARNING if line.is_loss else logging.INFO
             log.log(level, line.template, *line.values)
 
@@ -127,7 +131,7 @@ class Pods:
             self._models.poke(address)
         lost = self._accounting.reconcile(address, now=taken_at_s)
         if lost:
-            self._recorder.given_up(len(lost))
+            self._recorder.given_up([each.pick for each in lost])
         self.losses.answered(address, Part.REPORTS, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:

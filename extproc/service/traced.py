@@ -45,9 +45,9 @@ class Traced:
         self._has_ended = True
         self._recorder.observers.call("tracing", self._rejected, rejection)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the outcome; the span is over."""
-        self._recorder.ended(outcome)
+        self._recorder.ended(pick, outcome)
 
     def left(self) -> None:
         """End the span of a request that ended undecided: its client has left, say."""

@@ -83,6 +83,9 @@ def test_every_query_is_promql(tmp_path: Path) -> None:
         "extproc_access_log_lag_seconds_bucket",
         "extproc_scrape_failures_total",
         "extproc_endpoint_known",
+        "extproc_model_ttft_seconds_bucket",
+        "extproc_endpoint_ttft_seconds_bucket",
+        "extproc_endpoint_slowness_ratio",
     ],
 )
 def test_the_metrics_that_operators_need_first_are_shown(metric: str) -> None:

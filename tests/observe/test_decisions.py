@@ -15,6 +15,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.fleet.accounting import DecisionRecord
 from extproc.gen import decisions_pb2
@@ -102,6 +103,7 @@ def test_a_pick_is_described_with_its_candidates() -> None:
                 }
             ],
         },
+        "outcome": None,
     }
 
 
@@ -469,7 +471,7 @@ def test_a_decision_that_cannot_be_encoded_does_not_keep_back_the_others() -> No
     service = DecisionsService(later=loop.later)
     call, _ = watch(service)
     loop.run()
-    broken = picked()._replace(wall_s=float("nan"))
+    broken = replace(picked(), wall_s=float("nan"))
     for record in (picked(), broken, picked()):
         service.publish(record)
     with pytest.raises(ValueError, match="NaN"):

@@ -43,7 +43,7 @@ def serve(scene: Scene) -> None:
     recorder.rejected(no_endpoints("a"), {":path": "/v1/completions"})
     lost = routed(scene.route())
     assert scene.accounting.finish(lost, Outcome.COMPLETED, now=0.0)
-    recorder.ended(Outcome.COMPLETED)
+    recorder.ended(lost, Outcome.COMPLETED)
     scene.route()
     endings.tick(now=9999.0)
     assert endings.complete(completion("r-unknown"))

@@ -21,12 +21,20 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 from msgspec.structs import replace
 
-from extproc.fleet.accounting import DecisionRecord
+from extproc.fleet.accounting import DecisionRecord, End
 from extproc.gen.client.extproc import v1
 from extproc.observe.decisions import DecisionsService
-from extproc.observe.watchclient import Decision, WatchError, render, tls_context, watch
-from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
+from extproc.observe.watchclient import (
+    Decision,
+    WatchError,
+    is_unfinished,
+    render,
+    tls_context,
+    watch,
+)
+from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
+from tests.builders import completion
 from tests.servers import tcp_server
 from tests.waiting import eventually
 from tests.wire.fake_call import Idle
@@ -319,7 +327,7 @@ async def test_a_pick_that_was_held_says_so_on_its_line() -> None:
     record = picked(None)
     held = replace(record.decision, held_s=0.31, held_for="slot")
 
-    assert await line_of(record._replace(decision=held)) == (
+    assert await line_of(replace(record, decision=held)) == (
         "base  ->  pod-1, pod-2  founding/affinity  5 pending  held 310 ms for a slot  40 us"
     )
 
@@ -346,7 +354,7 @@ async def test_a_rejection_says_more_than_the_client_was_told() -> None:
     record = rejected()
     refused = replace(record.decision, why="The queue is full: 7 held.")
 
-    assert await line_of(record._replace(decision=refused)) == (
+    assert await line_of(replace(record, decision=refused)) == (
         "a1  429 saturated  full  retry after 2 s  The queue is full: 7 held."
     )
 
@@ -364,3 +372,51 @@ def test_a_clients_model_name_cannot_steer_the_terminal() -> None:
     reason = render(Decision(rejection=rejection, explanation=rejection.model)).plain
     assert reason.splitlines()[1:] == ["    a?[2J?b?c"]
     assert any("red" in str(span.style) for span in line.spans)
+
+
+async def test_outcomes_are_lines_of_their_own_and_one_request_is_told_to_its_end() -> None:
+    service = DecisionsService()
+    record = picked()
+    service.publish(record)
+    entry = completion("id", first_body_byte_s=0.31, duration_s=4.2, address="10.0.0.1:80")
+    async with serving(service) as port:
+        decisions = watch(f"127.0.0.1:{port}", about="id", explain=True)
+        first = await anext(decisions)
+        assert is_unfinished(first)
+        assert isinstance(record.decision, Pick)
+        service.ended(record.decision, End(Outcome.COMPLETED, WALL_S, entry))
+        rest = [each async for each in decisions]
+        finished = [each async for each in watch(f"127.0.0.1:{port}", about="id")]
+
+    (news,) = rest
+    line, reason = render(news).plain.splitlines()
+    words = "completed 200  first token after 310 ms  took 4.20 s"
+    assert line[14:].startswith(f"a1  <-    pod-1  {words}")
+    assert reason.strip().startswith("It ended after 4.20 s with status 200")
+    (whole,) = finished
+    assert not is_unfinished(whole)
+    assert words in render(whole).plain
+
+
+async def test_an_unknown_request_is_an_error_that_says_how_long_decisions_are_kept() -> None:
+    async with serving(DecisionsService(num_kept=7)) as port:
+        with pytest.raises(WatchError, match="keeps its last 7 decisions"):
+            await anext(watch(f"127.0.0.1:{port}", about="nobody"))
+
+
+async def test_resuming_loses_no_outcome_and_repeats_none() -> None:
+    """Each message is more than the server sends in one call."""
+    service = DecisionsService(max_watch_bytes=1)
+    async with serving(service) as port:
+        decisions = watch(f"127.0.0.1:{port}", outcomes=True, replay_last=9)
+        records = [picked() for _ in range(2)]
+        for record in records:
+            service.publish(record)
+        seen = [await anext(decisions) for _ in records]
+        for record in records:
+            assert isinstance(record.decision, Pick)
+            service.ended(record.decision, End(Outcome.COMPLETED, WALL_S))
+        seen += await take(decisions, 2)
+
+    assert [each.sequence for each in seen] == [1, 2, 0, 0]
+    assert [each.outcome.number for each in seen if each.outcome] == [1, 2]

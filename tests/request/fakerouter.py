@@ -75,7 +75,7 @@ class FakeRouter:
     ) -> None:
         self.decisions.append(result)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, pick: Pick, outcome: Outcome) -> None:
         self.ends.append(outcome)
 
     def left(self) -> None:

@@ -84,7 +84,8 @@ def test_picks_without_a_reported_end_count_as_expired() -> None:
     scene = Scene()
     picked(scene)
     scene.pool.record_report(address(1), report(), taken_at_s=60.0)
-    scene.recorder.given_up(len(scene.accounting.reconcile(address(1), now=60.0)))
+    lost = scene.accounting.reconcile(address(1), now=60.0)
+    scene.recorder.given_up([each.pick for each in lost])
     picked(scene)
     scene.endings.tick(now=9999.0)
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.accounting import DecisionRecord
+from extproc.costs import Costs, Decode
+from extproc.fleet.accounting import DecisionRecord, End
+from extproc.fleet.slowness import SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.telemetry import Telemetry
@@ -20,7 +22,7 @@ from extproc.queue.status import describe_queue
 from extproc.rejections import saturated
 from extproc.service.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
 from extproc.types import EndpointView, ModelCard, Outcome, Pick, Rejection, Snapshot
-from tests.builders import endpoint_view, pick, request
+from tests.builders import address, completion, endpoint_view, pick, request
 
 
 class Scene:
@@ -48,6 +50,7 @@ class Scene:
             knows_times=lambda: self.knows_times,
             health=lambda: self.reasons,
             policy=lambda: "founding",
+            slow=SlowPods(lambda _address: ""),
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.5,
         )
@@ -64,6 +67,24 @@ class Scene:
     def frame(self, after_s: float = 0.25) -> Any:
         self.now += after_s
         return json.loads(self.feed.compose())
+
+
+def test_a_pod_is_shown_with_its_time_per_token_and_that_over_its_peers() -> None:
+    times_s = (0.01, 0.01, 0.024)
+    scene = Scene(
+        *(
+            endpoint_view(number, num_running=1, costs=Costs(decode=Decode(1, token_s)))
+            for number, token_s in enumerate(times_s, start=1)
+        )
+    )
+    for _ in range(40):
+        scene.now += 1
+        scene.feed.slow.look(scene.snapshot())
+    pods = scene.frame()["pods"]
+
+    assert [each["token_ms"] for each in pods] == [10.0, 10.0, 24.0]
+    assert [each["slowness"] for each in pods] == [0.59, 0.59, 2.4]
+    assert [each["slow"] for each in pods] == [False, False, True]
 
 
 def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
@@ -104,6 +125,9 @@ def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
             "slots": 4,
             "in_gpu": 1,
             "in_cpu": 2,
+            "token_ms": None,
+            "slowness": None,
+            "slow": False,
         }
     ]
 
@@ -187,6 +211,7 @@ def test_decisions_are_explained_newest_first() -> None:
             "reason": "saturated",
             "text": "Rejected with 429 saturated for b, retry after 2 s: Every endpoint that "
             "serves this model is saturated. Retry later.",
+            "end": "",
         },
         {
             "n": 1,
@@ -197,8 +222,24 @@ def test_decisions_are_explained_newest_first() -> None:
             "reason": "cold",
             "us": 100,
             "text": "pod-1: the only pod that could take it.",
+            "end": "",
         },
     ]
+
+
+def test_a_decision_says_how_its_pick_ended_as_soon_as_that_is_known() -> None:
+    scene = Scene(endpoint_view(1))
+    chosen = pick()
+    scene.decide(chosen)
+    before = scene.frame()["decisions"][0]["end"]
+    scene.decisions.ended(chosen, End(Outcome.COMPLETED, 1.0, completion(chosen.id)))
+    after = scene.frame()["decisions"][0]["end"]
+
+    assert (before, after) == (
+        "",
+        f"It ended after 200 ms with status 200, its first token after 100 ms; "
+        f"served by {address(1)}.",
+    )
 
 
 def test_rates_are_those_since_somebody_looks() -> None:

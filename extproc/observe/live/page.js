@@ -176,7 +176,7 @@ function queueNote(queue) {
 
 // --- pods --------------------------------------------------------------------------------------
 
-const POD_COLUMNS = ["State", "In flight", "Running", "Waiting", "KV cache", "Active adapters", "Report age"];
+const POD_COLUMNS = ["State", "In flight", "Running", "Waiting", "KV cache", "Active adapters", "Time per token", "Report age"];
 let maxPods = NUM_PODS;
 
 function podState(pod) {
@@ -186,6 +186,7 @@ function podState(pod) {
   if (pod.asleep) return ["◦ asleep", "warn"];
   if (pod.silent) return pod.age_s === null ? ["✕ never heard of", "bad"] : ["✕ silent", "bad"];
   if (!pod.known) return ["! no report, answers", "warn"];
+  if (pod.slow) return [`! slow: ${pod.slowness === null ? "" : `${pod.slowness.toFixed(1)} × `}its peers' time per token`, "warn"];
   return pod.ready ? ["✓ up", "good"] : ["◦ draining", "warn"];
 }
 
@@ -224,6 +225,7 @@ function podRow(pod) {
     now(waiting),
     now(`${Math.round(pod.kv * 100)} %`),
     pod.slots === null ? String(pod.active) : `${pod.active} on ${plural(pod.slots, "slot")}`,
+    tokenTime(pod),
     pod.age_s === null ? "–" : duration(pod.age_s),
   ];
   values.forEach((text, index) => {
@@ -233,6 +235,13 @@ function podRow(pod) {
     row.append(cell);
   });
   return row;
+}
+
+// Beside it how many times that of its peers it is; 1 × is alike.
+function tokenTime(pod) {
+  if (pod.token_ms === null) return "–";
+  const time = `${Number(pod.token_ms.toPrecision(3))} ms`;
+  return pod.slowness === null ? time : `${time} (${pod.slowness.toFixed(1)} ×)`;
 }
 
 $("more-pods").addEventListener("click", () => {
@@ -401,7 +410,9 @@ function showDecisions() {
   for (const number of [...items.keys()]) if (!wanted.has(number)) items.delete(number);
   const elements = shown.map((decision) => {
     if (!items.has(decision.n)) items.set(decision.n, item(decision));
-    return items.get(decision.n);
+    const element = items.get(decision.n);
+    setText(element.querySelector(".end"), decision.end);
+    return element;
   });
   $("decisions").replaceChildren(...elements);
   const more = frame.decisions.length - shown.length;
@@ -439,7 +450,7 @@ function item(decision) {
   const millis = String(clock.getMilliseconds()).padStart(3, "0");
   head.append(make("span", `${time}.${millis}`, "time"));
   if (!isRejected) head.append(make("span", `${decision.us} µs`, "time"));
-  element.append(head, make("div", decision.text, "text"));
+  element.append(head, make("div", decision.text, "text"), make("div", "", "text end"));
   return element;
 }
 

@@ -7,6 +7,7 @@ __all__ = (
     "Candidate",
     "Decision",
     "DecisionsStub",
+    "Outcome",
     "Pick",
     "Rejection",
     "WatchRequest",
@@ -96,7 +97,8 @@ class Decision(betterproto2.Message):
 
     sequence: "int" = betterproto2.field(1, betterproto2.TYPE_UINT64)
     """
-    Number of this decision since the start of the server process, from 1.
+    Number of this decision since the start of the server process, from 1; 0 for the news of an
+    outcome.
     """
 
     time: "datetime.datetime | None" = betterproto2.field(
@@ -124,8 +126,89 @@ class Decision(betterproto2.Message):
     The reason in a sentence or two for people, whose words may change; empty unless asked for.
     """
 
+    last_outcome: "int" = betterproto2.field(8, betterproto2.TYPE_UINT64)
+    """
+    Number of the last outcome that was sent or passed over before, this one included; 0 for a
+    caller that did not ask for outcomes.
+    """
+
+    outcome: "Outcome | None" = betterproto2.field(
+        7, betterproto2.TYPE_MESSAGE, optional=True
+    )
+    """
+    How the request ended. With a pick: it had ended before this was sent. Without a pick and a
+    rejection: news of a pick that was told before; `time` is when the server heard of it.
+    """
+
 
 default_message_pool.register_message("extproc.v1", "Decision", Decision)
+
+
+@dataclass(eq=False, repr=False)
+class Outcome(betterproto2.Message):
+    """
+    How a request ended that was given an endpoint.
+    """
+
+    number: "int" = betterproto2.field(1, betterproto2.TYPE_UINT64)
+    """
+    Number of this outcome since the start of the server process, from 1.
+    """
+
+    pick_id: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    The ids and the model of the pick that ended.
+    """
+
+    request_id: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+
+    model: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+
+    outcome: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
+    """
+    `completed`, `failed`, `cancelled` (the client left) or `expired` (nothing told of the end).
+    """
+
+    status: "int | None" = betterproto2.field(
+        6, betterproto2.TYPE_UINT32, optional=True
+    )
+    """
+    The rest is known by Envoy's access log alone.
+
+    HTTP status that the client got; absent where it is unknown, or there was none.
+    """
+
+    ttft_seconds: "float | None" = betterproto2.field(
+        7, betterproto2.TYPE_DOUBLE, optional=True
+    )
+    """
+    From the request's arrival to the first token; absent for a response that was not streamed.
+    """
+
+    duration_seconds: "float | None" = betterproto2.field(
+        8, betterproto2.TYPE_DOUBLE, optional=True
+    )
+    """
+    From the request's arrival to the last byte of its response.
+    """
+
+    served_by: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
+    """
+    `ip:port` of the endpoint that served it last; empty where none did, or it is unknown.
+    """
+
+    served_by_name: "str" = betterproto2.field(10, betterproto2.TYPE_STRING)
+    """
+    That pod's name; empty where it is unknown.
+    """
+
+    attempts: "int" = betterproto2.field(11, betterproto2.TYPE_UINT32)
+    """
+    Attempts that Envoy made, retries included; 0 where it is unknown.
+    """
+
+
+default_message_pool.register_message("extproc.v1", "Outcome", Outcome)
 
 
 @dataclass(eq=False, repr=False)
@@ -281,6 +364,25 @@ class WatchRequest(betterproto2.Message):
     Say each decision's reason in words, too.
     """
 
+    outcomes: "bool" = betterproto2.field(7, betterproto2.TYPE_BOOL)
+    """
+    Also tell how picks end, as the news arrives: a Decision with an `outcome` alone for each.
+    """
+
+    after_outcome: "int | None" = betterproto2.field(
+        8, betterproto2.TYPE_UINT64, optional=True
+    )
+    """
+    With `outcomes`: begin after this one, the last seen `Decision.last_outcome`, as far as the
+    server remembers them. Absent: those from now on.
+    """
+
+    request: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
+    """
+    Only this request, by its `x-request-id` or the id of its pick: all that is remembered of it,
+    and its outcome as soon as that is known. Sets `outcomes`.
+    """
+
 
 default_message_pool.register_message("extproc.v1", "WatchRequest", WatchRequest)
 
@@ -302,6 +404,8 @@ class DecisionsStub(betterproto2_grpclib.ServiceStub):
         `after_sequence` set to the last number seen; what the server has forgotten by then is lost to
         the caller, and missing numbers say so.
 
+        A call about one `request` ends with OK once that has ended. NOT_FOUND: no decision about it is
+        remembered; the status message says how long decisions are.
         RESOURCE_EXHAUSTED: as many watchers as the server allows are connected already.
         UNAVAILABLE: the server is draining.
         """

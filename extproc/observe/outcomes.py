@@ -1,0 +1,102 @@
+"""How a pick ended, for those who read it: plain values, and a sentence.
+
+A sentence says the status that the client got, the time to the first token, the whole duration, and
+which pod served it in how many attempts, as far as the access log knows them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_STATUS, between, plain, whole
+from extproc.fleet.accounting import Completion, DecisionRecord, End, first_token_s
+from extproc.phrases import duration, short
+from extproc.types import Outcome, Pick
+
+MAX_TEXT_CHARS = 1024
+"""Of each text."""
+
+
+def describe_outcome(pick: Pick, end: End, number: int) -> dict[str, Any]:
+    """Return the fields of `extproc.v1.Outcome` by their names there; absent ones are None.
+
+    `number` is that of this end since the start of the process.
+    """
+    entry, request = end.completion, pick.request
+    known: dict[str, Any] = {
+        "number": number,
+        "pick_id": _text(pick.id),
+        "request_id": _text(request.request_id),
+        "model": _text(request.client_model),
+        "outcome": str(end.outcome),
+        "status": None,
+        "ttft_seconds": None,
+        "duration_seconds": None,
+        "served_by": "",
+        "served_by_name": "",
+        "attempts": 0,
+    }
+    if entry is None:
+        return known
+    return known | {
+        "status": whole(entry.status, MAX_STATUS) or None,
+        "ttft_seconds": _bounded(first_token_s(entry, request.path)),
+        "duration_seconds": _bounded(entry.duration_s),
+        "served_by": _text(entry.address),
+        "served_by_name": _name(pick, entry.address),
+        "attempts": whole(entry.attempts, MAX_ATTEMPTS),
+    }
+
+
+def tell_outcome(record: DecisionRecord) -> str:
+    """Say how a decision's pick ended, in a sentence; "" where that is not known, or nothing was
+    picked."""
+    end, pick = record.end, record.decision
+    if end is None or not isinstance(pick, Pick):
+        return ""
+    if end.completion is None:
+        return _UNTIMED[end.outcome]
+    return f"{_timed(pick, end.completion)}."
+
+
+_UNTIMED = {
+    Outcome.COMPLETED: "It was answered; how long that took is known by an access log alone.",
+    Outcome.FAILED: "It failed; more is known by an access log alone.",
+    Outcome.CANCELLED: "Its client left.",
+    Outcome.EXPIRED: "Nothing told of its end: its pod has no such request any more, or it is too "
+    "old.",
+}
+
+
+def _timed(pick: Pick, entry: Completion) -> str:
+    after = "" if entry.duration_s is None else f" after {duration(entry.duration_s)}"
+    status = f" with status {entry.status}" if entry.status else ""
+    if entry.outcome is Outcome.CANCELLED:
+        said = f"Its client left{after}"
+    elif entry.outcome is Outcome.FAILED:
+        said = f"It failed{after}{status}"
+    else:
+        said = f"It ended{after}{status}"
+    ttft_s = first_token_s(entry, pick.request.path)
+    if ttft_s is not None:
+        said += f", its first token after {duration(ttft_s)}"
+    elif entry.first_byte_s is None:
+        said += ", before the first byte of a response"
+    if entry.address:
+        name = _name(pick, entry.address)
+        said += f"; served by {short(name) or entry.address}"
+        if entry.address != pick.address:
+            said += ", not the pod that was chosen"
+    return f"{said}; {entry.attempts} attempts" if entry.attempts > 1 else said
+
+
+def _name(pick: Pick, address: str) -> str:
+    return next((_text(each.name) for each in pick.candidates if each.address == address), "")
+
+
+def _bounded(seconds: float | None) -> float | None:
+    return None if seconds is None else between(seconds, MAX_DURATION_S)
+
+
+def _text(text: str) -> str:
+    return plain(text, MAX_TEXT_CHARS)
