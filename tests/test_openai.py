@@ -79,7 +79,7 @@ class TestErrorTable:
     """docs/errors.md is what clients are told."""
 
     ROWS = re.findall(
-        r"^\| (\d+) \| `(\w+)` \| `(\w+)` \|",
+        r"^\| (\d+) \| \[`(\w+)`\]\(.*?\) \| `(\w+)` \|",
         DOCUMENT,
         re.MULTILINE,
     )

@@ -81,7 +81,8 @@ class Routing:
         self._named_groups: set[str] = set()  # by discovery
         self._unknown_groups: set[str] = set()
         self._clock = clocks.clock
-        self.num_policy_failures: Counter[str] = Counter()
+        # The policy in force counts from 0, so that its first failure is an increase.
+        self.num_policy_failures = Counter({config.policy.name: 0})
         self.next_id = pick_ids(router_id)
         self._picker = Picker(
             policy,
@@ -127,6 +128,7 @@ class Routing:
         self.router.queue.configure(configured.queue_settings(config))
         self.pool.configure(configured.pool_settings(config), configured.outlier_settings(config))
         self.attainment.configure(config.admin.slo_ttft_s)
+        self.num_policy_failures[config.policy.name] += 0
         self._config = config
         self.declare(self._declared_routes, self._declared_rules)
         self._warn_of_unknown_groups()

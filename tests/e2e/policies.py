@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from math import inf
 
 from extproc import Choice, RequestInfo, Snapshot, Wait
@@ -20,3 +21,18 @@ class Gate:
         if any(self._adapter in view.pending_by_adapter for view in snapshot.endpoints):
             return Wait(inf, "gate")
         return Choice(snapshot.endpoints[:1], "released")
+
+
+class Faulty:
+    """Raise an error for one adapter, and take 20 ms over all others."""
+
+    def __init__(self, adapter: str) -> None:
+        self._adapter = adapter
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        if request.adapter == self._adapter:
+            raise RuntimeError("a bug in this policy")
+        time.sleep(0.02)
+        return Choice(snapshot.endpoints[:1], "slow")
