@@ -1,6 +1,6 @@
 # The router (and, as `extproc fake-pod`, the fake pod):
 #
-#   docker build -t extproc --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
+#   docker build -t extproc --build-arg VERSION=local --build-arg REVISION=$(git rev-parse HEAD) .
 #
 # To pin the base image exactly, add its digest, which a tag does not fix:
 #   docker buildx imagetools inspect python:3.11.14-slim-bookworm   # prints "Digest: sha256:..."
@@ -51,6 +51,8 @@ LABEL org.opencontainers.image.title="lora-extproc" \
       org.opencontainers.image.created="${CREATED}" \
       org.opencontainers.image.source="${SOURCE}"
 COPY --from=build /venv /venv
+# Nothing here has to become somebody else; `passwd`, `su` and their like are the base image's.
+RUN find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 # The root file system may be read-only; the bytecode is already there.
 ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # Numeric, so that Kubernetes can verify that it is not root.

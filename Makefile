@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest
+.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -31,6 +31,8 @@ help:
 	@echo 'make soak       30 minutes of load with clients that disconnect'
 	@echo 'make chaos      two routers on each store of adapters in two minutes of trouble: ten minutes'
 	@echo 'make fuzz-service  hostile clients, pods and watchers among honest clients: 21 minutes'
+	@echo 'make release-dry-run  all that a release has, up to the upload: wheel, image, chart, bills of materials (needs Docker)'
+	@echo 'make release STEPS=...  some steps of it, as .github/workflows/release.yml does them'
 	@echo 'make clean      removes everything that was installed or built here'
 
 up: $(DEMO)
@@ -128,6 +130,13 @@ fuzz-service: $(DEV)
 
 loadtest: $(DEV)
 	$(BIN)/extproc lab loadtest run standard $(ARGS)
+
+# Nothing is uploaded; what was made is in dist/ (RELEASING.md). ARGS="--table FILE" keeps the table.
+release-dry-run: $(DEV)
+	$(BIN)/python -m release all $(ARGS)
+
+release: $(DEV)
+	$(BIN)/python -m release $(STEPS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

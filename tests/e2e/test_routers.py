@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,6 +80,7 @@ async def fleet(
     router_tls: TlsFiles | None = None,
     switch: Switch | None = None,
     peers: dict[str, Any] | None = None,
+    before_start: Callable[[list[RouterProcess]], None] = lambda routers: None,
     **sections: Any,
 ) -> AsyncIterator[Fleet]:
     """Routers that are linked; with a `switch`, only through it."""
@@ -95,6 +96,7 @@ async def fleet(
             config = router_config(pods, peers=section, **sections)
             routers.append(RouterProcess(config, address=own))
             stack.push_async_callback(routers[-1].close)
+        before_start(routers)
         await asyncio.gather(*(router.start(within_s=PATIENCE_S) for router in routers))
         running = running_envoy(
             Mode.ORIGINAL_DST, *routers, shared_access_log=True, router_tls=router_tls

@@ -1,0 +1,151 @@
+"""The steps of a release, in their order. Each leaves its files in the release's folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from release import audit, image, notes, sbom, tryout
+from release.chart import CHART, files_of, package_chart
+from release.packages import Package, licence_problems
+from release.place import Place, ReleaseError, run, sha256_of
+from release.table import CHECKSUMS, Record, write_checksums
+
+_OURS = ("extproc-*", "lora_extproc-*", "NOTES.md", CHECKSUMS)
+_IN_WHEEL = ("extproc/data/envoy/", "extproc/data/loadtest/", ".dist-info/licenses/LICENSE")
+_IN_SDIST = ("docker-compose.yml", "Dockerfile", "CHANGELOG.md", "manifests/", "docs/", "tests/")
+
+
+def do_notes(place: Place, record: Record) -> None:
+    """The notes of this version, from CHANGELOG.md."""
+    path = place.out / "NOTES.md"
+    path.write_text(notes.draft(place) + "\n", encoding="utf-8")
+    record.files.append(path)
+    record.said.append(f"version {place.version}, commit {place.commit()[:12]}")
+
+
+def do_wheel(place: Place, record: Record) -> None:
+    """Wheel and sdist, with what belongs into them."""
+    env = {**os.environ, "SOURCE_DATE_EPOCH": str(place.committed_wall_s())}
+    run(sys.executable, "-m", "build", "--outdir", str(place.out), str(place.root), env=env)
+    wheel, sdist = place.made("*.whl"), place.made("*[0-9].tar.gz")
+    if f"-{place.version}-" not in wheel.name or not sdist.name.endswith(
+        f"-{place.version}.tar.gz"
+    ):
+        raise ReleaseError(f"{wheel.name} and {sdist.name} are not of version {place.version}")
+    with zipfile.ZipFile(wheel) as archive:
+        _need(wheel, archive.namelist(), _IN_WHEEL)
+    with tarfile.open(sdist) as files:
+        _need(sdist, files.getnames(), _IN_SDIST)
+    record.files += [wheel, sdist]
+
+
+def do_try(place: Place, record: Record) -> None:
+    """The wheel in an empty environment, until `extproc up` has routed; its bill of materials."""
+    with tempfile.TemporaryDirectory(prefix="extproc-release-") as folder:
+        programs = tryout.install(place, Path(folder) / "venv")
+        routed = tryout.route_one(programs, place.version)
+        parts = [each for each in tryout.installed(programs) if each.name != "lora-extproc"]
+    record.said.append(f"`extproc up` routed {routed.model} to {routed.served_by}")
+    wheel = place.made("*.whl")
+    path = wheel.with_name(f"{wheel.name}.spdx.json")
+    _write_sbom(place, "lora-extproc", sha256_of(wheel), parts, path)
+    record.files.append(path)
+    record.said.append(f"{len(parts)} packages with the extra `demo`")
+
+
+def do_audit(place: Place, record: Record) -> None:
+    """Known vulnerabilities of what the image installs."""
+    record.said.append(audit.audit(place))
+
+
+def do_image(place: Place, record: Record) -> None:
+    """The image, its bill of materials, and a look at its files and licences."""
+    found_id = image.build(place)
+    path = image.save(place)
+    found = image.read(place)
+    kinds = Counter(each.kind for each in found.packages)
+    if not kinds["pypi"] or not kinds["deb"]:
+        raise ReleaseError(f"the image's packages cannot be read: {dict(kinds)}")
+    if problems := found.problems + licence_problems(found.packages):
+        raise ReleaseError("the image has what it must not have:\n" + "\n".join(problems[:50]))
+    bill = place.out / f"extproc-{place.version}-image-{place.architecture}.spdx.json"
+    parts = [each for each in found.packages if each.name != "lora-extproc"]
+    _write_sbom(place, "extproc-image", found_id.removeprefix("sha256:"), parts, bill)
+    record.files += [path, bill]
+    record.said += [
+        f"{place.tagged} for {place.architecture}, {found.num_bytes / 1e6:.0f} MB unpacked",
+        f"{found.num_files:,} files: no setuid, none that anyone may write, no credentials",
+        f"{kinds['pypi']} Python packages without copyleft beyond the LGPL's",
+        f"{kinds['deb']} packages of Debian",
+    ]
+
+
+def do_chart(place: Place, record: Record) -> None:
+    """The Helm chart."""
+    path = package_chart(place.root / CHART, place.out, place.version)
+    record.files.append(path)
+    record.said.append(f"{len(files_of(path))} files")
+
+
+def do_sums(place: Place, record: Record) -> None:
+    """The checksums of all files, which are what is signed."""
+    record.files.append(write_checksums(place.out))
+
+
+Step = Callable[[Place, Record], None]
+STEPS: Mapping[str, Step] = MappingProxyType(
+    {
+        "notes": do_notes,
+        "wheel": do_wheel,
+        "try": do_try,
+        "audit": do_audit,
+        "image": do_image,
+        "chart": do_chart,
+        "sums": do_sums,
+    }
+)
+
+
+def perform(place: Place, names: Sequence[str], say: Callable[[str], None]) -> list[Record]:
+    """Do steps by name in this order; return what each did.
+
+    Raises:
+        ReleaseError: One failed; the later ones are not tried.
+    """
+    place.out.mkdir(parents=True, exist_ok=True)
+    records = []
+    for name in names:
+        say(f"== {name}")
+        record = Record(name)
+        start_s = time.monotonic()
+        STEPS[name](place, record)
+        record.took_s = time.monotonic() - start_s
+        records.append(record)
+    return records
+
+
+def clear(place: Place) -> None:
+    """Remove what an earlier release has left, and nothing else."""
+    for pattern in _OURS:
+        for path in place.out.glob(pattern):
+            path.unlink()
+
+
+def _need(archive: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
+    missing = [each for each in wanted if not any(each in name for name in names)]
+    if missing:
+        raise ReleaseError(f"{archive.name} lacks {', '.join(missing)}")
+
+
+def _write_sbom(place: Place, name: str, sha256: str, parts: Sequence[Package], path: Path) -> None:
+    subject = sbom.Subject(name, place.version, sha256, place.committed_wall_s())
+    sbom.write_sbom(subject, parts, path)
