@@ -3,9 +3,10 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
+HELM := $(VENV)/.helm
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
+.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs manifests clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -21,7 +22,8 @@ help:
 	@echo 'make coverage   branch coverage of the pure files by the tests of their rooms'
 	@echo 'make format     formatting, and fixes by ruff'
 	@echo 'make proto      generates extproc/gen from protos/'
-	@echo 'make docs       generates docs/configuration.md from extproc/config/'
+	@echo 'make docs       generates docs/configuration.md and the chart'\''s schema and table from extproc/config/'
+	@echo 'make manifests  renders manifests/ from charts/extproc'
 	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-instructions  instructions of a request by stage, and the price of each default'
 	@echo 'make bench-decisions  the cost of a decision alone, with up to 1,000 pods'
@@ -52,7 +54,7 @@ test: $(DEV)
 	$(PYTEST) -m 'not slow and not long and not vllm and not docker'
 
 # What `make test` leaves out, except for a real vLLM and for what is `long`.
-test-all: $(DEV)
+test-all: $(DEV) $(HELM)
 	$(PYTEST) -m '(slow or docker) and not long and not vllm'
 
 # The same at greater length: every store and mode in trouble, laboratory and reality side by side.
@@ -97,6 +99,10 @@ proto: $(DEV)
 
 docs: $(DEV)
 	$(BIN)/python scripts/gen-config-docs
+	$(BIN)/python scripts/gen-chart
+
+manifests: $(HELM) docs
+	$(BIN)/python scripts/render-manifests
 
 # Needs wrk and h2load (Debian: wrk, nghttp2-client) and a quiet machine; BENCH takes options.
 bench: $(DEV)
@@ -163,3 +169,7 @@ $(DEMO): pyproject.toml | $(BIN)/python
 $(DEV): pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[dev]'
 	@touch $(DEMO) $@
+
+$(HELM): $(DEV)
+	$(PIP) install --editable '.[helm]'
+	@touch $@

@@ -84,7 +84,11 @@ class KubernetesConfig(Choice):
         "lacks the right to list them on purpose.",
     )
 
-    @field_validator("inference_pool", mode="before")
+    @field_validator(
+        "inference_pool",
+        mode="before",
+        json_schema_input_type=_KubernetesName | tuple[_KubernetesName, ...] | None,
+    )
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
@@ -94,7 +98,11 @@ class KubernetesConfig(Choice):
     def _each_once(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if value is None else tuple(dict.fromkeys(value))
 
-    @field_validator("port", mode="wrap")
+    @field_validator(
+        "port",
+        mode="wrap",
+        json_schema_input_type=_Port | str | tuple[_Port, ...] | None,  # a number as text, too
+    )
     @classmethod
     def _is_one_of_its_kinds(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         """Report one mistake, in place of one for each kind of value that it might have been."""
@@ -201,7 +209,11 @@ class DiscoveryConfig(Choice):
     )
     dns: DnsConfig | None = Field(None, description="The pods as DNS lists them.")
 
-    @field_validator("static", mode="before")
+    @field_validator(
+        "static",
+        mode="before",
+        json_schema_input_type=tuple[StaticEndpoint | str | int, ...] | None,
+    )
     @classmethod
     def _written_short(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):

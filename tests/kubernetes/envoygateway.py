@@ -15,12 +15,20 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from extproc.stack.processes import get_page
 from extproc.stack.stack import find_envoy
 from tests.e2e.harness import ChildProcess
-from tests.kubernetes.apiserver import ApiServer, find_program, missing_programs
+from tests.kubernetes.apiserver import (
+    PROGRAMS,
+    ApiServer,
+    find_crds,
+    find_program,
+    missing_programs,
+)
+from tests.kubernetes.network import missing_rights, own_network
 
 SYSTEM = "envoy-gateway-system"
 CONTROLLER_NAME = "gateway.envoyproxy.io/gatewayclass-controller"
@@ -64,6 +72,25 @@ mkdir "$root/certs"
 cp "$certs"/* "$root/certs/"
 exec chroot "$root" "$@"
 """
+
+
+def why_not() -> str:
+    """Why tests with the controller cannot run here, as a sentence; empty where they can."""
+    if why := missing_programs(*PROGRAMS, "envoy-gateway") or missing_rights():
+        return why
+    return "" if find_crds() else "no custom resource definitions: name a folder by EXTPROC_CRDS"
+
+
+@contextmanager
+def own_api_server(*addresses: str) -> Iterator[ApiServer]:
+    """An API server with all definitions, in a new network that has these addresses."""
+    crds = find_crds()
+    assert crds is not None
+    with own_network(*addresses), ApiServer() as server:
+        server.kubectl("apply", "--server-side", "-f", str(crds))
+        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+        server.kubectl("create", "namespace", SYSTEM)
+        yield server
 
 
 class Controller(ChildProcess):

@@ -21,14 +21,15 @@ from tests.e2e.conftest import pod_config
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client
 from tests.fakepods import running_pods
-from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
+from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import (
     CONTROLLER_NAME,
-    SYSTEM,
     WITHIN_S,
     Controller,
     Proxy,
+    own_api_server,
+    why_not,
 )
 from tests.kubernetes.installed import (
     LISTENER_PORT,
@@ -45,7 +46,6 @@ from tests.kubernetes.installed import (
     put_routers,
 )
 from tests.kubernetes.manifests import copied
-from tests.kubernetes.network import missing_rights, own_network
 from tests.waiting import eventually
 
 CONDITIONS = {
@@ -63,15 +63,6 @@ CONDITIONS = {
     "BackendTrafficPolicy Accepted": "True",
     "ClientTrafficPolicy Accepted": "True",
 }
-_PROGRAMS = (*PROGRAMS, "envoy-gateway")
-
-
-def why_not() -> str:
-    """Why these tests cannot run here, as a sentence; empty where they can."""
-    if why := missing_programs(*_PROGRAMS) or missing_rights():
-        return why
-    return "" if find_crds() else "no custom resource definitions: name a folder by EXTPROC_CRDS"
-
 
 pytestmark = [
     pytest.mark.e2e,
@@ -85,12 +76,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[ApiServer]:
     """An API server of these tests' own, in their network."""
-    crds = find_crds()
-    assert crds is not None
-    with own_network(*PODS, *ROUTERS, PROXY), ApiServer() as server:
-        server.kubectl("apply", "--server-side", "-f", str(crds))
-        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
-        server.kubectl("create", "namespace", SYSTEM)
+    with own_api_server(*PODS, *ROUTERS, PROXY) as server:
         gateway_class = {
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "GatewayClass",

@@ -150,7 +150,7 @@ def test_a_pod_of_the_examples_is_one_that_the_overlay_selects(overlay: str) -> 
 
 def test_the_routed_paths_are_those_that_the_router_serves() -> None:
     """Of the default configuration; paths that it answers itself are matched by expressions."""
-    route = only(build(MANIFESTS / "route"), "HTTPRoute")
+    route = only(build(MANIFESTS / "overlays" / "envoy-gateway"), "HTTPRoute")
     exact = {
         (match["method"], match["path"]["value"])
         for rule in route["spec"]["rules"]

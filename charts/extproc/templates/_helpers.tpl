@@ -1,0 +1,135 @@
+{{- define "extproc.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride | trunc 48 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name -}}
+{{ .Release.Name | trunc 48 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name $name | trunc 48 | trimSuffix "-" }}
+{{- end -}}
+{{- end }}
+
+{{/* The name tells releases apart, so it alone selects. */}}
+{{- define "extproc.selector" -}}
+app.kubernetes.io/name: {{ include "extproc.fullname" . }}
+{{- end }}
+
+{{- define "extproc.releaseLabels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "extproc.labels" -}}
+{{ include "extproc.selector" . }}
+app.kubernetes.io/component: endpoint-picker
+{{ include "extproc.releaseLabels" . }}
+{{- end }}
+
+{{- define "extproc.serviceAccount" -}}
+{{- default (ternary (include "extproc.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end }}
+
+{{- define "extproc.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "extproc.port" -}}
+{{ (first .Values.router.modelServers.targetPorts).number }}
+{{- end }}
+
+{{/* Whether Envoy Gateway's policies are made: "true" or "". */}}
+{{- define "extproc.policies" -}}
+{{- if and .Values.envoyGateway.create (eq .Values.mode "serve") -}}true{{- end -}}
+{{- end }}
+
+{{/* What the chart makes of its other values, before `config`. */}}
+{{- define "extproc.configOfChart" -}}
+{{- $servers := .Values.router.modelServers -}}
+{{- $selector := list -}}
+{{- range $key, $value := $servers.matchLabels }}{{ $selector = append $selector (printf "%s=%s" $key $value) }}{{ end -}}
+{{- if eq .Values.mode "epp" -}}
+# Flags override this file, and this file overrides the defaults of `extproc epp`: ports 9002, 9003
+# and 9090 on all addresses, TLS, the end of a request from the response phases.
+server:
+  drain_delay_s: 5 # until the Endpoints have reached every proxy
+admin:
+  address: "127.0.0.1:9901" # for debugging, only by `kubectl port-forward`
+# Control headers are the client's, as long as your gateway neither sets nor strips them: name here
+# those that it sets (docs/epp.md, "Control headers"). `extproc epp` alone trusts all.
+request: {trusted_headers: []}
+{{- else -}}
+server:
+  address: "0.0.0.0:9002"
+  health_address: "0.0.0.0:9003"
+  drain_delay_s: 5 # until the Endpoints have reached every Envoy
+admin:
+  address: "127.0.0.1:9901" # for debugging, only by `kubectl port-forward`
+  metrics_address: "0.0.0.0:9090"
+{{- if .Values.envoyGateway.originalDestination }}
+discovery:
+  kubernetes: {pod_selector: {{ join "," $selector | quote }}, port: {{ include "extproc.port" . }}}
+{{- else }}
+discovery:
+  kubernetes: {service: {{ $servers.service }}} # the EndpointSlices that Envoy Gateway uses too
+{{- end }}
+{{- end }}
+adapters:
+{{- if and (eq .Values.mode "serve") .Values.envoyGateway.originalDestination }}
+  undeclared: refuse # what no route here declares by `adapter`: pods by their labels have no LLMRoutes
+{{- else }}
+  undeclared: refuse # what nobody declares: an LLMRoute deleted while no router runs leaves nothing behind
+  ready_wait_s: 60 # while LLMRoutes cannot be read: then ready, and refuses what they could permit
+{{- end }}
+pods: {max_cpu_loras: {{ $servers.maxCpuLoras }}} # as in the pods' arguments: their metrics do not report it
+peers:
+  service: {{ include "extproc.fullname" . }}
+{{- if eq .Values.mode "epp" }}
+  tls_verify: false # each router creates its own certificate
+{{- end }}
+{{- if .Values.router.peerKey.required }}
+  key_file: /etc/extproc-peer-key/key
+{{- else }}
+  # key_file: /etc/extproc-peer-key/key # with the Secret: `router.peerKey` of the chart, manifests/README.md
+{{- end }}
+{{- if .Values.router.tracing.enabled }}
+tracing: {enabled: true, sample_ratio: {{ .Values.router.tracing.sampleRatio }}}
+{{- end }}
+{{- if eq .Values.mode "serve" }}
+{{- if .Values.envoyGateway.originalDestination }}
+destination: {num_fallbacks: 0} # such a cluster accepts one address
+{{- else }}
+destination: {num_fallbacks: 2}
+{{- end }}
+request:
+  max_body_bytes: 27262976 # also `bufferLimit` of the ClientTrafficPolicy
+  max_hold_s: 5 # below `messageTimeout` of the EnvoyExtensionPolicy
+completions: {source: access_log} # from the EnvoyProxy resource
+{{- end }}
+{{- end }}
+
+{{/* The router's file. Of two sources of pods only the user's counts: exactly one is allowed. */}}
+{{- define "extproc.config" -}}
+{{- $ours := include "extproc.configOfChart" . -}}
+{{- if .Values.config -}}
+{{- $merged := fromYaml $ours -}}
+{{- if hasKey .Values.config "discovery" }}{{ $merged = omit $merged "discovery" }}{{ end -}}
+{{- toYaml (mergeOverwrite $merged (deepCopy .Values.config)) -}}
+{{- else -}}
+{{- $ours -}}
+{{- end -}}
+{{- end }}
+
+{{/* The largest body, which Envoy buffers: as Mi where it is a whole number of them. */}}
+{{- define "extproc.bodyLimit" -}}
+{{- $bytes := (include "extproc.config" . | fromYaml).request.max_body_bytes | int64 -}}
+{{- if mod $bytes 1048576 -}}{{ $bytes }}{{- else -}}{{ div $bytes 1048576 }}Mi{{- end -}}
+{{- end }}
+
+{{/* Longer than the drain, or a kill ends it. `extproc epp` gives running requests 120 s. */}}
+{{- define "extproc.gracePeriod" -}}
+{{- $server := (include "extproc.config" . | fromYaml).server -}}
+{{- $isEpp := eq .Values.mode "epp" -}}
+{{- $drain := $server.drain_timeout_s | default (ternary 120 30 $isEpp) -}}
+{{- add (ceil $server.drain_delay_s) (ceil $drain) (ternary 15 10 $isEpp) -}}
+{{- end }}

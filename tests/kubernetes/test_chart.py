@@ -1,0 +1,303 @@
+"""The chart by the real Helm, without an API server: combinations of values, schema and lint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.config.file import parse_config
+from tests.kubernetes.chart import (
+    CHART,
+    example_values,
+    findings,
+    no_helm,
+    refusal,
+    rendered,
+    without_bookkeeping,
+)
+from tests.kubernetes.manifests import MANIFESTS, OVERLAYS, Object, build, objects, router_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(no_helm()), reason=no_helm())]
+
+GATEWAYS: list[dict[str, Any]] = [
+    {},
+    {"envoyGateway": {"originalDestination": True}},
+    {"mode": "epp", "gateway": {"className": "istio"}, "istio": {"destinationRule": True}},
+    {"mode": "epp", "router": {"inferencePool": {"create": False, "name": "theirs"}}},
+    {
+        "envoyGateway": {"create": False},
+        "gateway": {"create": False},
+        "httpRoute": {"create": False},
+    },
+]
+SWITCHES: list[dict[str, Any]] = [
+    {"networkPolicy": {"enabled": True}},
+    {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
+    {"crds": {"install": True}, "gatewayClass": {"create": True}},
+    {"autoscaling": {"enabled": False}, "pdb": {"enabled": False}},
+    {"serviceAccount": {"create": False}, "rbac": {"create": False}},
+    {"config": {"log": {"level": "debug"}}, "router": {"peerKey": {"required": True}}},
+]
+
+
+def merged(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Values of several files, as Helm merges them."""
+    result: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            mine = result.get(key)
+            both = isinstance(mine, dict) and isinstance(value, dict)
+            result[key] = merged(mine, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+COMBINATIONS = [
+    merged(gateway, *(each for each, is_on in zip(SWITCHES, on, strict=True) if is_on))
+    for gateway in GATEWAYS
+    for on in product((False, True), repeat=len(SWITCHES))
+]
+
+
+def kinds(found: list[Object]) -> set[str]:
+    return {each["kind"] for each in found}
+
+
+def one(found: list[Object], kind: str, name: str = "") -> Object:
+    (only,) = (
+        each for each in found if each["kind"] == kind and name in ("", each["metadata"]["name"])
+    )
+    return only
+
+
+def config_of(found: list[Object]) -> Any:
+    return yaml.safe_load(one(found, "ConfigMap")["data"]["extproc.yaml"])
+
+
+def pod_of(found: list[Object]) -> Any:
+    return one(found, "Deployment")["spec"]["template"]["spec"]
+
+
+def test_every_combination_is_a_whole_of_objects_and_a_configuration_that_routers_take() -> None:
+    for values in COMBINATIONS:
+        found = rendered(values)
+        names = [(each["apiVersion"], each["kind"], each["metadata"]["name"]) for each in found]
+        assert len(names) == len(set(names)), values
+        config = config_of(found)
+        # `extproc epp` itself fills in the source of the pods.
+        epp: dict[str, Any] = {"discovery": {"static": []}} if values.get("mode") == "epp" else {}
+        parse_config(yaml.safe_dump({**config, **epp}))
+        assert all(each["metadata"]["name"] for each in found), values
+
+
+def test_every_combination_is_linted() -> None:
+    """Each switch with each gateway; lint looks at one template after another."""
+    for gateway, switch in product(GATEWAYS, SWITCHES):
+        assert findings(merged(gateway, switch)) == []
+
+
+def test_a_cluster_needs_no_more_than_a_gateway_for_the_defaults() -> None:
+    groups = {each["apiVersion"].partition("/")[0] for each in rendered({})}
+
+    assert {group for group in groups if "." in group and not group.endswith(".k8s.io")} == {
+        "gateway.envoyproxy.io"
+    }
+    cluster_wide = {"CustomResourceDefinition", "GatewayClass", "ClusterRole", "Namespace"}
+    assert not kinds(rendered({})) & {*cluster_wide, "NetworkPolicy"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_what_the_chart_is_with_its_values(overlay: str) -> None:
+    """All but the monitoring, which is a component, and the name of the ConfigMap."""
+    values = yaml.safe_load(example_values(overlay).read_text(encoding="utf-8"))
+    monitoring = {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    by_chart = rendered(merged(values, monitoring))
+    text = build(MANIFESTS / "overlays" / overlay)
+
+    assert config_of(by_chart) == router_config(text)
+    assert comparable(by_chart) == comparable(objects(text))
+
+
+def comparable(found: list[Object]) -> dict[tuple[str, str], Object]:
+    result = {}
+    for each in found:
+        if each["kind"] == "ConfigMap":
+            continue
+        if each["kind"] == "Deployment":
+            template = each["spec"]["template"]
+            template["metadata"].pop("annotations", None)
+            template["spec"]["volumes"][0]["configMap"] = {}
+        result[each["kind"], each["metadata"]["name"]] = without_bookkeeping(each)
+    return result
+
+
+def test_the_manifests_are_rendered_from_the_chart() -> None:
+    """Else run `make manifests`."""
+    command = [sys.executable, "scripts/render-manifests", "--check"]
+    root = MANIFESTS.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"mode": "proxy"}, "/mode"),
+        ({"replicacount": 3}, "replicacount"),
+        ({"image": {"tag": 1}}, "/image/tag"),
+        ({"config": {"polcy": {}}}, "polcy"),
+        ({"config": {"log": {"level": "loud"}}}, "/config/log/level"),
+        ({"config": {"request": {"max_hold_s": -1}}}, "/config/request/max_hold_s"),
+        ({"router": {"modelServers": {"targetPorts": []}}}, "targetPorts"),
+        ({"router": {"inferencePool": {"failureMode": "Open"}}}, "failureMode"),
+    ],
+)
+def test_what_is_not_a_value_is_refused_before_anything_is_sent(
+    values: dict[str, Any], why: str
+) -> None:
+    assert why in refusal(values)
+
+
+@pytest.mark.parametrize(
+    "discovery",
+    [
+        {"static": ["10.0.0.1:8000"]},
+        {"kubernetes": {"inference_pool": "one"}},
+        {"kubernetes": {"inference_pool": ["one", "two"]}},
+        {"kubernetes": {"pod_selector": "app=a", "port": "8000"}},
+        {"dns": {"name": "pods.example.com", "port": 8000}},
+    ],
+)
+def test_the_schema_takes_each_way_to_write_a_source_and_it_replaces_the_chart_s(
+    discovery: dict[str, Any],
+) -> None:
+    found = rendered({"config": {"discovery": discovery}})
+
+    assert config_of(found)["discovery"] == discovery
+    parse_config(yaml.safe_dump(config_of(found)))
+
+
+def test_rights_follow_the_source_of_the_pods() -> None:
+    def resources(discovery: dict[str, Any]) -> set[str]:
+        role = one(rendered({"config": {"discovery": discovery}}), "Role")
+        return {resource for rule in role["rules"] for resource in rule["resources"]}
+
+    assert resources({"static": ["10.0.0.1:8000"]}) == {"endpointslices"}
+    by_label = resources({"kubernetes": {"pod_selector": "app=a", "port": 1}})
+    assert by_label == {"endpointslices", "pods"}
+    by_pool = {"kubernetes": {"inference_pool": ["one", "two"]}}
+    assert {"inferencepools", "pods", "llmroutes"} <= resources(by_pool)
+    (rule, *_) = one(rendered({"config": {"discovery": by_pool}}), "Role")["rules"]
+    assert rule["resourceNames"] == ["one", "two"]
+
+
+def test_a_change_of_the_configuration_rolls_the_routers_and_nothing_else_does() -> None:
+    def template(values: dict[str, Any]) -> Any:
+        return one(rendered(values), "Deployment")["spec"]["template"]
+
+    as_it_is = template({})
+    assert template({"serviceMonitor": {"labels": {"a": "b"}}}) == as_it_is
+    changed = template({"config": {"log": {"level": "debug"}}})["metadata"]["annotations"]
+    assert changed["checksum/config"] != as_it_is["metadata"]["annotations"]["checksum/config"]
+
+
+def test_envoy_s_limits_follow_those_of_the_router() -> None:
+    request = {"max_body_bytes": 10_000_001, "max_hold_s": 19.5}
+    found = rendered({"config": {"request": request}})
+    client = one(found, "ClientTrafficPolicy")["spec"]
+    (filter_,) = one(found, "EnvoyExtensionPolicy")["spec"]["extProc"]
+
+    assert client["connection"]["bufferLimit"] == 10_000_001
+    assert client["http2"]["initialStreamWindowSize"] == 10_000_001
+    assert filter_["messageTimeout"] == "25s"
+
+
+def test_the_kill_comes_after_the_drain_that_is_configured() -> None:
+    server = {"drain_delay_s": 10, "drain_timeout_s": 300}
+
+    assert pod_of(rendered({"config": {"server": server}}))["terminationGracePeriodSeconds"] > 310
+
+
+def test_no_user_is_fixed_so_that_a_cluster_may_assign_one() -> None:
+    pod = pod_of(rendered({}))
+    (router,) = pod["containers"]
+
+    assert pod["securityContext"].keys() == {"runAsNonRoot", "seccompProfile"}
+    assert "runAsUser" not in router["securityContext"]
+    assert router["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_two_releases_in_a_namespace_share_no_object_and_select_no_pod_of_each_other() -> None:
+    own = {"gateway": {"name": "b"}, "httpRoute": {"name": "b"}}
+    ours, theirs = rendered({}, name="extproc"), rendered(own, name="team-b")
+
+    assert not comparable(ours).keys() & comparable(theirs).keys()
+    assert one(theirs, "Deployment")["metadata"]["name"] == "team-b-extproc"
+    selectors = [
+        one(found, "Deployment")["spec"]["selector"]["matchLabels"] for found in (ours, theirs)
+    ]
+    assert selectors[0] != selectors[1]
+    assert config_of(theirs)["peers"]["service"] == "team-b-extproc"
+
+
+def test_what_kustomize_users_patch_is_a_value() -> None:
+    """The example of an overlay with a platform's own names."""
+    servers = {"service": "qwen", "matchLabels": {"app": "qwen"}, "maxCpuLoras": 8}
+    values: dict[str, Any] = {
+        "image": {"repository": "registry.example.com/extproc"},
+        "gateway": {"className": "shared"},
+        "httpRoute": {"hostnames": ["llm.example.com"]},
+        "router": {"modelServers": servers},
+        "networkPolicy": {"enabled": True},
+    }
+    by_chart = comparable(rendered(values, namespace="models"))
+    by_patches = comparable(objects(build(MANIFESTS.parent / "examples" / "envoy-gateway")))
+
+    # The chart replaces the labels that patches must name by their place in a list.
+    assert {key: by_patches[key] for key in by_chart if key in by_patches} == by_chart
+
+
+def test_more_of_a_pod_is_taken_over_as_it_is_written() -> None:
+    more: dict[str, Any] = {
+        "volumes": [{"name": "adapters", "persistentVolumeClaim": {"claimName": "adapters"}}],
+        "volumeMounts": [{"name": "adapters", "mountPath": "/mnt/adapters", "readOnly": True}],
+        "extraEnvVars": [{"name": "A", "value": "b"}],
+        "extraArgs": ["--verbose"],
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [],
+        "imagePullSecrets": [{"name": "pull"}],
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "a"},
+        "initContainers": [{"name": "first", "image": "i"}],
+        "extraContainers": [{"name": "beside", "image": "i"}],
+        "extraResources": ["kind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-more'}"],
+    }
+    found = rendered(more)
+    pod, template = pod_of(found), one(found, "Deployment")["spec"]["template"]
+    router, beside = pod["containers"]
+
+    assert more["volumes"][0] in pod["volumes"]
+    assert more["volumeMounts"][0] in router["volumeMounts"]
+    assert router["env"] == more["extraEnvVars"]
+    assert router["args"][-1] == "--verbose"
+    for name in ("nodeSelector", "tolerations", "affinity", "imagePullSecrets", "initContainers"):
+        assert pod[name] == more[name]
+    assert "topologySpreadConstraints" not in pod
+    assert beside == more["extraContainers"][0]
+    assert template["metadata"]["annotations"]["a"] == "b"
+    assert template["metadata"]["labels"]["team"] == "a"
+    assert one(found, "ConfigMap", "extproc-more")
+
+
+def test_the_packed_chart_is_the_chart(tmp_path: Any) -> None:
+    import helm_python
+
+    archive = helm_python.package(CHART, destination=tmp_path)
+    with helm_python.Chart.load(archive) as packed, helm_python.Chart.load(CHART) as chart:
+        assert packed.render({}, name="a") == chart.render({}, name="a")
