@@ -6,7 +6,7 @@ prefix `extproc_`. Event loop only: there are no locks.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +93,17 @@ class Histogram:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self.sum += seconds
 
+    def observe_all(self, seconds: list[float]) -> None:
+        """Count many durations, which are sorted in place."""
+        seconds.sort()
+        num_before = 0
+        for place, bound in enumerate(self._bounds):
+            num = bisect_right(seconds, bound, num_before)
+            self._counts[place] += num - num_before
+            num_before = num
+        self._counts[-1] += len(seconds) - num_before
+        self.sum += sum(seconds)
+
     def family(self) -> Metric:
         """Return the family as it is now."""
         family = HistogramMetricFamily(self._name, self._documentation)
@@ -108,8 +119,12 @@ class Histogram:
         family.add_metric(labels, buckets, self.sum)
 
 
+MAX_UNCOUNTED = 64
+"""Durations of a `Histograms` label that wait to be counted together."""
+
+
 class Histograms:
-    """One histogram family with a label."""
+    """One histogram family with a label. Negative durations count as 0."""
 
     def __init__(
         self, name: str, documentation: str, bounds: tuple[float, ...], label: str
@@ -117,26 +132,37 @@ class Histograms:
         self._name, self._documentation = name, documentation
         self._bounds, self._label = bounds, label
         self._by_value: dict[str, Histogram] = {}
+        self._uncounted: dict[str, list[float]] = {}
 
     def observe(self, value: str, seconds: float) -> None:
         """Count one duration under this value of the label."""
-        histogram = self._by_value.get(value)
-        if histogram is None:
-            histogram = Histogram(self._name, self._documentation, self._bounds)
-            self._by_value[value] = histogram
-        histogram.observe(seconds)
+        try:
+            uncounted = self._uncounted[value]
+        except KeyError:
+            uncounted = self._uncounted[value] = []
+        uncounted.append(seconds)
+        if len(uncounted) >= MAX_UNCOUNTED:
+            self._count(value)
 
     def keep(self, values: Container[str]) -> None:
         """Forget all other values of the label."""
         self._by_value = {each: own for each, own in self._by_value.items() if each in values}
+        self._uncounted = {each: own for each, own in self._uncounted.items() if each in values}
 
     def family(self) -> Metric:
         """Return the family as it is now."""
+        for value in list(self._uncounted):
+            self._count(value)
         name = f"extproc_{self._name}"
         family = HistogramMetricFamily(name, self._documentation, labels=(self._label,))
         for value, histogram in self._by_value.items():
             histogram.add_to(family, (value,))
         return family
+
+    def _count(self, value: str) -> None:
+        if value not in self._by_value:
+            self._by_value[value] = Histogram(self._name, self._documentation, self._bounds)
+        self._by_value[value].observe_all([max(0.0, s) for s in self._uncounted.pop(value)])
 
 
 # InferencePools' gauges by the names that dashboards and autoscalers of its pickers read.

@@ -77,10 +77,9 @@ class Recorder:
 
     def completed(self, completion: Completion, pick: Pick) -> None:
         """Record the end of a pick that the access log reported."""
-        call = self.observers.call
-        call("telemetry", self.telemetry.completed, completion.outcome, completion.lag_s)
-        if self.knows_times():
-            call("telemetry", self.telemetry.timed, completion, pick)
+        call, knows_times = self.observers.call, self.knows_times()
+        call("telemetry", self.telemetry.logged, completion, pick, has_times=knows_times)
+        if knows_times:
             call("attainment", self._judge, completion, pick.request)
         self._publish_end(pick, End(completion.outcome, self.wall_clock(), completion))
 
