@@ -261,14 +261,15 @@ class _Watcher:
             self._end(Code.INVALID_ARGUMENT, f"more than {MAX_FILTER_MODELS} models, or too long")
             return
         self._models = frozenset(self._request.models)
+        if not self.service.join(self):
+            self._end(Code.RESOURCE_EXHAUSTED, "too many watchers")
+            return
         begin = self._begin()
         if begin is None:
             self._end(Code.NOT_FOUND, self.service.why_unknown(self._request.request))
-        elif self.service.join(self):
-            self.sequence = begin
-            self.service.send_soon()
-        else:
-            self._end(Code.RESOURCE_EXHAUSTED, "too many watchers")
+            return
+        self.sequence = begin
+        self.service.send_soon()
 
     @property
     def explains(self) -> bool:
