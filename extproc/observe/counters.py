@@ -119,10 +119,6 @@ class Histogram:
         family.add_metric(labels, buckets, self.sum)
 
 
-MAX_UNCOUNTED = 64
-"""Durations of a `Histograms` label that wait to be counted together."""
-
-
 class Histograms:
     """One histogram family with a label. Negative durations count as 0."""
 
@@ -132,37 +128,25 @@ class Histograms:
         self._name, self._documentation = name, documentation
         self._bounds, self._label = bounds, label
         self._by_value: dict[str, Histogram] = {}
-        self._uncounted: dict[str, list[float]] = {}
 
-    def observe(self, value: str, seconds: float) -> None:
-        """Count one duration under this value of the label."""
-        try:
-            uncounted = self._uncounted[value]
-        except KeyError:
-            uncounted = self._uncounted[value] = []
-        uncounted.append(seconds)
-        if len(uncounted) >= MAX_UNCOUNTED:
-            self._count(value)
+    def observe(self, value: str, seconds: list[float]) -> None:
+        """Count durations under this value of the label."""
+        if seconds:
+            if value not in self._by_value:
+                self._by_value[value] = Histogram(self._name, self._documentation, self._bounds)
+            self._by_value[value].observe_all([max(0.0, each) for each in seconds])
 
     def keep(self, values: Container[str]) -> None:
         """Forget all other values of the label."""
         self._by_value = {each: own for each, own in self._by_value.items() if each in values}
-        self._uncounted = {each: own for each, own in self._uncounted.items() if each in values}
 
     def family(self) -> Metric:
         """Return the family as it is now."""
-        for value in list(self._uncounted):
-            self._count(value)
         name = f"extproc_{self._name}"
         family = HistogramMetricFamily(name, self._documentation, labels=(self._label,))
         for value, histogram in self._by_value.items():
             histogram.add_to(family, (value,))
         return family
-
-    def _count(self, value: str) -> None:
-        if value not in self._by_value:
-            self._by_value[value] = Histogram(self._name, self._documentation, self._bounds)
-        self._by_value[value].observe_all([max(0.0, s) for s in self._uncounted.pop(value)])
 
 
 # InferencePools' gauges by the names that dashboards and autoscalers of its pickers read.

@@ -173,7 +173,8 @@ class Telemetry:
 
     def logged(self, completion: Completion, pick: Pick, *, has_times: bool) -> None:
         """Record the end of a pick that the access log reported, and how long it took."""
-        self.completed(completion.outcome, completion.lag_s)
+        self._completions.add((completion.outcome,))
+        self._lag_s.observe(completion.lag_s)
         if has_times:
             self._latencies.record(completion, pick)
 
