@@ -52,7 +52,7 @@ MAX_REPLAYED = 10_000
 MIN_BEHIND = 256
 """Decisions kept for slow watchers at least, and outcomes."""
 MAX_SOUGHT = 100_000
-"""The last decisions among which a single request is looked for, which takes 10 ms."""
+"""The last decisions among which a single request is looked for, which takes 30 ms."""
 
 
 @dataclass(eq=False)
