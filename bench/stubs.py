@@ -12,9 +12,10 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
     "telemetry": (
         ("recorder.telemetry.routed", None),
         ("recorder.telemetry.completed", None),
+        ("recorder.telemetry.logged", None),
     ),
     "attainment": (("recorder._judge", None),),
-    "decisions": (("recorder._publish", None),),
+    "decisions": (("recorder._publish", None), ("recorder.decisions.ended", None)),
     "speeds": (
         ("extproc.fleet.flights:told_by", lambda *_, **__: (None, None)),
         ("routing.pool.speeds.record_first_token", None),

@@ -3,7 +3,8 @@
 1. A pod's slowness is its decode seconds a token (`Decode.token_s`) over those of its group's other
    pods: of the middle one by that time, or the mean of both in the middle. 1 is alike.
 2. A larger batch is no slowness: where the pod runs more requests than the one that it is compared
-   with, that one's time is drawn out to as many, on the line through its time alone.
+   with, that one's time is drawn out to as many, on the line through its time alone, but to
+   `MAX_DRAWN_OUT` times its own at most. From fewer than `MIN_BATCH` no line can be told.
 3. A pod becomes slow after `for_s` of work at `ratio` or above, and recovers after as long below
    `RECOVERY` of it. Work alone counts: an idle pod's figure is that of its last second of work.
 4. Discovery decides which pods there are: one that is removed is forgotten in silence.
@@ -23,6 +24,10 @@ from extproc.types import EndpointView, Snapshot
 
 RECOVERY = 0.75
 """Of `SlownessSettings.ratio`: a pod that is just at the limit is said once, not each minute."""
+MIN_BATCH = 2.0
+"""Requests. With hardly more than one, the time is that of one alone, and any difference chance."""
+MAX_DRAWN_OUT = 2.0
+"""The least time of one alone is low by chance: further out, that would excuse any slowness."""
 MAX_LOOK_S = 5.0
 """Time that one look counts for at most: a router that was suspended has seen no work."""
 
@@ -153,7 +158,8 @@ def _compared(own: Decode, place: int, decodes: Sequence[Decode]) -> Slowness:
 
 def _drawn_out(decode: Decode, num_running: float) -> float:
     """Return the seconds a token that a pod would take with more requests than it has."""
-    if num_running <= decode.num_running or decode.num_running <= 1 or not decode.alone_s:
+    batch = decode.num_running
+    if num_running <= batch or batch < MIN_BATCH or not decode.alone_s:
         return decode.token_s
-    slope_s = max(0.0, decode.token_s - decode.alone_s) / (decode.num_running - 1)
-    return decode.token_s + slope_s * (num_running - decode.num_running)
+    slope_s = max(0.0, decode.token_s - decode.alone_s) / (batch - 1)
+    return decode.token_s + slope_s * (min(num_running, MAX_DRAWN_OUT * batch) - batch)

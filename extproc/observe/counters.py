@@ -6,7 +6,7 @@ prefix `extproc_`. Event loop only: there are no locks.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +93,22 @@ class Histogram:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self.sum += seconds
 
+    def observe_all(self, seconds: list[float]) -> None:
+        """Count durations: by bound, with a sort in place, where they are more than the bounds."""
+        if len(seconds) < len(self._bounds):
+            for each in seconds:
+                self._counts[bisect_left(self._bounds, each)] += 1
+            self.sum += sum(seconds)
+            return
+        seconds.sort()
+        num_before = 0
+        for place, bound in enumerate(self._bounds):
+            num = bisect_right(seconds, bound, num_before)
+            self._counts[place] += num - num_before
+            num_before = num
+        self._counts[-1] += len(seconds) - num_before
+        self.sum += sum(seconds)
+
     def family(self) -> Metric:
         """Return the family as it is now."""
         family = HistogramMetricFamily(self._name, self._documentation)
@@ -109,7 +125,7 @@ class Histogram:
 
 
 class Histograms:
-    """One histogram family with a label."""
+    """One histogram family with a label. Negative durations count as 0."""
 
     def __init__(
         self, name: str, documentation: str, bounds: tuple[float, ...], label: str
@@ -118,13 +134,12 @@ class Histograms:
         self._bounds, self._label = bounds, label
         self._by_value: dict[str, Histogram] = {}
 
-    def observe(self, value: str, seconds: float) -> None:
-        """Count one duration under this value of the label."""
-        histogram = self._by_value.get(value)
-        if histogram is None:
-            histogram = Histogram(self._name, self._documentation, self._bounds)
-            self._by_value[value] = histogram
-        histogram.observe(seconds)
+    def observe(self, value: str, seconds: list[float]) -> None:
+        """Count durations under this value of the label."""
+        if seconds:
+            if value not in self._by_value:
+                self._by_value[value] = Histogram(self._name, self._documentation, self._bounds)
+            self._by_value[value].observe_all([max(0.0, each) for each in seconds])
 
     def keep(self, values: Container[str]) -> None:
         """Forget all other values of the label."""

@@ -73,16 +73,17 @@ class Recorder:
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
         self.observers.call("telemetry", self.telemetry.completed, outcome)
-        self._publish_end(pick, End(outcome, self.wall_clock()))
+        end = End(outcome, self.wall_clock())
+        self.observers.call("decisions", self.decisions.ended, pick, end)
 
     def completed(self, completion: Completion, pick: Pick) -> None:
         """Record the end of a pick that the access log reported."""
-        call = self.observers.call
-        call("telemetry", self.telemetry.completed, completion.outcome, completion.lag_s)
-        if self.knows_times():
-            call("telemetry", self.telemetry.timed, completion, pick)
+        call, knows_times = self.observers.call, self.knows_times()
+        call("telemetry", self.telemetry.logged, completion, pick, has_times=knows_times)
+        if knows_times:
             call("attainment", self._judge, completion, pick.request)
-        self._publish_end(pick, End(completion.outcome, self.wall_clock(), completion))
+        end = End(completion.outcome, self.wall_clock(), completion)
+        call("decisions", self.decisions.ended, pick, end)
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""
@@ -109,9 +110,6 @@ class Recorder:
 
     def _publish(self, record: DecisionRecord) -> None:
         self.observers.call("decisions", self.decisions.publish, record)
-
-    def _publish_end(self, pick: Pick, end: End) -> None:
-        self.observers.call("decisions", self.decisions.ended, pick, end)
 
     def _judge(self, completion: Completion, request: RequestInfo) -> None:
         claim, path = request.claim, path_label(request.path or OTHER)

@@ -16,6 +16,7 @@ import aiohttp
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import RunningPod
+from tests.browser import running_browser
 from tests.commandline import error_line, invoke
 from tests.e2e.conftest import own_pods, router_config, running_envoy
 from tests.e2e.harness import RouterProcess, chat
@@ -132,6 +133,23 @@ async def mean_ttft_s(scene: Scene) -> dict[str, float]:
     sums = await scene.values("extproc_endpoint_ttft_seconds_sum")
     counts = await scene.values("extproc_endpoint_ttft_seconds_count")
     return {address: sums[address] / count for address, count in counts.items()}
+
+
+async def test_the_live_page_has_a_column_of_times_per_token_and_says_how_requests_ended() -> None:
+    async with running() as scene, running_browser() as browser:
+        *_, slow = scene.pods
+        slow.pod.runner.engine.change_profile(SLOW)
+        page = await browser.open(f"{scene.router.admin_url}/")
+        cell = "document.querySelector('#pods tr td[data-label=\"Time per token\"]').textContent"
+        # Pods that are not well come first.
+        await page.wait_for(f"/^[0-9.]+ ms .[2-9][.][0-9] ..$/.test({cell})")
+        state = "document.querySelector('#pods tbody .state').textContent"
+        await page.wait_for(f"/^! slower than its peers/.test({state})")
+        await page.wait_for(
+            "[...document.querySelectorAll('#decisions .end')]"
+            ".some(e => e.textContent.includes('with status 200, its first token after'))"
+        )
+        assert page.problems == []
 
 
 async def test_a_request_of_the_slow_pod_is_told_in_words() -> None:

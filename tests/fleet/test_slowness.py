@@ -74,14 +74,26 @@ def test_a_pod_without_a_figure_or_without_peers_is_not_judged() -> None:
     assert ratios(snapshot(view(1, Decode(1, 0.01)), view(2, None))) == {}
 
 
-def test_a_larger_batch_is_no_slowness() -> None:
-    small, large = Decode(11, 0.020, alone_s=0.010), Decode(31, 0.040, alone_s=0.010)
-    found = ratios(snapshot(view(1, small), view(2, large)))
+def beside(other: Decode, own: Decode) -> float:
+    """The slowness of the second of two pods."""
+    return ratios(snapshot(view(1, other), view(2, own)))[address(2)]
 
-    assert found[address(2)] == pytest.approx(1.0)
-    assert found[address(1)] == pytest.approx(0.5)
-    unknown = Decode(11, 0.020), Decode(31, 0.040)
-    assert ratios(snapshot(view(1, unknown[0]), view(2, unknown[1])))[address(2)] == 2.0
+
+def test_a_larger_batch_is_no_slowness() -> None:
+    small = Decode(11, 0.020, alone_s=0.010)
+
+    assert beside(small, Decode(21, 0.030)) == pytest.approx(1.0)
+    assert beside(small, Decode(11, 0.030)) == pytest.approx(1.5)
+    assert beside(Decode(11, 0.020), Decode(21, 0.030)) == pytest.approx(1.5)
+    assert beside(Decode(21, 0.030, alone_s=0.010), small) == pytest.approx(2 / 3)
+
+
+def test_a_batch_beyond_twice_as_large_is_an_excuse_for_no_more() -> None:
+    assert beside(Decode(11, 0.020, alone_s=0.010), Decode(101, 0.062)) == pytest.approx(2.0)
+
+
+def test_single_requests_that_differ_by_chance_tell_no_line() -> None:
+    assert beside(Decode(1.05, 0.020, alone_s=0.010), Decode(4, 0.1)) == pytest.approx(5.0)
 
 
 @given(st.lists(st.floats(1e-5, 10.0), min_size=2, max_size=12))

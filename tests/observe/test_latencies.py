@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 
 from extproc.observe.attainment import CappedLabel
+from extproc.observe.counters import Histogram, Histograms
 from extproc.observe.latencies import MAX_UNCOUNTED, Latencies
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import RESPONSES_PATH
@@ -169,10 +172,27 @@ def test_the_metrics_have_them_with_buckets() -> None:
     views = snapshot(endpoint_view(1))
     telemetry = Telemetry(snapshot=lambda: views, version="1")
     chosen = pick()
-    telemetry.timed(completion(chosen.id, first_body_byte_s=0.15), chosen)
+    entry = completion(chosen.id, first_body_byte_s=0.15)
+    telemetry.logged(entry, chosen, has_times=True)
+    telemetry.logged(entry, chosen, has_times=False)
 
     def value(bound: str) -> float | None:
         labels = {"model": "a", "le": bound}
         return telemetry.registry.get_sample_value("extproc_model_ttft_seconds_bucket", labels)
 
     assert (value("0.1"), value("0.2"), value("+Inf")) == (0.0, 1.0, 1.0)
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.05, 0.1, 0.11, 1.0, 2.0]), max_size=200))
+def test_counting_together_is_counting_one_by_one(seconds: list[float]) -> None:
+    bounds = (0.05, 0.1, 1.0)
+    together = Histograms("x", "X", bounds, "label")
+    one_by_one = Histogram("x", "X", bounds)
+    together.observe("v", seconds)
+    for each in seconds:
+        one_by_one.observe(max(0.0, each))
+
+    found, expected = (
+        [each.value for each in of.family().samples] for of in (together, one_by_one)
+    )
+    assert found == (pytest.approx(expected) if seconds else [])

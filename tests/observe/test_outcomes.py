@@ -274,3 +274,19 @@ def test_a_request_that_is_not_known_is_said_to_be_so_and_for_how_long_decisions
     empty, _ = watch(DecisionsService(num_kept=0), request="nobody")
     assert empty.ended is not None
     assert "keeps its last 0 decisions (admin.max_decisions). It" in empty.ended[1]
+
+
+def test_a_refused_watcher_looks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = DecisionsService(max_watchers=0)
+    monkeypatch.setattr(service, "find", lambda _request: pytest.fail("looked for it"))
+    call, _ = watch(service, request="nobody")
+
+    assert call.ended == (Code.RESOURCE_EXHAUSTED, "too many watchers")
+
+
+def test_a_watcher_of_an_unknown_request_takes_no_place() -> None:
+    service = DecisionsService(max_watchers=1)
+    watch(service, request="nobody")
+    call, _ = watch(service)
+
+    assert call.ended is None

@@ -186,7 +186,7 @@ function podState(pod) {
   if (pod.asleep) return ["◦ asleep", "warn"];
   if (pod.silent) return pod.age_s === null ? ["✕ never heard of", "bad"] : ["✕ silent", "bad"];
   if (!pod.known) return ["! no report, answers", "warn"];
-  if (pod.slow) return [`! slow: ${pod.slowness === null ? "" : `${pod.slowness.toFixed(1)} × `}its peers' time per token`, "warn"];
+  if (pod.slow) return ["! slower than its peers", "warn"];
   return pod.ready ? ["✓ up", "good"] : ["◦ draining", "warn"];
 }
 
