@@ -43,7 +43,7 @@ class LoadMode(StrEnum):
     LAZY = "lazy"  # once a request asks for it
 
 
-class Target(Struct, frozen=True, forbid_unknown_fields=True):
+class Target(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A model that an alias stands for, and its share of the alias' requests.
 
     If no target of an alias has a weight, all are equal; if some do, the others get nothing.

@@ -13,6 +13,7 @@ from tests.commandline import invoke
 LINES = (
     '{"name":"a","source":"/adapters/a","version":"2"}\n'
     '{"name":"b","source":"hf:org/b","replicas":{"min":2,"max":3}}\n'
+    '{"name":"x","priority":1,"targets":[{"model":"a","weight":9.0},{"model":"b"}]}\n'
 )
 
 
@@ -38,10 +39,10 @@ def test_what_is_imported_is_exported_and_listed(config: Path) -> None:
     imported = call(config, "import", given=LINES)
     again = call(config, "import", given=LINES)
 
-    assert (imported.exit_code, imported.output) == (0, "2 adapters: 2 changed, 0 refused\n")
-    assert again.output == "2 adapters: 0 changed, 0 refused\n"
+    assert (imported.exit_code, imported.output) == (0, "3 adapters: 3 changed, 0 refused\n")
+    assert again.output == "3 adapters: 0 changed, 0 refused\n"
     assert call(config, "export").stdout == LINES
-    assert call(config, "list").stdout == "a@2\t/adapters/a\nb\thf:org/b\n"
+    assert call(config, "list").stdout == "a@2\t/adapters/a\nb\thf:org/b\nx\ta, b\n"
 
 
 def test_what_is_declared_otherwise_is_replaced_only_where_that_is_wanted(config: Path) -> None:
@@ -51,7 +52,7 @@ def test_what_is_declared_otherwise_is_replaced_only_where_that_is_wanted(config
     replaced = call(config, "import", "--replace", given=other)
 
     assert (refused.exit_code, refused.stderr) == (1, "extproc: a is declared otherwise\n")
-    assert replaced.output == "2 adapters: 1 changed, 0 refused\n"
+    assert replaced.output == "3 adapters: 1 changed, 0 refused\n"
     assert call(config, "export").stdout == other
 
 
@@ -59,7 +60,7 @@ def test_one_wrong_line_imports_nothing(config: Path) -> None:
     result = call(config, "import", given=LINES + '\n{"name": "c", "source": "s3://c"}\n')
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("extproc: line 4: source 's3://c': ")
+    assert result.stderr.startswith("extproc: line 5: source 's3://c': ")
     assert call(config, "export").stdout == ""
 
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from extproc.adapters.declared import DeclarationError
+from extproc.adapters.declared import DeclarationError, Target, Terms
 from extproc.adapters.stores.content import Change, ConflictError, StoreError
 from extproc.adapters.stores.store import MAX_ATTEMPTS, SETTLED_AFTER
-from extproc.adapters.stores.writing import ANY_TAG
+from extproc.adapters.stores.writing import ANY_TAG, BulkError
 from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown
 from tests.waiting import eventually
 
@@ -35,11 +35,21 @@ async def test_any_name_is_kept_apart_from_all_others(media: Opened, name: str) 
 
 async def test_every_field_is_kept(media: Opened) -> None:
     all_of_it = declared(
-        version="2", base="base", rank=16, min_replicas=2, max_replicas=3, load="lazy"
+        version="2",
+        base="base",
+        rank=16,
+        min_replicas=2,
+        max_replicas=3,
+        load="lazy",
+        terms=Terms(frozenset({"acme", "b"}), 7),
     )
-    await (await media.store()).put(all_of_it)
+    alias = declared("x", "", terms=Terms(priority=-1, targets=(Target("org/a", 0.5),)))
+    store = await media.store()
+    for each in (all_of_it, alias):
+        await store.put(each)
+    entries = (await media.store()).entries
 
-    assert (await media.store()).entries["org/a"].declaration == all_of_it
+    assert [entries[name].declaration for name in ("org/a", "x")] == [all_of_it, alias]
 
 
 async def test_a_declaration_is_created_once_and_the_same_changes_nothing(media: Opened) -> None:
@@ -50,6 +60,29 @@ async def test_a_declaration_is_created_once_and_the_same_changes_nothing(media:
     assert (first.change, second.change) == (Change.CREATED, Change.NONE)
     assert first.tag == second.tag == store.entries["org/a"].tag
     assert len(store.seen) == 2
+
+
+async def test_several_are_declared_as_one(media: Opened) -> None:
+    store = await media.store()
+    await store.put(declared("b"))
+    puts = await store.put_all([declared("a"), declared("b"), declared("c")])
+    edited = await store.put_all([declared("a", "/other"), declared("d")], replaces=True)
+    other = await media.store()
+
+    assert [each.change for each in puts] == [Change.CREATED, Change.NONE, Change.CREATED]
+    assert [each.change for each in edited] == [Change.REPLACED, Change.CREATED]
+    assert other.entries.keys() == set("abcd")
+    assert [other.entries[each].tag for each in "ad"] == [each.tag for each in edited]
+
+
+async def test_of_several_with_one_that_cannot_be_none_is_declared(media: Opened) -> None:
+    store = await media.store()
+    await store.put(declared("b"))
+    with pytest.raises(BulkError) as refused:
+        await store.put_all([declared("a"), declared("b", "/other"), declared("a@2")])
+
+    assert refused.value.errors.keys() == {1, 2}
+    assert (await media.store()).entries.keys() == {"b"}
 
 
 async def test_another_content_needs_the_tag_of_the_one_that_it_replaces(media: Opened) -> None:
