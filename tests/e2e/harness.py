@@ -74,6 +74,11 @@ class RouterProcess(Router):
         except StackError as error:
             raise AssertionError(str(error)) from error
 
+    @property
+    def config_path(self) -> Path:
+        """The configuration file that it follows."""
+        return self._config_path
+
     def change_config(self, **sections: Any) -> None:
         """Replace sections of the file that it follows."""
         document = yaml.safe_load(self._config_path.read_text())

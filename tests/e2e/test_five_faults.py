@@ -1,0 +1,206 @@
+"""From an alert to its cause by the pages alone, on a running stack: the ways in faults.yaml."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from extproc.lab.engine.profiles import INSTANT
+from extproc.lab.fakepod.pod import PodConfig
+from tests.e2e.conftest import behind_envoy, own_pods, router_config
+from tests.e2e.harness import Client, RouterProcess
+from tests.e2e.prometheus import watched
+from tests.e2e.test_alerts import asked
+from tests.fakepods import running_pods
+from tests.test_runbooks import sections
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+FAULTS: list[dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("faults.yaml").read_text(encoding="utf-8")
+)
+WATCH_S = 10.0
+"""`extproc watch` goes on for ever; it is ended then."""
+
+
+@dataclass
+class Broken:
+    """A running stack with a fault.
+
+    Attributes:
+        bad: The address of the pod at fault, where one is.
+        break_it: Breaks it, once Prometheus has seen it whole.
+    """
+
+    router: RouterProcess
+    client: Client
+    bad: str = ""
+    break_it: Callable[[], object] = lambda: None
+
+
+@asynccontextmanager
+async def slow_pod(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
+    pods_like = [
+        PodConfig(
+            name=f"pod-{number}",
+            adapters=[f"only-{number}", "shared"],
+            profile=replace(INSTANT, step_s=step_s),
+        )
+        for number, step_s in enumerate((0.02, 0.02, 0.4))
+    ]
+    async with running_pods(*pods_like) as pods:
+        config = router_config(pods, admin={"slo_ttft_s": 0.3})
+        async with (
+            behind_envoy(config, http) as (router, client),
+            asked(client, "only-0", "only-1", num_clients=2, pause_s=1.0, max_tokens=10),
+            asked(client, "only-2", num_clients=6, max_tokens=10),
+        ):
+            yield Broken(router, client, pods[2].address)
+
+
+@asynccontextmanager
+async def thrashing_adapters(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
+    adapters = [f"adapter-{number}" for number in range(8)]
+    loads = replace(INSTANT, step_s=0.01, gpu_load_s=0.2)
+    pod = PodConfig(name="pod-0", adapters=adapters, max_loras=1, profile=loads)
+    async with running_pods(pod) as pods:
+        config = router_config(pods, policy={"name": "random"})
+        async with (
+            behind_envoy(config, http, num_pods=1) as (router, client),
+            asked(client, *adapters, num_clients=8),
+        ):
+            yield Broken(router, client, pods[0].address)
+
+
+@asynccontextmanager
+async def one_tenant(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
+    slow = replace(INSTANT, step_s=0.1, max_num_seqs=2)
+    async with own_pods(1, profile=slow) as pods:
+        config = router_config(pods, queue={"max_requests": 10}, request={"max_hold_s": 20})
+        async with (
+            behind_envoy(config, http, num_pods=1) as (router, client),
+            asked(client, "shared", num_clients=30, pause_s=0.5),
+            asked(client, "only-0", num_clients=1, pause_s=2.0),
+        ):
+            yield Broken(router, client)
+
+
+@asynccontextmanager
+async def dead_store(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
+    store = folder / "store"
+    store.mkdir()
+    async with own_pods(1) as pods:
+        adapters = {"store": {"directory": {"path": str(store), "interval_s": 0.2}}}
+        config = router_config(pods, adapters=adapters)
+        async with behind_envoy(config, http, num_pods=1) as (router, client):
+            yield Broken(router, client, break_it=lambda: store.rename(folder / "away"))
+
+
+@asynccontextmanager
+async def wrong_configuration(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
+    async with (
+        own_pods(1) as pods,
+        behind_envoy(router_config(pods), http, num_pods=1) as (router, client),
+    ):
+        wrong = {"max_requests": "many"}
+        yield Broken(router, client, break_it=lambda: router.change_config(queue=wrong))
+
+
+CAUSED: dict[str, Callable[[aiohttp.ClientSession, Path], AbstractAsyncContextManager[Broken]]] = {
+    each.__name__: each
+    for each in (slow_pod, thrashing_adapters, one_tenant, dead_store, wrong_configuration)
+}
+
+
+def test_each_way_is_one_that_the_pages_lead() -> None:
+    """It begins at the alert, each section says what is run and read, and links lead on."""
+    assert [fault["fault"] for fault in FAULTS] == list(CAUSED)
+    for fault in FAULTS:
+        here, anchor = "docs/alerts.md", fault["alert"].lower()
+        for step in fault["way"]:
+            assert (step["page"], _anchor(step["section"])) == (here, anchor), fault["fault"]
+            level = "###" if here == "docs/alerts.md" else "##"
+            text = sections(ROOT / here, level)[step["section"]]
+            blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.M | re.S)
+            assert step["run"] in "".join(blocks).splitlines(), step["run"]
+            assert step["says"] in " ".join(text.split()), step["says"]
+            if link := step.get("follow"):
+                assert f"]({link})" in text, link
+                page, _, anchor = link.partition("#")
+                here = f"docs/{page}" if page else here
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["fault"])
+async def test_the_way_leads_from_the_alert_to_the_cause(
+    fault: dict[str, Any], http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    for program in ("jq", "curl", "promtool"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} on PATH")
+    command = tmp_path / "extproc"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m extproc "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    async with (
+        CAUSED[fault["fault"]](http, tmp_path) as broken,
+        watched(broken.router) as prometheus,
+    ):
+        broken.break_it()
+        fired = await prometheus.until_firing([fault["alert"]])
+        leads_to = fired[fault["alert"]]["annotations"]["runbook_url"]
+        assert leads_to == f"docs/alerts.md#{fault['alert'].lower()}"
+        env = {
+            "ADMIN": broken.router.admin_url,
+            "GRPC": broken.router.address,
+            "PROMETHEUS": prometheus.url,
+            "CONFIG": str(broken.router.config_path),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        }
+        for step in fault["way"]:
+            await _read(step, env, broken.bad)
+
+
+async def _read(step: dict[str, Any], env: dict[str, str], bad: str) -> None:
+    """Run a step's command until its output has what the page says is read there."""
+    wanted = re.compile(step["read"].replace("BAD", re.escape(bad)))
+    seen: list[str] = []
+
+    async def has_it() -> bool:
+        seen.append(await _run(step["run"], env))
+        return bool(wanted.search(seen[-1]))
+
+    try:
+        await eventually(has_it, every_s=0.5)
+    except AssertionError as error:
+        raise AssertionError(f"{step['run']}\nlast said:\n{seen[-1]}") from error
+
+
+async def _run(command: str, env: dict[str, str]) -> str:
+    """What a command of a page says, at its end or after a while."""
+    ended = f"timeout --signal=INT {WATCH_S} {command}" if " watch " in command else command
+    process = await asyncio.create_subprocess_shell(
+        ended,
+        cwd=ROOT,
+        env={**os.environ, **env, "COLUMNS": "200"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return output.decode()
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
