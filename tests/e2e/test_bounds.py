@@ -117,7 +117,13 @@ async def test_uploads_are_turned_away_before_they_fill_the_memory(
             return (await envoy.stats(counter)).get(counter, 0) >= NUM_UPLOADS // 4
 
         await eventually(some_are_turned_away)
-        meanwhile = [await client.chat("only-1") for _ in range(60)]
+        meanwhile: list[Answer] = []
+
+        async def one_is_served() -> bool:
+            meanwhile.extend([await client.chat("only-1") for _ in range(20)])
+            return "served" in map(outcome, meanwhile)
+
+        await eventually(one_is_served)
         peak_bytes = peak_memory_bytes(envoy)
         for each in uploads:
             each.cancel()
@@ -127,7 +133,6 @@ async def test_uploads_are_turned_away_before_they_fill_the_memory(
 
     assert peak_bytes < 1.5 * MAX_HEAP_BYTES
     assert set(map(outcome, meanwhile)) <= {"served", "gateway_full"}
-    assert "served" in map(outcome, meanwhile)
     assert set(map(outcome, afterwards)) == {"served"}
 
 

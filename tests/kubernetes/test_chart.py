@@ -301,3 +301,13 @@ def test_the_packed_chart_is_the_chart(tmp_path: Any) -> None:
     archive = helm_python.package(CHART, destination=tmp_path)
     with helm_python.Chart.load(archive) as packed, helm_python.Chart.load(CHART) as chart:
         assert packed.render({}, name="a") == chart.render({}, name="a")
+
+
+def test_what_to_do_at_an_alert_is_linked_to_where_you_keep_the_pages() -> None:
+    values = {"prometheusRule": {"enabled": True, "runbookBase": "https://pages.example/"}}
+    groups = one(rendered(values), "PrometheusRule")["spec"]["groups"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+    for alert in alerts:
+        page = f"docs/alerts.md#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == f"https://pages.example/{page}"
