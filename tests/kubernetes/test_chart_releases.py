@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes.apiserver import ApiServer
+from tests.kubernetes.apiserver import PROGRAMS, ApiServer, missing_programs
 from tests.kubernetes.chart import Releases, example_values, no_helm, releases, without_bookkeeping
 from tests.kubernetes.manifests import MANIFESTS, OVERLAYS, Object, build, objects
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.kubernetes,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(no_helm()), reason=no_helm()),
 ]
@@ -30,6 +31,24 @@ MONITORING: dict[str, Any] = {
 @pytest.fixture
 def helm(api_server: ApiServer, namespace: str, crds: Path) -> Iterator[Releases]:
     with releases(api_server, namespace) as helm:
+        yield helm
+
+
+@pytest.fixture
+def own_server(crds_folder: Path) -> Iterator[ApiServer]:
+    """An API server for a test that deletes the definition of LLMRoutes: others need it."""
+    if why := missing_programs(*PROGRAMS):
+        pytest.skip(why)
+    with ApiServer() as server:
+        server.kubectl("create", "namespace", "own")
+        server.kubectl("apply", "--server-side", "-f", str(crds_folder))
+        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+        yield server
+
+
+@pytest.fixture
+def own_helm(own_server: ApiServer) -> Iterator[Releases]:
+    with releases(own_server, "own") as helm:
         yield helm
 
 
@@ -141,9 +160,11 @@ def test_from_one_gateway_to_another_and_back(api_server: ApiServer, helm: Relea
     assert as_filter.split() == ["envoyproxy.gateway.envoyproxy.io/llm"]
 
 
-def test_what_users_declared_outlives_the_release(api_server: ApiServer, helm: Releases) -> None:
+def test_what_users_declared_outlives_the_release(
+    own_server: ApiServer, own_helm: Releases
+) -> None:
     """The definition stays, and with it each LLMRoute; a later release takes it over."""
-    api_server.kubectl("delete", DEFINITION, "--ignore-not-found")
+    api_server, helm = own_server, own_helm
     helm.install({"crds": {"install": True}})
     api_server.kubectl("wait", "--for=condition=Established", DEFINITION)
     route = {
@@ -166,14 +187,13 @@ def test_what_users_declared_outlives_the_release(api_server: ApiServer, helm: R
 
 
 def test_without_keep_the_definition_goes_with_the_release(
-    api_server: ApiServer, helm: Releases
+    own_server: ApiServer, own_helm: Releases
 ) -> None:
     """Only where somebody asks for it."""
-    api_server.kubectl("delete", DEFINITION, "--ignore-not-found")
-    helm.install({"crds": {"install": True, "keep": False}})
-    api_server.kubectl("wait", "--for=condition=Established", DEFINITION)
-    helm.uninstall()
-    api_server.kubectl("wait", "--for=delete", DEFINITION, "--timeout=60s")
+    own_helm.install({"crds": {"install": True, "keep": False}})
+    own_server.kubectl("wait", "--for=condition=Established", DEFINITION)
+    own_helm.uninstall()
+    own_server.kubectl("wait", "--for=delete", DEFINITION, "--timeout=60s")
 
 
 def test_two_releases_share_a_namespace(api_server: ApiServer, helm: Releases) -> None:
