@@ -1,4 +1,4 @@
-"""docs/epp.md names tests and flags: they exist, and none is missing."""
+"""docs/epp-protocol.md names tests and flags: they exist, and none is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from extproc.commands.eppflags import FLAGS, IGNORED
 from extproc.request.controlheaders import CONTROL_HEADERS
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "epp.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "epp-protocol.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(e2e|tests/[\w/]+\.py)::(\w+)`", PAGE)))
 
 

@@ -1,6 +1,6 @@
 """The endpoint picker protocol, statement by statement, through a real Envoy as charts set it up.
 
-docs/epp.md says which test checks which statement.
+docs/epp-protocol.md says which test checks which statement.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ server:
 admin:
   address: "127.0.0.1:9901" # for debugging, only by `kubectl port-forward`
 # Control headers are the client's, as long as your gateway neither sets nor strips them: name here
-# those that it sets (docs/epp.md, "Control headers"). `extproc epp` alone trusts all.
+# those that it sets (docs/epp.md). `extproc epp` alone trusts all.
 request: {trusted_headers: []}
 {{- else -}}
 server:
