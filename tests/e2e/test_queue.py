@@ -27,7 +27,7 @@ ADAPTERS = ["a", "b", "c", "d"]
 OBJECTIVE, TENANT = "x-llm-d-inference-objective", "x-llm-d-inference-fairness-id"
 ONE_AT_A_TIME = {"name": "tests.e2e.room:Room", "args": {"num": 1}}
 MARGIN_S = 5.0
-"""What docs/queue.md asks for between `max_hold_s` and the gateway's own timeout."""
+"""What docs/overload.md asks for between `max_hold_s` and the gateway's own timeout."""
 
 
 @dataclass
