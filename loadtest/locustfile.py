@@ -2,7 +2,7 @@
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8080 --workload slora-7b-a10g
 
-docs/locust.md says how to run it and what its figures mean; what it does is in
+docs/loadtest.md says how to run it and what its figures mean; what it does is in
 `extproc.lab.loadtest`.
 """
 
