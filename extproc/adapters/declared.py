@@ -244,7 +244,7 @@ def _check_source(source: str) -> None:
                 "source",
                 source,
                 "no engine takes a revision; have it downloaded into a directory of the pods, by "
-                "an init container say, and name that (docs/adapters.md)",
+                "an init container say, and name that (docs/declare-adapters.md)",
             )
         if ".." in source or not _HUB.fullmatch(source):
             raise _error("source", source, "must be hf:ORG/REPO")
@@ -253,7 +253,7 @@ def _check_source(source: str) -> None:
             "source",
             source,
             "is not fetched here; mount the files into the pods and name their directory, or run a "
-            "resolver in the pods (docs/adapters.md)",
+            "resolver in the pods (docs/declare-adapters.md)",
         )
     else:
         raise _error("source", source, "must be an absolute path, or hf:ORG/REPO")

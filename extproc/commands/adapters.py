@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 adapters = Commands(
     name="adapters",
-    help="List, save and restore what is declared in `adapters.store` (docs/adapters.md).",
+    help="List, save and restore what is declared in `adapters.store` (docs/declare-adapters.md).",
 )
 
 
