@@ -1,69 +1,55 @@
-"""Draws docs/gains.svg: how long requests wait for their first token, by who chooses the pod.
+"""Draws docs/gains.svg: the requests a second that four pods serve well, by who chooses the pod.
 
     python -m bench.gains
 
-One part was measured by `extproc lab loadtest compare standard` on 2026-11-23 (the result is kept);
-the other, with llm-d-router 0.10 as a process in place of the router, on 2026-11-22 by the same
-command on the same machine. Each is a ratio to the founding policy in the same run, by block.
+It draws a kept result of the laboratory, which this command makes again in two minutes, with the
+README's `Warm` in `warm.py`:
+
+    PYTHONPATH=. extproc lab run quick --policy warm:Warm --only least_harm --only founding \
+        --only warm:Warm --only least_request_p2c --only round_robin --only B3_informed
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
-from extproc.lab.loadtest.results import LoadResult, load
 from extproc.lab.trials.charts import COLOURS, Bar, bar_chart
-from extproc.lab.workload.intervals import Interval, paired_ratio
+from extproc.lab.workload.intervals import Interval
 
 ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "loadtest" / "results" / "standard-2026-11-23.json"
+RESULT = ROOT / "loadtest" / "results" / "quick-2026-11-27.json"
 PLOT = ROOT / "docs" / "gains.svg"
-FOUNDING = "policy:founding"
-OTHERS = {
-    "policy:round_robin": "round robin",
-    "envoy:least_request": "Envoy's least request",
+BARS = {
+    "least_harm": ("extproc: least_harm (default)", COLOURS[0]),
+    "founding": ("extproc: founding", COLOURS[0]),
+    "warm:Warm": ("extproc: your policy, ten lines", COLOURS[0]),
+    "least_request_p2c": ("least request of two", COLOURS[9]),
+    "round_robin": ("round robin", COLOURS[9]),
 }
-# The founding policy's mean TTFT over llm-d's: geometric mean of four blocks, 95 % interval.
-LLMD = {
-    "llm-d, weights for adapters": Interval(0.43, 0.31, 0.61),
-    "llm-d, adapters and its own counts": Interval(0.38, 0.30, 0.49),
-    "llm-d, as its chart sets it": Interval(0.24, 0.20, 0.28),
-}
+BEST = "B3_informed"
 _ON_WHITE = '<svg style="background:#fff" '
 """Pages that show a plot may be dark."""
 
 
-def waits(result: LoadResult) -> dict[str, Interval]:
-    """Return mean TTFTs as multiples of the founding policy's, by name."""
-    mine = _ttft_s(result, FOUNDING)
-    found = {
-        name: paired_ratio([theirs[block] for block in mine], list(mine.values()))
-        for target, name in OTHERS.items()
-        for theirs in [_ttft_s(result, target)]
-    }
-    return found | {name: _inverse(ratio) for name, ratio in LLMD.items()}
+def capacities(result: dict[str, Any]) -> dict[str, Interval]:
+    """Return requests a second served well, by policy, with 95 % intervals."""
+    (summary,) = result["summary"].values()
+    return {row["policy"]: Interval(**row["capacity_rps"]) for row in summary["rows"]}
 
 
-def _ttft_s(result: LoadResult, target: str) -> dict[tuple[float, int], float]:
-    runs = (run for run in result.of_kind("real") if run.target == target)
-    return {(run.rate_rps, run.seed): run.metrics.ttft_mean_s for run in runs}
-
-
-def _inverse(ratio: Interval) -> Interval:
-    assert ratio.low is not None
-    assert ratio.high is not None
-    return Interval(1 / ratio.mean, 1 / ratio.high, 1 / ratio.low)
-
-
-def draw(result: LoadResult) -> str:
+def draw(result: dict[str, Any]) -> str:
     """Return the plot as SVG."""
-    bars: list[Bar] = [("extproc, founding policy", 1.0, None, None, COLOURS[0])]
-    for place, (name, wait) in enumerate(waits(result).items()):
-        colour = COLOURS[9] if place < len(OTHERS) else COLOURS[1]
-        bars.append((name, wait.mean, wait.low, wait.high, colour))
-    chart = bar_chart(bars, "mean time to first token, in multiples of the founding policy's")
+    found = capacities(result)
+    bars: list[Bar] = [
+        (name, found[policy].mean, found[policy].low, found[policy].high, colour)
+        for policy, (name, colour) in BARS.items()
+    ]
+    mark = (found[BEST].mean, "omniscient greedy")
+    chart = bar_chart(bars, "requests per second served well (mean and 95 % interval)", mark=mark)
     return chart.replace("<svg ", _ON_WHITE, 1) + "\n"
 
 
 if __name__ == "__main__":
-    PLOT.write_text(draw(load(RESULT)), encoding="utf-8")
+    PLOT.write_text(draw(json.loads(RESULT.read_text(encoding="utf-8"))), encoding="utf-8")
