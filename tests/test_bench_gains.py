@@ -30,3 +30,13 @@ def test_the_result_is_of_the_policy_that_the_readme_shows() -> None:
     """The command that made it names the class."""
     assert "class Warm:" in README
     assert "warm:Warm" in gains.capacities(RESULT)
+
+
+def test_the_table_of_the_results_page_is_what_the_kept_result_holds() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    table = page.split("## The README's plot")[1].split("\n\n")[2]
+    cells = [row.split("|")[2].strip() for row in table.splitlines()[2:]]
+
+    found = gains.capacities(RESULT)
+    measured = [found[policy] for policy in (*gains.BARS, gains.BEST)]
+    assert cells == [f"{each.mean:.1f} ({each.low:.1f} to {each.high:.1f})" for each in measured]

@@ -24,7 +24,8 @@ RESTART_TOLERANCE_S = 1.0
 MINUTE_S = 60.0
 BURST_RATIO = 0.25
 """Part of a minute's loads that may be made at once. Were it all of them, what is asked for next
-would wait for the rest of the minute. A fleet that begins cold misses least so (docs/lab.md)."""
+would wait for the rest of the minute. A fleet that begins cold misses least so
+(docs/archive/lab-evaluation.md)."""
 
 
 class Window:

@@ -2,10 +2,10 @@
 
     pytest -s tests/vllm/test_policies.py
 
-prints the comparison and writes loadtest/out/real/vllm.json (docs/loadtest-results.md has one). The
-loads are counted in the servers' workers. The model is tiny and the machine may do other work, so
-only the order of the loads from disk is asserted, the figure least subject to chance. What the
-times say, the printed intervals tell.
+prints the comparison and writes loadtest/out/real/vllm.json (docs/archive/loadtest-results.md has
+one). The loads are counted in the servers' workers. The model is tiny and the machine may do other
+work, so only the order of the loads from disk is asserted, the figure least subject to chance. What
+the times say, the printed intervals tell.
 """
 
 from __future__ import annotations
