@@ -14,6 +14,7 @@ from random import Random
 import aiohttp
 import pytest
 import yaml
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from extproc.commands.main import app
@@ -23,16 +24,20 @@ from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.lab.loadtest.results import load
 from extproc.lab.workload.intervals import paired_ratio
 from extproc.routing.policies import Founding
-from extproc.types import EndpointView, RequestInfo, Snapshot
+from extproc.routing.policies.least_harm import LeastHarm
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import behind_envoy
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs" / "first-policy.md").read_text(encoding="utf-8")
+LEAST_HARM = (ROOT / "docs" / "least-harm.md").read_text(encoding="utf-8")
 ENVOY_PAGE = (ROOT / "envoy" / "README.md").read_text(encoding="utf-8")
 PAGES = [
     *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
-    *("docs/quickstart.md", "docs/policy.md", "docs/operations.md"),
+    *("docs/quickstart.md", "docs/your-pods.md", "docs/upgrade.md"),
+    *("docs/routing.md", "docs/least-harm.md", "docs/first-policy.md", "docs/operations.md"),
 ]
 
 
@@ -43,20 +48,27 @@ def blocks(text: str, language: str) -> list[str]:
 # --- the rule of one's own -------------------------------------------------------------------
 
 
+def rule_of_tutorial() -> str:
+    (module,) = (block for block in blocks(TUTORIAL, "python") if "assert" not in block)
+    return module
+
+
+def test_the_readme_has_the_rule_of_the_tutorial() -> None:
+    assert blocks(README, "python") == [rule_of_tutorial()]
+
+
 @pytest.fixture
 def own_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """The README's rule where Python finds it, and the configuration that names it."""
-    (module,) = blocks(README, "python")
-    (tmp_path / "warm.py").write_text(module)
+    """The tutorial's rule where Python finds it, and the configuration that names it."""
+    (tmp_path / "warm.py").write_text(rule_of_tutorial())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (policy,) = (block for block in blocks(README, "yaml") if '"warm:Warm"' in block)
+    (policy,) = (block for block in blocks(TUTORIAL, "yaml") if '"warm:Warm"' in block)
     found: dict[str, object] = yaml.safe_load(policy)
     return found
 
 
 def test_the_rule_has_ten_lines_beside_its_imports() -> None:
-    (module,) = blocks(README, "python")
-    lines = [line for line in module.splitlines() if line and "import" not in line]
+    lines = [line for line in rule_of_tutorial().splitlines() if line and "import" not in line]
 
     assert len(lines) <= 10
 
@@ -91,20 +103,19 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def test_the_test_of_a_rule_in_the_policy_page_passes(
+def test_the_test_of_the_rule_in_the_tutorial_passes(
     own_rule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
-    (example,) = (block for block in blocks(page, "python") if "assert" in block)
+    (example,) = (block for block in blocks(TUTORIAL, "python") if "assert" in block)
     (tmp_path / "example.py").write_text(example)
 
     runpy.run_path(str(tmp_path / "example.py"))
 
 
-def test_the_founding_rule_decides_as_the_tables_of_the_policy_page_say() -> None:
-    page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^\| \| pending of `sql` .*\n\|.*\n((?:\|.*\n)+)", page, flags=re.M)
+def test_the_founding_rule_decides_as_the_tables_of_its_page_say() -> None:
+    header = r"^\| \| pending of `sql` .*\n\|.*\n((?:\|.*\n)+)"
+    tables = re.findall(header, LEAST_HARM, flags=re.M)
     assert len(tables) == 2
     for table in tables:
         rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()]
@@ -115,6 +126,49 @@ def test_the_founding_rule_decides_as_the_tables_of_the_policy_page_say() -> Non
         for seed in range(20):
             choice = Founding(16).choose(Snapshot(pods), asked, rng=Random(seed))
             assert [pod.address for pod in choice.endpoints] == [said]
+
+
+def test_the_least_harm_costs_what_the_example_of_its_page_says() -> None:
+    (table,) = re.findall(r"^\| \| pod-1 \| pod-2 \|\n\|.*\n((?:\|.*\n)+)", LEAST_HARM, re.M)
+    rows = [[cell.strip(" `*") for cell in row.split("|")[1:-1]] for row in table.splitlines()]
+    said = {term: [float(cell or 0) for cell in cells] for term, *cells in rows}
+    busy = [int(each) for each in said.pop("pending requests")]
+    ahead_s, _ = said["prompts_ahead"]
+    others = {f"other-{n}": 1 for n in range(4)}
+    pods = (
+        EndpointView(
+            "10.0.0.1:8000",
+            max_loras=8,
+            gpu_adapters=("sql",),
+            pending_by_adapter={"sql": busy[0] - len(others), **others},
+            num_pending=busy[0],
+            prompts_done_s=ahead_s,
+        ),
+        EndpointView(
+            "10.0.0.2:8000",
+            max_loras=8,
+            cpu_adapters=("sql",),
+            pending_by_adapter={f"other-{n}": 1 for n in range(busy[1])},
+            num_pending=busy[1],
+        ),
+    )
+    asked = RequestInfo(model="sql", adapter="sql", body_bytes=4000)
+    policy = LeastHarm()
+
+    terms = policy.terms(Snapshot(pods), asked, pods)
+    for name, costs in said.items():
+        found = [sum(each.values()) if name == "sum" else each.get(name, 0) for each in terms]
+        assert [round(each, 3) for each in found] == costs, name
+    assert {name for each in terms for name, cost in each.items() if cost} <= said.keys()
+
+    choice = policy.choose(Snapshot(pods), asked, rng=Random(1))
+    assert isinstance(choice, Choice)
+    assert choice.endpoints == pods[:1]
+    for ahead_s, chosen in ((0.25, 0), (0.26, 1)):
+        later = (replace(pods[0], prompts_done_s=ahead_s), pods[1])
+        choice = policy.choose(Snapshot(later), asked, rng=Random(1))
+        assert isinstance(choice, Choice)
+        assert choice.endpoints == (later[chosen],)
 
 
 def _pod(name: str, num_sql: int, num_adapters: int, num_pending: int) -> EndpointView:
@@ -155,12 +209,13 @@ COMMANDS = [pytest.param(words, id=f"{page}: {' '.join(words)}") for page, words
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_that_is_shown_exists_with_its_options(words: list[str]) -> None:
-    assert {word for word in words if word.startswith("--")} <= options_of(words[0])
+    command = words[:2] if words[0] == "lab" else words[:1]
+    assert {word for word in words if word.startswith("--")} <= options_of(*command)
 
 
 @cache
-def options_of(command: str) -> set[str]:
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+def options_of(*command: str) -> set[str]:
+    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
 
     assert result.exit_code == 0
     return set(re.findall(r"(?<![\w-])--[a-z-]+", result.output))
@@ -221,7 +276,7 @@ def test_the_table_of_what_it_gains_is_what_was_measured() -> None:
     others = ("policy:round_robin", "envoy:least_request")
     found = [paired_ratio(ttfts_s[other], ttfts_s["policy:founding"]) for other in others]
 
-    page = (ROOT / "docs" / "loadtest-results.md").read_text(encoding="utf-8")
-    table = page.split("## The README's plot")[1].split("\n\n")[2]
+    page = (ROOT / "docs" / "archive" / "loadtest-results.md").read_text(encoding="utf-8")
+    table = page.split("## First tokens beside other routers")[1].split("\n\n")[2]
     cells = [row.split("|")[2].strip() for row in table.splitlines()[2:4]]
     assert cells == [f"{each.mean:.1f} ({each.low:.1f} to {each.high:.1f})" for each in found]

@@ -364,7 +364,7 @@ def test_a_request_that_several_have_served_is_served_elsewhere_for_each() -> No
 
 @pytest.mark.parametrize("seed", range(40))
 def test_one_that_fails_as_often_as_others_is_not_ejected(seed: int) -> None:
-    """Of 38,252 pods of random fleets 1 was ejected (docs/policy.md)."""
+    """Of 38,252 pods of random fleets 1 was ejected (docs/archive/policy-evidence.md)."""
     rng = random.Random(seed)
     addresses = "abcdefghijklmnopqrstuvwxyz"[: rng.randint(2, 26)]
     made, ratio, interval_s = outliers(addresses), rng.random(), rng.choice((0.01, 0.1, 1.0))

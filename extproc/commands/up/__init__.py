@@ -41,7 +41,7 @@ def up(
     policy: Annotated[
         str,
         typer.Option(
-            help="Policy (docs/policy.md), by name or as module:attribute; by default the "
+            help="Policy (docs/least-harm.md), by name or as module:attribute; by default the "
             "router's default."
         ),
     ] = "",

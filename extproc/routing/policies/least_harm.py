@@ -27,7 +27,7 @@ becomes free first, and its place in the queue's order.
 
 Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
 what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
-docs/policy.md has what each part gains.
+docs/archive/policy-evidence.md has what each part gains.
 """
 
 from __future__ import annotations
