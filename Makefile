@@ -6,7 +6,7 @@ DEV  := $(VENV)/.dev
 HELM := $(VENV)/.helm
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs manifests clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
+.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs site manifests clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -22,7 +22,8 @@ help:
 	@echo 'make coverage   branch coverage of the pure files by the tests of their rooms'
 	@echo 'make format     formatting, and fixes by ruff'
 	@echo 'make proto      generates extproc/gen from protos/'
-	@echo 'make docs       generates docs/configuration.md and the chart'\''s schema and table from extproc/config/'
+	@echo 'make docs       generates the pages of reference in docs/, the chart'\''s schema and the release notes'
+	@echo 'make site       builds the pages in docs/ as a site, in build/site'
 	@echo 'make manifests  renders manifests/ from charts/extproc'
 	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-instructions  instructions of a request by stage, and the price of each default'
@@ -99,7 +100,13 @@ proto: $(DEV)
 
 docs: $(DEV)
 	$(BIN)/python scripts/gen-config-docs
+	$(BIN)/python scripts/gen-commands-docs
+	$(BIN)/python scripts/gen-metrics-docs
 	$(BIN)/python scripts/gen-chart
+	$(BIN)/python scripts/gen-release-notes
+
+site: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 manifests: $(HELM) docs
 	$(BIN)/python scripts/render-manifests

@@ -19,6 +19,15 @@ FRONT = "index.md"
 _LINK = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)|(\]\()([^)\s#]+)((?:#[^)\s]*)?\))", re.M | re.S)
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """Put each page of the archive into the navigation, its index first."""
+    pages = sorted(path.name for path in (ROOT / "docs" / "archive").glob("*.md"))
+    for group in config.nav or []:
+        for entry in next(iter(group.values())):
+            if isinstance(entry, dict) and "Archive of evidence" in entry:
+                entry["Archive of evidence"] = [f"archive/{name}" for name in pages]
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the front page and each file that a page links to, and that those link to."""
     files.append(File.generated(config, FRONT, content=_text("README.md")))
