@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = "index.md"
+_WIDE = "---\nhide: [navigation]\n---\n"
 _LINK = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)|(\]\()([^)\s#]+)((?:#[^)\s]*)?\))", re.M | re.S)
 
 
@@ -30,7 +31,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the front page and each file that a page links to, and that those link to."""
-    files.append(File.generated(config, FRONT, content=_text("README.md")))
+    files.append(File.generated(config, FRONT, content=_WIDE + _text("README.md")))
     added = {"README.md"}
     waiting = [_repository_path(each.src_uri) for each in files.documentation_pages()]
     while waiting:
