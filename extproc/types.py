@@ -131,29 +131,29 @@ class EndpointView(Struct, frozen=True, gc=False):
             an adapter and does not appear.
         num_pending: Unfinished requests, the base model's included: ours, those that other routers
             tell us of, and of others' by the reports those that have been there for seconds.
-        num_foreign: Further ones by the last report, of routers that do not tell us. Routers that
+        _num_foreign: Further ones by the last report, of routers that do not tell us. Routers that
             chose by it would all go to the same endpoint at the same time.
-        num_unseen: Of `num_told`, those that the last report should show beside ours and does not:
+        _num_unseen: Of `_num_told`, those that the last report should show beside ours and does not:
             they count for a choice, but no request is rejected for them.
-        reported_adapters: Those with requests, by the last report alone.
-        num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
+        _reported_adapters: Those with requests, by the last report alone.
+        _num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
         is_ready: May get new requests: it is not draining, asleep or dead.
-        is_asleep: By the last report, however old that is. It may list its models.
-        died_at_s: When its own health check last said that its engine is dead, which holds until it
+        _is_asleep: By the last report, however old that is. It may list its models.
+        _died_at_s: When its own health check last said that its engine is dead, which holds until it
             says otherwise or a new process starts; None where it did not.
-        engine_version: As its server tells it, "" where it does not.
-        mixes_weights: That version answers running requests with other adapters' weights when one
+        _engine_version: As its server tells it, "" where it does not.
+        _mixes_weights: That version answers running requests with other adapters' weights when one
             is loaded.
-        is_owing: New or recently restarted and has not listed its models yet; it may serve models
+        _is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
         is_ejected: Fails where others do not, or is on trial after that with as many requests as
             it may have: gets no requests that others can take.
-        is_silent: Has no report that has not expired, and the last that is known of it is no answer
+        _is_silent: Has no report that has not expired, and the last that is known of it is no answer
             either: gets no requests that others can take.
-        is_gone: Nobody answers there: our last calls could not connect, or a request was broken off
+        _is_gone: Nobody answers there: our last calls could not connect, or a request was broken off
             and no call of ours has been answered since. Gets no requests that others can take, or
             that can wait.
-        has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
+        _has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
         has_room: One more request would run soon, by what its engine says or as configured
             (`room`). Where that is not known, it has.
     """
@@ -167,45 +167,45 @@ class EndpointView(Struct, frozen=True, gc=False):
     registered: frozenset[str] | None = None
     num_running: int = 0  # as of the last report, like the next three
     num_waiting: int = 0
-    num_deferred: int = 0  # 0 where unknown
+    _num_deferred: int = 0  # 0 where unknown
     kv_usage_ratio: float = 0.0  # 0 where unknown
     max_loras: int | None = None  # adapter slots on the GPU; None where unknown
-    max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
-    reported_adapters: frozenset[str] = frozenset()
+    _max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
+    _reported_adapters: frozenset[str] = frozenset()
     costs: Costs = DEFAULT
-    is_owing: bool = False
-    is_unreachable: bool = False  # our last call could not connect
-    is_silent: bool = False
-    has_old_report: bool = False
-    is_asleep: bool = False
-    died_at_s: float | None = None
-    engine_version: str = ""
-    mixes_weights: bool = False
+    _is_owing: bool = False
+    _is_unreachable: bool = False  # our last call could not connect
+    _is_silent: bool = False
+    _has_old_report: bool = False
+    _is_asleep: bool = False
+    _died_at_s: float | None = None
+    _engine_version: str = ""
+    _mixes_weights: bool = False
     # What changes with each request.
     gpu_adapters: tuple[str, ...] = ()  # believed to be in GPU slots, most recently used first
     cpu_adapters: tuple[str, ...] = ()  # believed to be in the CPU cache, likewise
     pending_by_adapter: Mapping[str, int] = _NOTHING
     num_pending: int = 0
     num_in_flight: int = 0  # the part of `num_pending` that we dispatched ourselves
-    num_told: int = 0  # the other part
-    num_unseen: int = 0
-    num_foreign: int = 0
-    num_adapter_loads: int = 0
+    _num_told: int = 0  # the other part
+    _num_unseen: int = 0
+    _num_foreign: int = 0
+    _num_adapter_loads: int = 0
     prompts_done_s: float = -inf  # when the prompts sent there are computed, by estimate
     is_ejected: bool = False
-    is_gone: bool = False
+    _is_gone: bool = False
     is_full: bool = False  # has refused requests beside as many unfinished ones
     has_room: bool = True
 
     @property
-    def is_lost(self) -> bool:
+    def _is_lost(self) -> bool:
         """Whether it gets requests only where there is no other."""
-        return self.is_unreachable or self.is_ejected
+        return self._is_unreachable or self.is_ejected
 
     @property
-    def has_flaw(self) -> bool:
+    def _has_flaw(self) -> bool:
         """Whether it gets no requests that others can take."""
-        return self.is_unreachable or self.is_ejected or self.is_silent or self.is_gone
+        return self._is_unreachable or self.is_ejected or self._is_silent or self._is_gone
 
     @property
     def num_active_adapters(self) -> int:
@@ -244,8 +244,8 @@ class Hints(Struct, frozen=True):
     fairness_id: str = ""  # the tenant that the request counts for
     slo_ttft_ms: float | None = None  # wanted time to the first token; None where not given
     slo_tpot_ms: float | None = None  # wanted time per output token; None where not given
-    header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
-    model_rewrite: str = ""  # the model that pods shall read, where no rule says one
+    _header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
+    _model_rewrite: str = ""  # the model that pods shall read, where no rule says one
 
 
 NO_HINTS = Hints()
@@ -260,18 +260,18 @@ class RequestInfo(Struct, frozen=True, gc=False):
         subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
             None for all.
         arrived_at_s: Arrival of its headers; it has waited `snapshot.now` minus this.
-        prefix_hashes: Of the beginnings of its prompt, as long as `prefixes.MARKS_BYTES` says; ()
+        _prefix_hashes: Of the beginnings of its prompt, as long as `prefixes.MARKS_BYTES` says; ()
             where nobody computes them. Prompts with one in common begin with the same bytes.
-        context_bytes: As much as its model's context holds, where the body is longer and has one
+        _context_bytes: As much as its model's context holds, where the body is longer and has one
             prompt; else None. So it is not all text, as with images, or will be refused.
         cached_bytes: Of its prompt, by address: those that endpoints have in their KV caches, by
             belief. Empty where none has, or the policy does not ask (`uses_cached_bytes`).
-        is_whole: All of its body was seen. False where its beginning decides, or the data plane
+        _is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
         claim: By its route and its trusted headers.
-        written: What the client wrote in `model`, if that is another name; "" too if it wrote none.
-        restores: Its response names what the client wrote; None leaves that to the settings.
-        fixed: Why its body cannot go on with another model; None where it can.
+        _written: What the client wrote in `model`, if that is another name; "" too if it wrote none.
+        _restores: Its response names what the client wrote; None leaves that to the settings.
+        _fixed: Why its body cannot go on with another model; None where it can.
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -283,25 +283,25 @@ class RequestInfo(Struct, frozen=True, gc=False):
     subset: frozenset[str] | None = None
     arrived_at_s: float = 0.0
     hints: Hints = NO_HINTS
-    prefix_hashes: tuple[int, ...] = ()
+    _prefix_hashes: tuple[int, ...] = ()
     cached_bytes: Mapping[str, int] = _NOTHING
-    context_bytes: int | None = None
-    is_whole: bool = True
+    _context_bytes: int | None = None
+    _is_whole: bool = True
     claim: Claim = NO_CLAIM
-    written: str = ""
-    restores: bool | None = None
-    fixed: Rejection | None = None
+    _written: str = ""
+    _restores: bool | None = None
+    _fixed: Rejection | None = None
 
     @property
-    def client_model(self) -> str:
+    def _client_model(self) -> str:
         """The model as its client knows it: for routes, metrics and messages."""
-        return self.written or self.model
+        return self._written or self.model
 
     def rest_bytes(self, address: str) -> int:
         """Return how much of its body the endpoint has to compute, as bytes of text."""
         rest = self.body_bytes - self.cached_bytes.get(address, 0)
-        if self.context_bytes is not None:
-            return rest * self.context_bytes // self.body_bytes
+        if self._context_bytes is not None:
+            return rest * self._context_bytes // self.body_bytes
         return rest
 
 

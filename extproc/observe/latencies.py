@@ -95,7 +95,7 @@ class Latencies:
             ttft_s, duration_s = first_token_s(completion, request.path), None
             if completion.outcome is Outcome.COMPLETED and completion.status < 400:
                 duration_s = completion.duration_s
-            name, address = request.written or request.model, completion.address
+            name, address = request._written or request.model, completion.address
             of_model = models.get(name) or models.setdefault(name, ([], []))
             of_endpoint = endpoints.get(address) or endpoints.setdefault(address, ([], []))
             is_its_own = completion.attempts <= 1 and address != ""

@@ -329,27 +329,27 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     (
         "endpoint_silent",
         "Has no such report and does not answer either",
-        lambda view: view.is_silent,
+        lambda view: view._is_silent,
     ),
     (
         "endpoint_report_old",
         "Its report shows requests that nobody has there, while its counters stand still",
-        lambda view: view.has_old_report,
+        lambda view: view._has_old_report,
     ),
-    ("endpoint_unreachable", "Cannot be connected to", lambda view: view.is_unreachable),
+    ("endpoint_unreachable", "Cannot be connected to", lambda view: view._is_unreachable),
     ("endpoint_ejected", "Fails, and gets no requests", lambda view: view.is_ejected),
-    ("endpoint_asleep", "Sleeps, and gets no requests", lambda view: view.is_asleep),
-    ("endpoint_dead", "Dead by its own health check", lambda view: view.died_at_s is not None),
+    ("endpoint_asleep", "Sleeps, and gets no requests", lambda view: view._is_asleep),
+    ("endpoint_dead", "Dead by its own health check", lambda view: view._died_at_s is not None),
     (
         "endpoint_mixes_weights",
         "Its version changes running requests' weights when an adapter is loaded",
-        lambda view: view.mixes_weights,
+        lambda view: view._mixes_weights,
     ),
     ("endpoint_in_flight", "Unfinished requests that we sent", lambda view: view.num_in_flight),
     (
         "endpoint_pending",
         "Unfinished requests, others' included",
-        lambda view: view.num_pending + view.num_foreign,
+        lambda view: view.num_pending + view._num_foreign,
     ),
     (
         "endpoint_active_adapters_per_slot",
@@ -359,7 +359,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     (
         "requests_deferred",
         "Requests that wait for an adapter slot",
-        lambda view: view.num_deferred if view.is_known else None,
+        lambda view: view._num_deferred if view.is_known else None,
     ),
     (
         "endpoint_kv_usage_ratio",
@@ -384,7 +384,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     (
         "endpoint_decode_seconds_per_token",
         "Time that each running request there takes for an output token, lately",
-        lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
+        lambda view: None if view.costs._decode is None else view.costs._decode.token_s,
     ),
 )
 
@@ -394,7 +394,7 @@ def _endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
     for name, documentation, read in _ENDPOINT_GAUGES:
         values = {view.address: value for view in views if (value := read(view)) is not None}
         yield labelled(GaugeMetricFamily, f"extproc_{name}", documentation, "endpoint", values)
-    loads = {view.address: view.num_adapter_loads for view in views}
+    loads = {view.address: view._num_adapter_loads for view in views}
     documentation = "Adapters that came into a GPU slot"
     yield labelled(CounterMetricFamily, "extproc_adapter_loads", documentation, "endpoint", loads)
     times = {view.address: view.reported_at_s for view in views}
