@@ -27,15 +27,18 @@ class Decode(Struct, frozen=True, gc=False):
 
 
 class Costs(Struct, frozen=True):
-    """The costs of one endpoint, in seconds.
+    """Estimated costs of work on one pod, in seconds.
 
     Attributes:
-        prompt_s_per_byte: Of a request's body. 24,000 tokens a second of an 8B model on an H100.
-        cold_load_s: From disk to a GPU slot.
-        cached_load_s: From the CPU cache to a GPU slot.
+        prompt_s_per_byte: For each byte of a request's body that is not cached.
+        cold_load_s: An adapter's load from disk to a GPU slot.
+        cached_load_s: An adapter's load from the CPU cache to a GPU slot.
+
+    The router's own:
         _decode: Of output tokens; None until the endpoint's reports have shown it.
     """
 
+    # 24,000 tokens a second of an 8B model on an H100.
     prompt_s_per_byte: float = 1 / (24_000 * BYTES_PER_TOKEN)
     cold_load_s: float = 0.1
     cached_load_s: float = 0.007
@@ -44,7 +47,7 @@ class Costs(Struct, frozen=True):
     def load_s(
         self, adapter: str, gpu_adapters: Collection[str], cpu_adapters: Collection[str]
     ) -> float:
-        """Return the time of an adapter's load, where these are in GPU slots and in the cache."""
+        """Return the time of a load of `adapter`, given what GPU slots and CPU cache hold."""
         if adapter in gpu_adapters:
             return 0.0
         return self.cached_load_s if adapter in cpu_adapters else self.cold_load_s

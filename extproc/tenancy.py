@@ -12,15 +12,16 @@ from msgspec import Struct
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """The claim of one request.
+    """A request's route, tenant, priority and objectives, by its route and trusted headers.
 
     Attributes:
         route: Name of the route that its model belongs to; "" for none.
-        tenant: Whose share of the fleet it counts for; "" for that of all who name none.
-        priority: The higher the sooner; below 0 it is shed first.
-        ttft_s: Within this of its arrival its first token is wanted: a request that cannot have it
-            any more is refused. None where nobody set an objective.
-        tpot_s: Wanted time per output token; None likewise.
+        tenant: Whose share of the fleet it counts for; "" for that of all requests without one.
+        priority: The higher the sooner; below 0 it is rejected first.
+        ttft_s: Wanted time from arrival to first token; None without an objective.
+        tpot_s: Wanted time per output token; None without an objective.
+
+    The router's own:
         _weight: Its tenant's share, against those of others.
         _max_held: Requests of its route that are held at a time; None for the queue's own limit, as
             in the next two.

@@ -61,7 +61,7 @@ def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> st
     if not others:
         return "the only pod that could take it"
     adapter, policy = pick.request.adapter, BUILT_IN.get(pick.policy)
-    why = None if policy is None else policy.explain(pick.reason, adapter, chosen, others)
+    why = None if policy is None else policy._explain(pick.reason, adapter, chosen, others)
     if why is not None:
         return why
     there = "" if adapter is None else f"{short(adapter)} is {whereabouts(chosen, adapter)} there; "

@@ -108,7 +108,7 @@ class LeastHarm:
             return Choice((chosen,), "running", self.terms)
         return Choice((chosen,), "full" if _is_full(chosen) else "open", self.terms)
 
-    def choose_row(
+    def _choose_row(
         self,
         columns: Columns,
         rows: Sequence[int],
@@ -277,7 +277,7 @@ class LeastHarm:
         return terms
 
     @staticmethod
-    def explain(
+    def _explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str | None:
         """Say why."""

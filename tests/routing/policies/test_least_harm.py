@@ -480,14 +480,14 @@ def test_a_choice_is_explained(reason: str, adapter: str | None, said: str) -> N
     here = endpoint_view(1, gpu_adapters=("a",))
     there = endpoint_view(2, pending_by_adapter={"a": 1})
 
-    words = LeastHarm.explain(reason, adapter, here, [there])
+    words = LeastHarm._explain(reason, adapter, here, [there])
 
     assert words is not None
     assert words.startswith(said)
 
 
 def test_where_it_runs_nowhere_else_no_other_is_named() -> None:
-    words = LeastHarm.explain("open", "a", endpoint_view(1), [endpoint_view(2)])
+    words = LeastHarm._explain("open", "a", endpoint_view(1), [endpoint_view(2)])
 
     assert words == "a is not loaded there, where a slot is free: " + (
         "the least harm by estimate, 0 pending, 0 elsewhere"
@@ -495,4 +495,4 @@ def test_where_it_runs_nowhere_else_no_other_is_named() -> None:
 
 
 def test_anothers_reason_is_not_explained() -> None:
-    assert LeastHarm.explain("affinity", "a", endpoint_view(1), []) is None
+    assert LeastHarm._explain("affinity", "a", endpoint_view(1), []) is None

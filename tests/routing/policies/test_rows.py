@@ -139,7 +139,7 @@ class Broken:
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         raise ArithmeticError("a bug")
 
-    def choose_row(self, *_args: object) -> None:
+    def _choose_row(self, *_args: object) -> None:
         raise ArithmeticError("a bug")
 
 
