@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
+from textwrap import dedent
 
 import aiohttp
 import pytest
@@ -37,12 +38,15 @@ ENVOY_PAGE = (ROOT / "envoy" / "README.md").read_text(encoding="utf-8")
 PAGES = [
     *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("docs/quickstart.md", "docs/your-pods.md", "docs/upgrade.md"),
-    *("docs/routing.md", "docs/least-harm.md", "docs/first-policy.md", "docs/operations.md"),
+    *("docs/routing.md", "docs/least-harm.md", "docs/first-policy.md", "docs/operate.md"),
+    "docs/several-routers.md",
 ]
 
 
 def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)
+    """Also those of a step of a list, which are indented."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, flags=re.M | re.S)
+    return [dedent(body) for _, body in found]
 
 
 # --- the rule of one's own -------------------------------------------------------------------
