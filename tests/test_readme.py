@@ -36,7 +36,7 @@ TUTORIAL = (ROOT / "docs" / "first-policy.md").read_text(encoding="utf-8")
 LEAST_HARM = (ROOT / "docs" / "least-harm.md").read_text(encoding="utf-8")
 ENVOY_PAGE = (ROOT / "envoy" / "README.md").read_text(encoding="utf-8")
 PAGES = [
-    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("README.md", "CONTRIBUTING.md", "docs/security.md"),
     *("docs/quickstart.md", "docs/your-pods.md", "docs/upgrade.md"),
     *("docs/routing.md", "docs/least-harm.md", "docs/first-policy.md", "docs/operate.md"),
     "docs/several-routers.md",
