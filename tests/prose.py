@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -87,7 +88,7 @@ class Prose:
 
 
 @cache
-def dictionary() -> object:
+def dictionary() -> Any:
     """An English dictionary."""
     from spellchecker import SpellChecker
 
@@ -120,11 +121,13 @@ def read(text: str) -> Prose:
 
 def _plain(tokens: Iterable[Token]) -> str:
     """The text of inline tokens, each code span as one word."""
-    parts = {"text": lambda each: each.content, "code_inline": lambda _: "X"}
-    breaks = {"softbreak": " ", "hardbreak": " "}
-    return "".join(
-        breaks.get(each.type) or parts.get(each.type, lambda _: "")(each) for each in tokens
-    )
+    return "".join(_text(each) for each in tokens)
+
+
+def _text(token: Token) -> str:
+    if token.type in ("softbreak", "hardbreak"):
+        return " "
+    return {"text": token.content, "code_inline": "X"}.get(token.type, "")
 
 
 def main(arguments: list[str]) -> None:

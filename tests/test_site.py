@@ -1,4 +1,4 @@
-"""The site is whole, its search finds words that readers type, and its front page leads to answers."""
+"""The site is whole, its search finds what readers type, and its front page leads to answers."""
 
 from __future__ import annotations
 
