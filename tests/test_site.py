@@ -41,7 +41,7 @@ def test_the_site_is_built_strictly_with_the_readme_as_its_front_page(site: Path
     assert (site / "source" / "examples" / "policy" / "tenants.py").exists(), (
         "a file that is linked"
     )
-    assert 'href="source/envoy/README.html"' in front, "a page outside of docs/"
+    assert 'href="source/envoy/index.html"' in front, "a page outside of docs/"
 
 
 def test_nothing_on_the_site_is_fetched_from_another_host(site: Path) -> None:
@@ -62,7 +62,7 @@ def test_nothing_on_the_site_is_fetched_from_another_host(site: Path) -> None:
 
 SEARCHES = {
     "customer-07 is slow": "troubleshooting.html",
-    "429": "overload.html",
+    "429": "troubleshooting.html",
     "canary": "canary.html",
     "OpenShift": "openshift.html",
 }
