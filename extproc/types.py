@@ -358,8 +358,8 @@ class Wait(Struct, frozen=True):
 
 
 Terms = Callable[[Snapshot, RequestInfo, Sequence[EndpointView]], Sequence[Mapping[str, float]]]
-"""Returns the terms of the estimated cost of a request on each of some pods of the snapshot: seconds,
-by short slugs such as `load`, the same for all. It must depend on nothing else that changes."""
+"""Returns the terms of the estimated cost of a request on each of some pods of the snapshot. They
+are seconds by short slugs such as `load`, the same for all. They must depend on nothing else."""
 
 
 class Choice(Struct, frozen=True, gc=False):

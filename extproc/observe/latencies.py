@@ -43,25 +43,26 @@ class Latencies:
         self._uncounted: list[tuple[Completion, Pick]] = []
         self._model_ttft = Histograms(
             "model_ttft_seconds",
-            "From the arrival of a request to the first token of its streamed response",
+            "From a request's arrival to the first token of its streamed response, by "
+            "the model name that the client wrote.",
             _TTFT_S,
             "model",
         )
         self._model_duration = Histograms(
             "model_duration_seconds",
-            "From the arrival of a request to the end of its response, of those without an error",
+            "From a request's arrival to the end of its response, if that was no error.",
             _DURATION_S,
             "model",
         )
         self._endpoint_ttft = Histograms(
             "endpoint_ttft_seconds",
-            "From the pick to the first token of a streamed response",
+            "From the pick to the first token of a streamed response, by the pod that served it.",
             _TTFT_S,
             "endpoint",
         )
         self._endpoint_duration = Histograms(
             "endpoint_duration_seconds",
-            "From the pick to the end of a response, of those without an error",
+            "From the pick to the end of a response that was no error, by the pod that served it.",
             _DURATION_S,
             "endpoint",
         )
