@@ -170,7 +170,7 @@ def test_counting_in_batches_leaves_none_out() -> None:
 
 def test_no_more_wait_than_are_allowed_to(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[Histograms] = []
-    monkeypatch.setattr(Histograms, "count", counted.append)
+    monkeypatch.setattr(Histograms, "count", lambda histograms: counted.append(histograms))
     scene = Scene()
     for _ in range(MAX_UNCOUNTED - 1):
         scene.end()
