@@ -69,6 +69,12 @@ def add_gauges(
         "endpoint",
         lambda: {address: each.ratio for address, each in slow.compare(routing.snapshot()).items()},
     )
+    telemetry.add_gauges(
+        "endpoint_slow",
+        "Its time per output token has been that of a slow pod by pods.slow_ratio and slow_for_s",
+        "endpoint",
+        lambda: {each.address: slow.is_slow(each.address) for each in routing.snapshot().endpoints},
+    )
     add("held_seconds_limit", "Longest that a request may be held", lambda: router.max_hold_s)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
