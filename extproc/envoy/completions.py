@@ -47,6 +47,7 @@ FIRST_BODY_BYTE_TAG = "extproc-first-body-byte"
 
 # Entries without a type come from an Envoy older than the field. All other types report on a
 # request in progress, or on one upstream attempt of it.
+_USUAL = Outcome.COMPLETED, Evidence.SERVED  # to look up a member takes 0.1 us
 _FINAL_TYPES = (accesslog_pb2.NotSet, accesslog_pb2.DownstreamEnd)
 _ATTEMPT_TYPE = accesslog_pb2.UpstreamEnd
 
@@ -203,7 +204,7 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
     first_byte_s = _seconds(common, "time_to_first_upstream_rx_byte")
     is_from_endpoint = response.response_code_details == "via_upstream"
     if status == _OK and flags is None and is_from_endpoint:  # as mostly
-        outcome, verdict = Outcome.COMPLETED, Evidence.SERVED
+        outcome, verdict = _USUAL
     else:
         outcome = _outcome(flags, status)
         own_status, has_answered = status if is_from_endpoint else None, first_byte_s is not None

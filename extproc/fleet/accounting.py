@@ -29,6 +29,7 @@ from extproc.paths import FIRST_TOKEN_PATHS
 from extproc.types import Outcome, Pick, Rejection
 
 _OK, _NOT_FOUND = 200, 404
+_CANCELLED = Outcome.CANCELLED  # to look up a member takes 0.1 us
 
 
 class DecisionRecord(Struct, gc=False):
@@ -280,7 +281,7 @@ class Accounting:
 
 def _has_run(completion: Completion) -> bool:
     """Return whether the engine can have worked on the request: reached, and not refused."""
-    if completion.outcome is Outcome.CANCELLED:
+    if completion.outcome is _CANCELLED:
         return completion.status != _NOT_FOUND  # 499 is not the endpoint's
     return completion.first_byte_s is not None and not 400 <= completion.status < 500
 

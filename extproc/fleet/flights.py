@@ -17,6 +17,8 @@ from extproc.fleet.speeds import told_by
 from extproc.fleet.tracked import InFlight, Tracked
 from extproc.types import Pick
 
+_SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND  # to look up a member takes 0.1 us
+
 
 class Flights:
     """The picks of this router that have not ended, from the oldest on.
@@ -143,7 +145,7 @@ class Flights:
             del self._by_request_id[request.request_id]
         refused = self._refused.pop(pick_id, ())
         for each in filter(None, map(self._find, refused)):
-            each.fullness.settle(pick_id, was_taken=verdict is Evidence.SERVED)
+            each.fullness.settle(pick_id, was_taken=verdict is _SERVED)
             each.touch()
         # An endpoint that came back under the address has not served it.
         own = tracked.endpoint.address
@@ -244,13 +246,13 @@ class Flights:
         if tracked is None or (tracked is not counted and address == counted.endpoint.address):
             return  # it has left, even if another has joined under its address
         trial = flight.trial if tracked is counted else 0
-        if verdict is Evidence.NOT_FOUND and request.model:
+        if verdict is _NOT_FOUND and request.model:
             like = likeness(request)
             self._outliers.doubt(address, request.model, like, ended_s=now, trial=trial)
             return
         self._outliers.end(address, verdict, likeness(request), now=at_s, ended_s=now, trial=trial)
         if tracked.view is not None:
             tracked.touch()
-        if verdict is Evidence.SERVED and not tracked.answers:
+        if verdict is _SERVED and not tracked.answers:
             tracked.answers = True
             tracked.renew()

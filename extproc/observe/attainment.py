@@ -23,6 +23,7 @@ MAX_LABEL_CHARS = 256
 """Longest label value chosen by a client: a model's name (`openai.MAX_MODEL_BYTES`)."""
 _BUCKET_S = 1.0
 _TOO_MANY_REQUESTS = 429
+_CANCELLED, _COMPLETED = Outcome.CANCELLED, Outcome.COMPLETED  # to look up a member takes 0.1 us
 
 
 class CappedLabel:
@@ -127,12 +128,12 @@ def is_in_time(
     duration_s: float | None,
 ) -> bool | None:
     """Return whether a request that was routed attained an objective; None if it does not count."""
-    if outcome is Outcome.CANCELLED:
+    if outcome is _CANCELLED:
         waited_s = duration_s if first_byte_s is None else first_byte_s
         if waited_s is not None and waited_s > ttft_s:
             return False
         return None if first_byte_s is None else True
-    is_answered = outcome is Outcome.COMPLETED and status != _TOO_MANY_REQUESTS and status < 500
+    is_answered = outcome is _COMPLETED and status != _TOO_MANY_REQUESTS and status < 500
     return is_answered and first_byte_s is not None and first_byte_s <= ttft_s
 
 

@@ -94,20 +94,24 @@ class Histogram:
         self.sum += seconds
 
     def observe_all(self, seconds: list[float]) -> None:
-        """Count durations: by bound, with a sort in place, where they are more than the bounds."""
+        """Count durations: by bound, with a sort in place, where they are more than the bounds.
+
+        Negative ones count as 0.
+        """
         if len(seconds) < len(self._bounds):
             for each in seconds:
-                self._counts[bisect_left(self._bounds, each)] += 1
-            self.sum += sum(seconds)
+                self.observe(max(0.0, each))
             return
         seconds.sort()
-        num_before = 0
-        for place, bound in enumerate(self._bounds):
-            num = bisect_right(seconds, bound, num_before)
+        num_before, place = 0, bisect_left(self._bounds, seconds[0])
+        while num_before < len(seconds):
+            if place == len(self._bounds):
+                num = len(seconds)
+            else:
+                num = bisect_right(seconds, self._bounds[place], num_before)
             self._counts[place] += num - num_before
-            num_before = num
-        self._counts[-1] += len(seconds) - num_before
-        self.sum += sum(seconds)
+            num_before, place = num, place + 1
+        self.sum += sum(seconds[bisect_left(seconds, 0.0) :])
 
     def family(self) -> Metric:
         """Return the family as it is now."""
@@ -125,28 +129,37 @@ class Histogram:
 
 
 class Histograms:
-    """One histogram family with a label. Negative durations count as 0."""
+    """One histogram family with a label; a value without a duration has no series."""
 
     def __init__(
         self, name: str, documentation: str, bounds: tuple[float, ...], label: str
     ) -> None:
         self._name, self._documentation = name, documentation
         self._bounds, self._label = bounds, label
+        self._waiting: dict[str, list[float]] = {}
         self._by_value: dict[str, Histogram] = {}
 
-    def observe(self, value: str, seconds: list[float]) -> None:
-        """Count durations under this value of the label."""
-        if seconds:
-            if value not in self._by_value:
-                self._by_value[value] = Histogram(self._name, self._documentation, self._bounds)
-            self._by_value[value].observe_all([max(0.0, each) for each in seconds])
+    def waiting(self, value: str) -> list[float]:
+        """Return where durations under this value of the label wait until `count`: add them."""
+        return self._waiting.setdefault(value, [])
+
+    def count(self) -> None:
+        """Count what waits."""
+        for value, seconds in self._waiting.items():
+            if seconds:
+                if value not in self._by_value:
+                    self._by_value[value] = Histogram(self._name, self._documentation, self._bounds)
+                self._by_value[value].observe_all(seconds)
+                seconds.clear()
 
     def keep(self, values: Container[str]) -> None:
-        """Forget all other values of the label."""
+        """Forget all other values of the label, and what waits under them."""
         self._by_value = {each: own for each, own in self._by_value.items() if each in values}
+        self._waiting = {each: own for each, own in self._waiting.items() if each in values}
 
     def family(self) -> Metric:
-        """Return the family as it is now."""
+        """Return the family as it is now, with what waits."""
+        self.count()
         name = f"extproc_{self._name}"
         family = HistogramMetricFamily(name, self._documentation, labels=(self._label,))
         for value, histogram in self._by_value.items():

@@ -170,12 +170,11 @@ class Telemetry:
         if lag_s is not None:
             self._lag_s.observe(lag_s)
 
-    def logged(self, completion: Completion, pick: Pick, *, has_times: bool) -> None:
+    def logged(self, completion: Completion, pick: Pick) -> None:
         """Record the end of a pick that the access log reported, and how long it took."""
         self._completions.add((completion.outcome,))
         self._lag_s.observe(completion.lag_s)
-        if has_times:
-            self._latencies.record(completion, pick)
+        self._latencies.record(completion, pick)
 
     def slo_judged(self, path: str, is_attained: bool) -> None:
         """Record a request that counts towards the objective; `path` is one of few."""

@@ -26,6 +26,7 @@ from extproc.request.jsonsmall import SMALL_BYTES, read_members
 from extproc.request.messages import BodyMode
 from extproc.types import Pick, Rejection, RequestInfo
 
+_BUFFERED, _INFERENCE = BodyMode.BUFFERED, RouteKind.INFERENCE_JSON  # a look-up takes 0.1 us
 _NAMES = (":method", ":path", "content-type", "content-length", "x-request-id")
 
 
@@ -68,7 +69,7 @@ class Straight:
 
     def begin(self, event: m.Event, *, now: float) -> Head | None:
         """Return a stream's first event if it is that of a usual request."""
-        if type(event) is not m.RequestHeaders or event.body_mode is not BodyMode.BUFFERED:
+        if type(event) is not m.RequestHeaders or event.body_mode is not _BUFFERED:
             return None
         headers, settings = event.headers, self._settings
         if (
@@ -85,7 +86,7 @@ class Straight:
             return None
         # Where either is missing a stream has to assume it.
         route = settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
-        if isinstance(route, Rejection) or route.kind is not RouteKind.INFERENCE_JSON:
+        if isinstance(route, Rejection) or route.kind is not _INFERENCE:
             return None
         return Head(event, route, now)
 

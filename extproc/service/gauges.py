@@ -78,6 +78,12 @@ def add_gauges(
         "endpoint",
         lambda: {address: each.ratio for address, each in slow.compare(routing.snapshot()).items()},
     )
+    telemetry.add_gauges(
+        "endpoint_slow",
+        "1 for a pod that has been slow for pods.slow_for_s, by pods.slow_ratio; else 0.",
+        "endpoint",
+        lambda: {each.address: slow.is_slow(each.address) for each in routing.snapshot().endpoints},
+    )
     add(
         "held_seconds_limit",
         "Longest that a request may be held: request.max_hold_s.",

@@ -78,10 +78,12 @@ class Recorder:
 
     def completed(self, completion: Completion, pick: Pick) -> None:
         """Record the end of a pick that the access log reported."""
-        call, knows_times = self.observers.call, self.knows_times()
-        call("telemetry", self.telemetry.logged, completion, pick, has_times=knows_times)
-        if knows_times:
+        call, telemetry = self.observers.call, self.telemetry
+        if self.knows_times():
+            call("telemetry", telemetry.logged, completion, pick)
             call("attainment", self._judge, completion, pick.request)
+        else:
+            call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
         end = End(completion.outcome, self.wall_clock(), completion)
         call("decisions", self.decisions.ended, pick, end)
 

@@ -64,10 +64,11 @@ async def slow_pod(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[B
     ]
     async with running_pods(*pods_like) as pods:
         config = router_config(pods, admin={"slo_ttft_s": 0.3})
+        config["pods"] = {"slow_for_s": 3.0}
         async with (
             behind_envoy(config, http) as (router, client),
             asked(client, "only-0", "only-1", num_clients=2, pause_s=1.0, max_tokens=10),
-            asked(client, "only-2", num_clients=6, max_tokens=10),
+            asked(client, "only-2", num_clients=6, max_tokens=10, stream=True),
         ):
             yield Broken(router, client, pods[2].address)
 
@@ -170,7 +171,20 @@ async def test_the_way_leads_from_the_alert_to_the_cause(
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
         }
         for step in fault["way"]:
+            if "$ID" in step["run"]:
+                env["ID"] = await _request_of(broken)
             await _read(step, env, broken.bad)
+
+
+async def _request_of(broken: Broken) -> str:
+    """The `x-request-id` of a request that the pod at fault has served."""
+    for _ in range(300):
+        for each in (await broken.router.admin("/debug/decisions?n=500"))["decisions"]:
+            outcome = each["outcome"]
+            if outcome is not None and outcome["served_by"] == broken.bad:
+                return str(outcome["request_id"])
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"no request of {broken.bad} has ended")
 
 
 async def _read(step: dict[str, Any], env: dict[str, str], bad: str) -> None:

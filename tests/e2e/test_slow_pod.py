@@ -142,7 +142,7 @@ async def test_the_live_page_has_a_column_of_times_per_token_and_says_how_reques
         page = await browser.open(f"{scene.router.admin_url}/")
         cell = "document.querySelector('#pods tr td[data-label=\"Time per token\"]').textContent"
         # Pods that are not well come first.
-        await page.wait_for(f"/^[0-9.]+ ms .[2-9][.][0-9] ..$/.test({cell})")
+        await page.wait_for(f"/^[0-9.]+ ms .[2-9][.][0-9]...$/.test({cell})")
         state = "document.querySelector('#pods tbody .state').textContent"
         await page.wait_for(f"/^! slower than its peers/.test({state})")
         await page.wait_for(

@@ -18,8 +18,6 @@ from tests.kubernetes.manifests import MANIFESTS
 RULES = MANIFESTS / "components" / "monitoring" / "prometheusrule.yaml"
 UNIT_TESTS = Path(__file__).with_name("alerts.yaml")
 TABLE = MANIFESTS.parent / "docs" / "metrics.md"
-AWAITED = {"extproc_endpoint_slowness_ratio"}
-"""Served only while pods of a group differ, or not yet."""
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
@@ -83,7 +81,7 @@ async def test_expressions_name_series_that_a_router_serves() -> None:
 
     for rule in rules():
         named = set(re.findall(r"\bextproc_\w+", rule["expr"]))
-        assert named <= served | AWAITED, rule["expr"]
+        assert named <= served, rule["expr"]
 
 
 def test_recorded_series_that_expressions_name_are_recorded() -> None:

@@ -168,13 +168,25 @@ def test_counting_in_batches_leaves_none_out() -> None:
     assert sum(scene.counts("endpoint_duration").values()) == num
 
 
+def test_no_more_wait_than_are_allowed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Histograms] = []
+    monkeypatch.setattr(Histograms, "count", lambda histograms: counted.append(histograms))
+    scene = Scene()
+    for _ in range(MAX_UNCOUNTED - 1):
+        scene.end()
+    assert counted == []
+
+    scene.end()
+    assert len(counted) == 4
+
+
 def test_the_metrics_have_them_with_buckets() -> None:
     views = snapshot(endpoint_view(1))
     telemetry = Telemetry(snapshot=lambda: views, version="1")
     chosen = pick()
     entry = completion(chosen.id, first_body_byte_s=0.15)
-    telemetry.logged(entry, chosen, has_times=True)
-    telemetry.logged(entry, chosen, has_times=False)
+    telemetry.logged(entry, chosen)
+    telemetry.completed(entry.outcome, entry.lag_s)
 
     def value(bound: str) -> float | None:
         labels = {"model": "a", "le": bound}
@@ -188,7 +200,7 @@ def test_counting_together_is_counting_one_by_one(seconds: list[float]) -> None:
     bounds = (0.05, 0.1, 1.0)
     together = Histograms("x", "X", bounds, "label")
     one_by_one = Histogram("x", "X", bounds)
-    together.observe("v", seconds)
+    together.waiting("v").extend(seconds)
     for each in seconds:
         one_by_one.observe(max(0.0, each))
 

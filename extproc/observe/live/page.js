@@ -139,7 +139,9 @@ function showSlo() {
     const row = make("tr");
     const share = make("td", percent(attained, total));
     share.append(bar(attained / total));
-    row.append(make("th", path, "", { scope: "row" }), share, make("td", String(total), "number"));
+    const head = make("th", "", "", { scope: "row" });
+    head.append(...path.split(/(?<=\/)/).flatMap((part) => [part, make("wbr")]));
+    row.append(head, share, make("td", String(total), "number"));
     return row;
   });
   $("slo").tBodies[0].replaceChildren(...rows);
@@ -241,7 +243,7 @@ function podRow(pod) {
 function tokenTime(pod) {
   if (pod.token_ms === null) return "–";
   const time = `${Number(pod.token_ms.toPrecision(3))} ms`;
-  return pod.slowness === null ? time : `${time} (${pod.slowness.toFixed(1)} ×)`;
+  return pod.slowness === null ? time : `${time} (${pod.slowness.toFixed(1)}\u00a0×)`;
 }
 
 $("more-pods").addEventListener("click", () => {
