@@ -94,8 +94,8 @@ IMPURE = {
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
-        *("counters", "decisions", "latencies", "livepage", "logs", "observers", "telemetry"),
-        *("tracing", "watchclient"),
+        *("counters", "decisionmessages", "decisions", "latencies", "livepage", "logs"),
+        *("observers", "telemetry", "tracing", "watchclient", "watcher"),
     ),
 }
 """The files of these rooms that touch the outside: event loop, sockets, files, clocks, logs,
