@@ -87,7 +87,8 @@ IMPURE = {
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),
     "adapters": (
-        *("adapterfiles", "engineapi", "registration", "registrationhttp", "stores", "tokens"),
+        *("adapterfiles", "changes", "engineapi", "registration", "registrationhttp", "stores"),
+        "tokens",
     ),
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
