@@ -87,15 +87,16 @@ IMPURE = {
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),
     "adapters": (
-        *("adapterfiles", "engineapi", "registration", "registrationhttp", "stores", "tokens"),
+        *("adapterfiles", "changes", "engineapi", "registration", "registrationhttp", "stores"),
+        "tokens",
     ),
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
-        *("counters", "decisions", "latencies", "livepage", "logs", "observers", "telemetry"),
-        *("tracing", "watchclient"),
+        *("counters", "decisionmessages", "decisions", "latencies", "livepage", "logs"),
+        *("observers", "telemetry", "tracing", "watchclient", "watcher"),
     ),
 }
 """The files of these rooms that touch the outside: event loop, sockets, files, clocks, logs,

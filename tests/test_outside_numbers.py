@@ -24,7 +24,8 @@ from extproc.fleet.orca import parse_orca
 from extproc.fleet.slowness import SlowPods
 from extproc.gen import decisions_pb2
 from extproc.observe.attainment import Attainment
-from extproc.observe.decisions import DecisionsService, describe, encode
+from extproc.observe.decisionmessages import describe, encode
+from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import NAMES, Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes

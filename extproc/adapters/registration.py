@@ -24,9 +24,11 @@ from typing import Any
 from aiohttp import web
 from msgspec import Struct
 
+from extproc.adapters.changes import Changes, WhyNot
 from extproc.adapters.declared import Declaration, DeclarationError
 from extproc.adapters.registrationhttp import (
     MAX_LIST,
+    PATH,
     RefusedError,
     body_of,
     decode,
@@ -48,12 +50,10 @@ from extproc.adapters.stores.content import (
     as_json,
     decode_all,
     decode_asked,
-    encode,
 )
 from extproc.adapters.stores.store import Store
 from extproc.adapters.stores.writing import BulkError
 from extproc.adapters.tokens import Places, Token, Tokens
-from extproc.phrases import shortened
 from extproc.wire.httpserver import Handler
 
 MAX_WAITING = 32
@@ -61,18 +61,13 @@ MAX_WAITING = 32
 further ones get 429. The port has 128 places and Envoy's cluster 64: what is left is for others."""
 MAX_AT_ONCE = 16
 """Other requests in progress, likewise."""
-MAX_TOLD_CHARS = 1000
-"""Of what is declared, and of an address that somebody wrote, in the line about it."""
-
 NUM_AT_ONCE = 100
 """Entries of a list before other work has its turn: so many take a millisecond or two."""
 
-PATH = "/v1/adapters"
 _NOT_ALL_LOADED = "All are declared, and not all are loaded"
 
 Status = Callable[[str], Mapping[str, Any]]
 Wait = Callable[[str, float], Awaitable[bool]]
-WhyNot = Callable[[Declaration], str]
 _Answer = Callable[[web.Request, Token], Awaitable[web.StreamResponse]]
 
 
@@ -105,9 +100,8 @@ class Registration:
         self._tokens = tokens
         self._status = status
         self._wait_until_ready = wait_until_ready
-        self._why_not = why_not
+        self._changes = Changes(declarations, why_not, on_change)
         self._ready_s = ready_s
-        self._on_change = on_change
 
     def add_to(self, app: web.Application) -> None:
         """Add the paths to an application."""
@@ -130,7 +124,7 @@ class Registration:
                 with (places_to_wait if "wait" in request.query else places).take(token):
                     return await answer(request, token)
             except Exception as error:
-                found = refusal(error, tag_in(request, PATH))
+                found = refusal(error, tag_in(request))
                 if found is None:
                     raise
                 return error_answer(found)
@@ -160,7 +154,7 @@ class Registration:
         if is_list(body):
             return await self._post_all(request, token, body, wait_s)
         declaration = decode_asked(body)
-        put = await self._put(request, token, declaration)
+        put = await self._changes.put(request, token, declaration)
         if wait_s and (late := await self._why_late(declaration, wait_s)):
             return error_answer(late)
         status = 201 if put.change.value == "created" else 200
@@ -182,18 +176,16 @@ class Registration:
             try:
                 if isinstance(item, DeclarationError):
                     raise item
-                self._check(request, token, item)
+                self._changes.check(request, token, item)
                 declared.append(item)
             except (DeclarationError, ConflictError, RefusedError) as error:
                 errors[number] = error
         try:
             if errors:
                 raise BulkError(errors)
-            puts = await self._declarations.put_all(declared, replaces=replaces)
+            puts = await self._changes.put_all(request, token, declared, replaces=replaces)
         except BulkError as error:
             return refused_list(items, error.errors, "None is declared", mixed=400)
-        for declaration, put in zip(declared, puts, strict=True):
-            self._tell_put(request, token, declaration, put)
         if wait_s:
             late = await asyncio.gather(*(self._why_late(each, wait_s) for each in declared))
             if any(late):
@@ -225,7 +217,7 @@ class Registration:
 
     async def _get(self, request: web.Request, token: Token) -> web.StreamResponse:
         name = request.match_info["name"]
-        self._permit(request, token, name)
+        self._changes.permit(request, token, name)
         stored = self._declarations.entries.get(name)
         if stored is None:
             raise unknown(name)
@@ -235,7 +227,7 @@ class Registration:
 
     async def _delete(self, request: web.Request, token: Token) -> web.StreamResponse:
         name = request.match_info["name"]
-        if not await self._remove(request, token, name):
+        if not await self._changes.remove(request, token, name):
             raise unknown(name)
         return web.Response(status=204)
 
@@ -255,7 +247,7 @@ class Registration:
         is_hub = not path.startswith("/") and path.count("/") == 1 and ":" not in path
         declaration = Declaration(name, source=f"hf:{path}" if is_hub else path, origin="store")
         declaration.check()
-        await self._put(request, token, declaration)
+        await self._changes.put(request, token, declaration)
         if late := await self._why_late(declaration, self._ready_s):
             return error_answer(late)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
@@ -265,7 +257,7 @@ class Registration:
         if not name:
             message = "'lora_name' needs to be provided to unload."
             raise RefusedError(400, "InvalidUserInput", message)
-        if not await self._remove(request, token, name):
+        if not await self._changes.remove(request, token, name):
             message = f"The lora adapter '{name}' cannot be found."
             raise RefusedError(404, "NotFoundError", message)
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
@@ -285,45 +277,6 @@ class Registration:
             f"it; they still may{f' ({why})' if why else ''}."
         )
         return RefusedError(504, "not_ready", message)
-
-    def _permit(self, request: web.Request, token: Token, name: str) -> None:
-        """Raise RefusedError if a token may not see and change an adapter."""
-        if not token.may(name):
-            self._tell(request, token, f"refused {request.method} of {name}")
-            message = f"The token {token.name} may not use the name {name}."
-            raise RefusedError(403, "name_not_allowed", message)
-
-    def _check(self, request: web.Request, token: Token, declaration: Declaration) -> None:
-        """Raise an error if a token may not declare this, or if it would not count."""
-        self._permit(request, token, declaration.name)
-        if why := self._why_not(declaration):
-            raise ConflictError(f"{declaration.name}: {why}", "")
-
-    async def _put(self, request: web.Request, token: Token, declaration: Declaration) -> Put:
-        self._check(request, token, declaration)
-        put = await self._declarations.put(declaration, if_match=tag_in(request, PATH))
-        self._tell_put(request, token, declaration, put)
-        return put
-
-    async def _remove(self, request: web.Request, token: Token, name: str) -> bool:
-        self._permit(request, token, name)
-        was_there = await self._declarations.delete(name, if_match=tag_in(request, PATH))
-        if was_there:
-            self._tell(request, token, f"deleted {name}")
-        return was_there
-
-    def _tell_put(
-        self, request: web.Request, token: Token, declaration: Declaration, put: Put
-    ) -> None:
-        if put.change.value != "none":
-            content = shortened(encode(declaration).decode(), MAX_TOLD_CHARS)
-            self._tell(request, token, f"{put.change.value} {declaration.name}: {content}")
-
-    def _tell(self, request: web.Request, token: Token, what: str) -> None:
-        address = request.remote or "an unknown address"
-        if forwarded := request.headers.get("X-Forwarded-For"):
-            address += f", which says it is for {shortened(forwarded, MAX_TOLD_CHARS)!r}"
-        self._on_change(f"{token.name} at {address}: {what}")
 
     def _answered(
         self, declaration: Declaration, put: Put, *, has_waited: bool

@@ -27,6 +27,8 @@ BODY_S = 10.0
 """Seconds for a body of at most `MAX_LIST_BYTES` to arrive."""
 MAX_LIST_BYTES = 256 * 1024
 """Of a list of declarations; one alone has `MAX_CONTENT_BYTES`."""
+PATH = "/v1/adapters"
+"""Of what is declared: below it are its adapters by name."""
 MAX_LIST = 1000
 """Declarations in a list."""
 MAX_WAIT_S = 600.0
@@ -121,12 +123,12 @@ def decode(body: bytes, kind: type[_Asked]) -> _Asked:
         raise RefusedError(400, "invalid_body", f"The body cannot be read: {error}.") from error
 
 
-def tag_in(request: web.Request, path: str) -> str | None:
+def tag_in(request: web.Request) -> str | None:
     """Return the tag in If-Match; one in a weak form matches nothing, as HTTP has it.
 
-    vLLM's paths know no tags, only those below `path` do.
+    vLLM's paths know no tags, only those below `PATH` do.
     """
-    value = request.headers.get("If-Match") if request.path.startswith(path) else None
+    value = request.headers.get("If-Match") if request.path.startswith(PATH) else None
     return None if value is None else value.strip().strip('"')
 
 

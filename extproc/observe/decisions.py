@@ -21,19 +21,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime
 from itertools import count, islice
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from extproc.fleet.accounting import DecisionRecord, End
-from extproc.gen import decisions_pb2
-from extproc.observe.explanation import describe_result, explain
-from extproc.observe.outcomes import describe_outcome, tell_outcome
+from extproc.observe.decisionmessages import describe, encode, encode_end, time_text
+from extproc.observe.watcher import Watcher, is_about
 from extproc.phrases import short
-from extproc.types import Pick, Rejection
-from extproc.wire.rpc import Call, Code, Metadata, Method, Session
+from extproc.types import Pick
+from extproc.wire.rpc import Call, Metadata, Method, Session
 
 METHOD = "/extproc.v1.Decisions/Watch"
 
@@ -43,12 +39,6 @@ MAX_LOOKS = 1024
 """Decisions filtered in one pass, for watchers that want few of them."""
 MAX_SHARE = 0.2
 """Largest share of the event loop's time for watchers."""
-MAX_FILTER_MODELS = 100
-"""Models in one watcher's filter."""
-MAX_REQUEST_BYTES = 32 * 1024
-"""Length of a watch request: so many names of the longest length, and more."""
-MAX_REPLAYED = 10_000
-"""Most decisions that can be replayed."""
 MIN_BEHIND = 256
 """Decisions kept for slow watchers at least, and outcomes."""
 MAX_SOUGHT = 100_000
@@ -80,7 +70,7 @@ class DecisionsService:
     num_dropped: int = 0
     num_published: int = 0
     num_ended: int = 0
-    _watchers: list[_Watcher] = field(default_factory=list)
+    _watchers: list[Watcher] = field(default_factory=list)
     _is_due: bool = False
 
     def __post_init__(self) -> None:
@@ -135,7 +125,7 @@ class DecisionsService:
     def why_unknown(self, request: str) -> str:
         """Say why nothing is remembered of a request, for people."""
         kept = self.last(MAX_SOUGHT)
-        since = f", now those since {_time(kept[-1][1].wall_s)}" if kept else ""
+        since = f", now those since {time_text(kept[-1][1].wall_s)}" if kept else ""
         return (
             f"no decision about {short(request)} is known here: this router keeps its last "
             f"{min(self.num_kept, MAX_SOUGHT)} decisions (admin.max_decisions){since}. It was "
@@ -146,14 +136,14 @@ class DecisionsService:
         """Return Watch."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
-    def join(self, watcher: _Watcher) -> bool:
+    def join(self, watcher: Watcher) -> bool:
         """Add a watcher; False if there are too many."""
         if len(self._watchers) >= self.max_watchers:
             return False
         self._watchers.append(watcher)
         return True
 
-    def leave(self, watcher: _Watcher) -> None:
+    def leave(self, watcher: Watcher) -> None:
         """Remove a watcher; no effect if it is not there."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)
@@ -203,9 +193,8 @@ class DecisionsService:
             num_looks += len(behind)
             for watcher in behind:
                 num_gone = self.num_ended - len(self._ends)
-                watcher.num_ends = max(watcher.num_ends, num_gone)
-                record = self._ends[watcher.num_ends - num_gone]
-                watcher.num_ends += 1
+                watcher.take_outcome(num_gone)
+                record = self._ends[watcher.num_ends - 1 - num_gone]
                 if watcher.wants(record):
                     key = watcher.num_ends, watcher.explains
                     if key not in messages:
@@ -216,219 +205,11 @@ class DecisionsService:
             watcher.end_if_told()
         return False
 
-    def _next(self, watcher: _Watcher) -> tuple[int, DecisionRecord]:
+    def _next(self, watcher: Watcher) -> tuple[int, DecisionRecord]:
         """Advance a watcher by one decision, and return that."""
         num_gone = self.num_published - len(self._kept)
-        if watcher.sequence < num_gone:
-            self.num_dropped += num_gone - watcher.sequence
-            watcher.sequence = num_gone
-        record = self._kept[watcher.sequence - num_gone]
-        watcher.sequence += 1
-        return watcher.sequence, record
+        self.num_dropped += watcher.take_decision(num_gone)
+        return watcher.sequence, self._kept[watcher.sequence - 1 - num_gone]
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
-        return _Watcher(self, call)
-
-
-@dataclass(eq=False)
-class _Watcher:
-    """One call of Watch.
-
-    Attributes:
-        sequence: The last decision sent or filtered out.
-        num_ends: The last outcome sent or filtered out.
-    """
-
-    service: DecisionsService
-    call: Call
-    sequence: int = 0
-    num_ends: int = 0
-    _request: Any = None
-    _followed: set[str] = field(default_factory=set)  # picks of the one request, to be ended
-    _models: frozenset[str] = frozenset()
-    _num_sent_bytes: int = 0
-
-    def receive(self, message: bytes) -> None:
-        if self._request is not None:
-            self._end(Code.INVALID_ARGUMENT, "a second request message")
-            return
-        try:
-            self._request = decisions_pb2.WatchRequest.FromString(message)
-        except DecodeError:
-            self._end(Code.INVALID_ARGUMENT, "not a watch request")
-            return
-        if len(message) > MAX_REQUEST_BYTES or len(self._request.models) > MAX_FILTER_MODELS:
-            self._end(Code.INVALID_ARGUMENT, f"more than {MAX_FILTER_MODELS} models, or too long")
-            return
-        self._models = frozenset(self._request.models)
-        if not self.service.join(self):
-            self._end(Code.RESOURCE_EXHAUSTED, "too many watchers")
-            return
-        begin = self._begin()
-        if begin is None:
-            self._end(Code.NOT_FOUND, self.service.why_unknown(self._request.request))
-            return
-        self.sequence = begin
-        self.service.send_soon()
-
-    @property
-    def explains(self) -> bool:
-        """Whether it wants decisions in words, too."""
-        return bool(self._request.explain)
-
-    @property
-    def wants_outcomes(self) -> bool:
-        """Whether it wants to know how picks end."""
-        return bool(self._request.outcomes or self._request.request)
-
-    @property
-    def last_outcome(self) -> int:
-        """The last outcome sent or filtered out, 0 where it wants none."""
-        return self.num_ends if self.wants_outcomes else 0
-
-    def knows_end(self, record: DecisionRecord) -> bool:
-        """Return whether the end of `record` is to be told with it: it will not come as news."""
-        is_news = self.wants_outcomes and record.end_number > self.num_ends
-        return record.end is not None and not is_news
-
-    def follow(self, record: DecisionRecord, *, ends: bool) -> None:
-        """Remember whether the one request has been told with its end."""
-        if self._request.request and isinstance(record.decision, Pick):
-            (self._followed.discard if ends else self._followed.add)(record.decision.id)
-
-    def end_if_told(self) -> None:
-        """End a call about one request that has been told to its end."""
-        if self._request.request and not self._followed:
-            self._end(Code.OK, "")
-
-    def wants(self, record: DecisionRecord) -> bool:
-        """Return whether `record` passes the filters."""
-        decision = record.decision
-        if self._request.request and not is_about(record, self._request.request):
-            return False
-        if isinstance(decision, Rejection):
-            return not self._request.endpoint and (
-                not self._models or decision.model in self._models
-            )
-        if self._request.only_rejections:
-            return False
-        if self._request.endpoint and self._request.endpoint not in decision.endpoints:
-            return False
-        return not self._models or decision.request._client_model in self._models
-
-    def send(self, message: bytes) -> None:
-        """Send one decision; end the call after `max_watch_bytes`."""
-        self.call.send(message)
-        self._num_sent_bytes += len(message)
-        if self._num_sent_bytes >= self.service.max_watch_bytes:
-            self._end(Code.OK, "")
-
-    def half_close(self) -> None:
-        if self._request is None:
-            self._end(Code.INVALID_ARGUMENT, "no request message")
-
-    def closed(self) -> None:
-        self.service.leave(self)
-
-    def _begin(self) -> int | None:
-        """Return the sequence number to start after: the last, or that before the replayed ones.
-
-        None where the one request that is asked for is not known.
-        """
-        self.num_ends = self.service.num_ended
-        if self._request.HasField("after_outcome"):
-            self.num_ends = min(self._request.after_outcome, self.num_ends)
-        if self._request.request:
-            found = self.service.find(self._request.request)
-            return found[-1][0] - 1 if found else None
-        wanted = [
-            sequence
-            for sequence, record in reversed(self.service.last(MAX_REPLAYED))
-            if sequence > self._request.after_sequence and self.wants(record)
-        ]
-        first = max(0, len(wanted) - self._request.replay_last)
-        return wanted[first] - 1 if first < len(wanted) else self.service.num_published
-
-    def _end(self, code: Code, details: str) -> None:
-        self.service.leave(self)
-        self.call.end(code, details)
-
-
-def is_about(record: DecisionRecord, request: str) -> bool:
-    """Return whether a decision is about the request with this id, or this id of its pick."""
-    decision = record.decision
-    if isinstance(decision, Pick):
-        return request in (decision.request.request_id, decision.id)
-    return record.request_id == request
-
-
-def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
-    """Return one decision as plain values, in the shape of `extproc.v1.Decision`.
-
-    `{"sequence", "time" (RFC 3339), "decision_seconds", "explanation", "pick": {...} or
-    "rejection": {...}, "outcome": {...}}`, with the fields of protos/extproc/v1/decisions.proto by
-    their names there; absent ones are None, as the outcome is of what has not ended.
-    """
-    return {
-        "sequence": sequence,
-        "time": _time(record.wall_s),
-        "decision_seconds": record.seconds,
-        "explanation": _explanation(record, ends=True),
-        **describe_result(record),
-        "outcome": _outcome(record),
-    }
-
-
-def encode(
-    sequence: int,
-    record: DecisionRecord,
-    *,
-    explains: bool = False,
-    ends: bool = True,
-    last_outcome: int = 0,
-) -> bytes:
-    """Return one decision as an encoded `extproc.v1.Decision`, in words where it `explains`.
-
-    With `ends` it has its outcome, if that is known.
-    """
-    message = decisions_pb2.Decision(
-        sequence=sequence,
-        last_outcome=last_outcome,
-        decision_seconds=record.seconds,
-        outcome=_outcome(record) if ends else None,
-        **describe_result(record),
-    )
-    if explains:
-        message.explanation = _explanation(record, ends=ends)
-    message.time.FromNanoseconds(_nanoseconds(record.wall_s))
-    return message.SerializeToString()
-
-
-def encode_end(record: DecisionRecord, *, explains: bool = False) -> bytes:
-    """Return the news of how a pick ended as an encoded `extproc.v1.Decision`."""
-    message = decisions_pb2.Decision(outcome=_outcome(record), last_outcome=record.end_number)
-    if explains:
-        message.explanation = tell_outcome(record)
-    if record.end is not None:
-        message.time.FromNanoseconds(_nanoseconds(record.end.wall_s))
-    return message.SerializeToString()
-
-
-def _outcome(record: DecisionRecord) -> dict[str, Any] | None:
-    if record.end is None or not isinstance(record.decision, Pick):
-        return None
-    return describe_outcome(record.decision, record.end, record.end_number)
-
-
-def _explanation(record: DecisionRecord, *, ends: bool) -> str:
-    how = tell_outcome(record) if ends else ""
-    return f"{explain(record.decision)} {how}" if how else explain(record.decision)
-
-
-def _time(wall_s: float) -> str:
-    time = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
-    return time.replace("+00:00", "Z")
-
-
-def _nanoseconds(wall_s: float) -> int:
-    return round(wall_s * 1e6) * 1000
+        return Watcher(self, call)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aiohttp import web
 
+from extproc.adapters.changes import WhyNot
 from extproc.adapters.declared import Declaration
-from extproc.adapters.registration import Status, Wait, WhyNot
+from extproc.adapters.registration import Status, Wait
 from extproc.adapters.sources import SourceStatus
 from extproc.adapters.stores.content import Stored
 from extproc.config.adapters import AdaptersConfig

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from extproc.adapters.registration import Registration, Status, Wait, WhyNot
+from extproc.adapters.changes import WhyNot
+from extproc.adapters.registration import Registration, Status, Wait
 from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.sqlite import Sqlite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,28 @@ def test_a_drain_fits_into_the_time_before_the_kill(overlay: str) -> None:
     drain_s = server.drain_delay_s + server.drain_timeout_s
 
     assert 0 < server.drain_delay_s < drain_s < pod["terminationGracePeriodSeconds"]
+
+
+def test_kustomizations_name_list_elements_and_no_positions() -> None:
+    """But in a patch that adds an argument, as arguments have no names."""
+    for path in MANIFESTS.rglob("kustomization.yaml"):
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        fields = [
+            field
+            for replacement in document.get("replacements", ())
+            for target in replacement["targets"]
+            for field in target["fieldPaths"]
+        ]
+        operations = [
+            operation
+            for patch in document.get("patches", ())
+            for operation in yaml.safe_load(patch["patch"])
+            if isinstance(operation, dict)
+        ]
+        added = {each["path"] for each in operations}
+
+        assert not [each for each in fields if re.search(r"\.\d", each)], path
+        assert added <= {"/spec/template/spec/containers/0/args/-"}, path
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

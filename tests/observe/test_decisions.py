@@ -20,16 +20,9 @@ from msgspec.structs import replace
 from extproc.fleet.accounting import DecisionRecord
 from extproc.gen import decisions_pb2
 from extproc.gen.client.extproc import v1
-from extproc.observe.decisions import (
-    MAX_FILTER_MODELS,
-    MAX_PER_PASS,
-    MAX_REQUEST_BYTES,
-    MAX_SHARE,
-    MIN_BEHIND,
-    DecisionsService,
-    describe,
-    encode,
-)
+from extproc.observe.decisionmessages import describe, encode
+from extproc.observe.decisions import MAX_PER_PASS, MAX_SHARE, MIN_BEHIND, DecisionsService
+from extproc.observe.watcher import MAX_FILTER_MODELS, MAX_REQUEST_BYTES
 from extproc.openai import MAX_MODEL_BYTES
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Code, Session

@@ -1,0 +1,85 @@
+"""A decision as a message of `extproc.v1.Decisions`, and as plain values of the same shape."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from extproc.fleet.accounting import DecisionRecord
+from extproc.gen import decisions_pb2
+from extproc.observe.explanation import describe_result, explain
+from extproc.observe.outcomes import describe_outcome, tell_outcome
+from extproc.types import Pick
+
+
+def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
+    """Return one decision as plain values, in the shape of `extproc.v1.Decision`.
+
+    `{"sequence", "time" (RFC 3339), "decision_seconds", "explanation", "pick": {...} or
+    "rejection": {...}, "outcome": {...}}`, with the fields of protos/extproc/v1/decisions.proto by
+    their names there; absent ones are None, as the outcome is of what has not ended.
+    """
+    return {
+        "sequence": sequence,
+        "time": time_text(record.wall_s),
+        "decision_seconds": record.seconds,
+        "explanation": _explanation(record, ends=True),
+        **describe_result(record),
+        "outcome": _outcome(record),
+    }
+
+
+def encode(
+    sequence: int,
+    record: DecisionRecord,
+    *,
+    explains: bool = False,
+    ends: bool = True,
+    last_outcome: int = 0,
+) -> bytes:
+    """Return one decision as an encoded `extproc.v1.Decision`, in words where it `explains`.
+
+    With `ends` it has its outcome, if that is known.
+    """
+    message = decisions_pb2.Decision(
+        sequence=sequence,
+        last_outcome=last_outcome,
+        decision_seconds=record.seconds,
+        outcome=_outcome(record) if ends else None,
+        **describe_result(record),
+    )
+    if explains:
+        message.explanation = _explanation(record, ends=ends)
+    message.time.FromNanoseconds(_nanoseconds(record.wall_s))
+    return message.SerializeToString()
+
+
+def encode_end(record: DecisionRecord, *, explains: bool = False) -> bytes:
+    """Return the news of how a pick ended as an encoded `extproc.v1.Decision`."""
+    message = decisions_pb2.Decision(outcome=_outcome(record), last_outcome=record.end_number)
+    if explains:
+        message.explanation = tell_outcome(record)
+    if record.end is not None:
+        message.time.FromNanoseconds(_nanoseconds(record.end.wall_s))
+    return message.SerializeToString()
+
+
+def _outcome(record: DecisionRecord) -> dict[str, Any] | None:
+    if record.end is None or not isinstance(record.decision, Pick):
+        return None
+    return describe_outcome(record.decision, record.end, record.end_number)
+
+
+def _explanation(record: DecisionRecord, *, ends: bool) -> str:
+    how = tell_outcome(record) if ends else ""
+    return f"{explain(record.decision)} {how}" if how else explain(record.decision)
+
+
+def time_text(wall_s: float) -> str:
+    """Return a time by RFC 3339, in UTC."""
+    time = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+    return time.replace("+00:00", "Z")
+
+
+def _nanoseconds(wall_s: float) -> int:
+    return round(wall_s * 1e6) * 1000
