@@ -57,8 +57,9 @@ from extproc.phrases import shortened
 from extproc.wire.httpserver import Handler
 
 MAX_WAITING = 32
-"""Requests which wait until pods list an adapter: an equal part for each token;
-further ones get 429. The port has 128 places and Envoy's cluster 64: what is left is for others."""
+"""Requests which wait until pods list an adapter: an equal part for each token; further ones get
+429. The port has 128 places and Envoy's cluster 64. The rest are for other clients.
+"""
 MAX_AT_ONCE = 16
 """Other requests in progress, likewise."""
 MAX_TOLD_CHARS = 1000
@@ -68,7 +69,7 @@ NUM_AT_ONCE = 100
 """Entries of a list before other work has its turn: so many take a millisecond or two."""
 
 PATH = "/v1/adapters"
-_NOT_ALL_LOADED = "All are declared, and not all are loaded"
+_NOT_ALL_LOADED = "All are declared, but not all are loaded"
 
 Status = Callable[[str], Mapping[str, Any]]
 Wait = Callable[[str, float], Awaitable[bool]]
@@ -147,7 +148,7 @@ class Registration:
         found = self._tokens.find(secret.strip().encode(errors="replace"))
         if scheme.lower() != "bearer" or found is None:
             challenge = {"WWW-Authenticate": "Bearer"}
-            raise RefusedError(401, "invalid_api_key", "A right token is needed.", challenge)
+            raise RefusedError(401, "invalid_api_key", "A valid token is required.", challenge)
         wait_s = self._tokens.wait_s(found)
         if wait_s:
             # Whole seconds, so at least one.
@@ -281,8 +282,8 @@ class Registration:
             message = f"The adapter {name} is declared, and no pod can load it: {why}."
             return RefusedError(422, "adapter_failed", message)
         message = (
-            f"The adapter {name} is declared, but within {wait_s:g} s not enough pods list "
-            f"it; they still may{f' ({why})' if why else ''}."
+            f"The adapter {name} is declared, but not enough pods listed it within {wait_s:g} s; "
+            f"they may list it later{f' ({why})' if why else ''}."
         )
         return RefusedError(504, "not_ready", message)
 

@@ -231,7 +231,7 @@ def refused_list(
     """
     whys: dict[int, tuple[str, RefusedError]] = {}
     for number, error in errors.items():
-        item, why = items[number], refusal(error, None, "ask with replace=true")
+        item, why = items[number], refusal(error, None, "send replace=true")
         assert why is not None
         whys[number] = "" if isinstance(item, DeclarationError) else item.name, why
     statuses = {why.status for _, why in whys.values()}

@@ -183,7 +183,7 @@ class EndpointLoops:
             # A timeout proves nothing: our own process may have been stopped for as long.
             is_unreachable = isinstance(error, OSError) and error.errno in UNREACHABLE
         except Exception as error:
-            logger.exception("visit of %s broke", address)
+            logger.exception("visit of %s raised an error", address)
             message = repr(error)
         self._fail(address, message, is_unreachable=is_unreachable)
         return None

@@ -138,7 +138,7 @@ class SlowPods:
             duration(slowness.others_s),
             slowness.num_others,
         )
-        compared = "%s per output token, %.1f times the %s of its group's others (%d)"
+        compared = "%s per output token, %.1f times the %s of the other pods of its group (%d)"
         if state.is_slow:
             state.since_s = now
             template = f"endpoint %s is slower than its peers: {compared}, for %.0f s of work"

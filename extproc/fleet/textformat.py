@@ -60,7 +60,7 @@ class Lines:
             page = b"".join(line for line in page.splitlines(keepends=True) if b"\0" not in line)
             self.note("a line of binary data")
         if self.is_cut:
-            self.note("the metrics page is cut off: no line feed at its end")
+            self.note("the metrics page is incomplete: no line feed at its end")
         _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
         self.page = _INDENT.sub(b"\n", b"\n" + page)
 

@@ -72,7 +72,7 @@ def _prices(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) ->
     try:
         return priced(pick, chosen, others)
     except Exception as error:  # a user's policy: what it says must not end the page
-        return f"Its prices are unknown: {type(error).__name__} in its terms"
+        return f"Its score is unknown: {type(error).__name__} in the policy's terms"
 
 
 def _state(chosen: EndpointView) -> str:
@@ -84,7 +84,9 @@ def _state(chosen: EndpointView) -> str:
     if chosen.is_silent:
         return "; no pod that could take it answers"
     return (
-        "" if chosen.is_known else "; it gives no load report, so by what routers have sent there"
+        ""
+        if chosen.is_known
+        else "; it sends no load report, so only the requests that routers sent there count"
     )
 
 

@@ -43,25 +43,25 @@ class Latencies:
         self._uncounted: list[tuple[Completion, Pick]] = []
         self._model_ttft = Histograms(
             "model_ttft_seconds",
-            "From the arrival of a request to the first token of its streamed response",
+            "Time from the arrival of a request to the first token of its streamed response",
             _TTFT_S,
             "model",
         )
         self._model_duration = Histograms(
             "model_duration_seconds",
-            "From the arrival of a request to the end of its response, of those without an error",
+            "Time from the arrival of a request to the end of its response, without errors",
             _DURATION_S,
             "model",
         )
         self._endpoint_ttft = Histograms(
             "endpoint_ttft_seconds",
-            "From the pick to the first token of a streamed response",
+            "Time from the pick to the first token of a streamed response",
             _TTFT_S,
             "endpoint",
         )
         self._endpoint_duration = Histograms(
             "endpoint_duration_seconds",
-            "From the pick to the end of a response, of those without an error",
+            "Time from the pick to the end of a response, without errors",
             _DURATION_S,
             "endpoint",
         )

@@ -60,11 +60,11 @@ def tell_outcome(record: DecisionRecord) -> str:
 
 
 _UNTIMED = {
-    Outcome.COMPLETED: "It was answered; how long that took is known by an access log alone.",
-    Outcome.FAILED: "It failed; more is known by an access log alone.",
+    Outcome.COMPLETED: "It was answered; only an access log shows how long that took.",
+    Outcome.FAILED: "It failed; only an access log shows more.",
     Outcome.CANCELLED: "Its client left.",
-    Outcome.EXPIRED: "Nothing told of its end: its pod has no such request any more, or it is too "
-    "old.",
+    Outcome.EXPIRED: "Its end was not reported: its pod no longer has such a request, or the "
+    "request is too old.",
 }
 
 

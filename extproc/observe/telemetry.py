@@ -88,20 +88,20 @@ class Telemetry:
         self._make_counters()
         self._uncounted: list[Pick] = []
         self._latencies = Latencies(self._adapters)
-        self._decision_s = Histogram(
-            "decision_seconds", "Time that choosing an endpoint took", _DECISION_S
-        )
+        self._decision_s = Histogram("decision_seconds", "Time to choose an endpoint", _DECISION_S)
         self._scrape_s = Histogram(
             "scrape_seconds", "Duration of a successful scrape of a model server", _SCRAPE_S
         )
         self._lag_s = Histogram(
-            "access_log_lag_seconds", "From the end of a request to its access log entry", _LAG_S
+            "access_log_lag_seconds",
+            "Time from the end of a request to its access log entry",
+            _LAG_S,
         )
         self._held_s = Histogram(
-            "held_seconds", "From the hold of a request to its pick, of those that got one", _HELD_S
+            "held_seconds", "Time that requests were held before they got an endpoint", _HELD_S
         )
         self._delay_s = Histogram(
-            "loop_delay_seconds", "By which the event loop is late, ten times a second", _DELAY_S
+            "loop_delay_seconds", "Delay of the event loop, measured ten times a second", _DELAY_S
         )
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
@@ -273,7 +273,7 @@ class Telemetry:
         yield from _endpoint_families(snapshot)
 
     def _make_counters(self) -> None:
-        self._picks = Counter("picks", "Requests given an endpoint", ("policy", "reason"))
+        self._picks = Counter("picks", "Requests that got an endpoint", ("policy", "reason"))
         self._affinity = Counter(
             "affinity",
             "Picks for an adapter: hit, the endpoint had it loaded; cold, no candidate had; "
@@ -285,7 +285,7 @@ class Telemetry:
         self._price_s_by_term: dict[str, dict[str, float]] = {}
         self.add_counters(
             "price_seconds",
-            "Estimated price of the chosen endpoints, of policies that have one, by its terms",
+            "Sum of the scores of the chosen endpoints by term, for policies that have scores",
             ("policy", "term"),
             self._prices_s,
         )
@@ -308,7 +308,9 @@ class Telemetry:
         self._expired = Counter("picks_expired", "Picks that expired without news of their end")
         self._scrape_failures = Counter("scrape_failures", "Failed scrapes", ("endpoint",))
         self._eds_refusals = Counter("eds_refusals", "Endpoint updates that Envoy refused")
-        self._full_answers = Counter("full_answers", "Requests that a pod refused as it is full")
+        self._full_answers = Counter(
+            "full_answers", "Requests that a pod refused because it was full"
+        )
         self._access_log_errors = Counter("access_log_errors", "Unreadable access log messages")
         self._counters = [each for each in vars(self).values() if isinstance(each, Counter)]
 
@@ -324,36 +326,57 @@ def affinity_of_views(pick: Pick, adapter: str) -> str:
 
 # Reads an endpoint's gauge; None where the value is not known: absent, not 0.
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
-    ("endpoint_ready", "May get new requests", lambda view: view.is_ready),
-    ("endpoint_known", "Has a load report that has not expired", lambda view: view.is_known),
+    ("endpoint_ready", "Whether the endpoint may get new requests", lambda view: view.is_ready),
+    ("endpoint_known", "Whether the endpoint's load report is current", lambda view: view.is_known),
     (
         "endpoint_silent",
-        "Has no such report and does not answer either",
+        "Whether the endpoint has no current load report and does not answer either",
         lambda view: view.is_silent,
     ),
     (
         "endpoint_report_old",
-        "Its report shows requests that nobody has there, while its counters stand still",
+        "Whether the endpoint's report shows requests that no router has there, with counters that "
+        "do not move",
         lambda view: view.has_old_report,
     ),
-    ("endpoint_unreachable", "Cannot be connected to", lambda view: view.is_unreachable),
-    ("endpoint_ejected", "Fails, and gets no requests", lambda view: view.is_ejected),
-    ("endpoint_asleep", "Sleeps, and gets no requests", lambda view: view.is_asleep),
-    ("endpoint_dead", "Dead by its own health check", lambda view: view.died_at_s is not None),
+    (
+        "endpoint_unreachable",
+        "Whether the endpoint cannot be connected to",
+        lambda view: view.is_unreachable,
+    ),
+    (
+        "endpoint_ejected",
+        "Whether the endpoint fails and gets no requests",
+        lambda view: view.is_ejected,
+    ),
+    (
+        "endpoint_asleep",
+        "Whether the endpoint sleeps and gets no requests",
+        lambda view: view.is_asleep,
+    ),
+    (
+        "endpoint_dead",
+        "Whether the engine has stopped, by its own health check",
+        lambda view: view.died_at_s is not None,
+    ),
     (
         "endpoint_mixes_weights",
-        "Its version changes running requests' weights when an adapter is loaded",
+        "Whether the engine's version changes running requests' weights when an adapter is loaded",
         lambda view: view.mixes_weights,
     ),
-    ("endpoint_in_flight", "Unfinished requests that we sent", lambda view: view.num_in_flight),
+    (
+        "endpoint_in_flight",
+        "Unfinished requests that this router sent",
+        lambda view: view.num_in_flight,
+    ),
     (
         "endpoint_pending",
-        "Unfinished requests, others' included",
+        "Unfinished requests, those of other routers and clients included",
         lambda view: view.num_pending + view.num_foreign,
     ),
     (
         "endpoint_active_adapters_per_slot",
-        "Distinct adapters with unfinished requests, over the adapter slots on the GPU",
+        "Distinct adapters with unfinished requests, per adapter slot on the GPU",
         lambda view: view.num_active_adapters / view.max_loras if view.max_loras else None,
     ),
     (
@@ -368,22 +391,22 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     ),
     (
         "endpoint_prefill_tokens_per_second",
-        "Speed at which prompts are taken to be computed there, as configured or learned",
+        "Estimated speed of computing prompts, as configured or learned",
         lambda view: 1 / (view.costs.prompt_s_per_byte * BYTES_PER_TOKEN),
     ),
     (
         "endpoint_cold_load_seconds",
-        "Time that loading an adapter from disk is taken to need there, likewise",
+        "Estimated time to load an adapter from disk, as configured or learned",
         lambda view: view.costs.cold_load_s,
     ),
     (
         "endpoint_cached_load_seconds",
-        "Time that loading an adapter from the CPU cache is taken to need there, likewise",
+        "Estimated time to load an adapter from the CPU cache, as configured or learned",
         lambda view: view.costs.cached_load_s,
     ),
     (
         "endpoint_decode_seconds_per_token",
-        "Time that each running request there takes for an output token, lately",
+        "Recent time per output token of each running request",
         lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
     ),
 )

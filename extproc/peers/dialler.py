@@ -116,7 +116,7 @@ class PeerDialler:
             except _FAILURES as error:
                 reason = describe(error)
             except Exception:
-                log.exception("link to %s broke", address)
+                log.exception("link to %s raised an error", address)
                 reason = "error"
             if self._ids.get(address) == self.own_id:
                 return

@@ -138,7 +138,7 @@ class PeerLink:
         elif kind == "proof" and self._keys:
             self._handle_proof(self._keys, self._other, content.proof.mac)
         else:
-            self._refuse("nothing is proven")
+            self._refuse("a message before its proof")
 
     @property
     def is_open(self) -> bool:
@@ -194,7 +194,7 @@ class PeerLink:
             self.is_heard = self.is_inbound or hello.believes_callers
             self._open(router_id)
         elif not self._keys:
-            self._refuse("the file of keys has never been readable")
+            self._refuse("the file of keys could never be read")
         elif len(hello.nonce) != NONCE_BYTES:
             self._refuse("it has no key")
         elif not self.is_inbound:
@@ -220,7 +220,7 @@ class PeerLink:
         return (other, self._own) if self.is_inbound else (self._own, other)
 
     def _refuse(self, why: str) -> None:
-        log.warning("a peer has not proven that it is one, and is refused: %s", why)
+        log.warning("refused a peer that did not prove itself: %s", why)
         self.end(Code.UNAUTHENTICATED, why)
 
     def _open(self, router_id: str) -> None:

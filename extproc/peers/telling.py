@@ -174,20 +174,20 @@ class Hearing:
         self._call("telling", self._adapters.forget, router_id)
 
     def add_metrics(self, telemetry: Telemetry) -> None:
-        """Register the metrics of what routers tell each other."""
+        """Register the metrics of the messages between routers."""
         told, telling, links = self._router.pool.told, self._telling, self.links
         telemetry.add_gauge(
             "told_in_flight", "Other routers' picks that have not ended", lambda: told.num_in_flight
         )
         telemetry.add_counters(
             "told_picks",
-            "Picks that routers told each other",
+            "Picks that routers sent to each other",
             "direction",
             lambda: {"in": told.num_received, "out": links.num_told},
         )
         telemetry.add_counters(
             "told_dropped",
-            "Picks and ends that were not told, and picks told to us that were not counted",
+            "Picks and ends that were not sent, and received picks that were not counted",
             "reason",
             lambda: {
                 "busy": telling.num_dropped,

@@ -235,12 +235,12 @@ FOR_WANT_OF_TIME = frozenset({End.LATE, End.EXPIRED})
 
 _WHY = {
     End.LATE: "Its first token would come late",
-    End.EXPIRED: "It was held for as long as it may be",
+    End.EXPIRED: "It was held for the longest time allowed",
     End.FULL: "The queue is full",
-    End.ROUTE_FULL: "Its route has as many held as it may",
-    End.DISPLACED: "The queue is full, and one of a higher priority took its place",
-    End.SHED: "One of priority 0 or above was refused, and it goes before those",
-    End.NO_WAIT: "Its route does not wait",
+    End.ROUTE_FULL: "Its route has as many requests held as allowed",
+    End.DISPLACED: "The queue is full, and a request of a higher priority took its place",
+    End.SHED: "A request of priority 0 or above was refused, and lower ones go first",
+    End.NO_WAIT: "Requests of its route do not wait",
 }
 
 

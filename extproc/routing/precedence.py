@@ -126,7 +126,7 @@ def merge(
     ranked = _Ranked(declared, aliased)
     for each in rewrites:
         if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
-            why = f"others say what counts for {listed(whys, MAX_TOLD)}"
+            why = f"other objects decide for {listed(whys, MAX_TOLD)}"
             lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=why)
     claims = [each.route for each in offers.values() if each.route is not None]
     others = [each for each in aliases if not offers.keys() & each.models]

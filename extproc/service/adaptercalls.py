@@ -93,7 +93,9 @@ class AdapterCalls:
         try:
             result = await self._call(action)
         except Exception as error:  # ours: the others go on, and this one is tried again
-            log.exception("%s of %s on %s broke", action.kind, action.name, action.address)
+            log.exception(
+                "%s of %s on %s raised an error", action.kind, action.name, action.address
+            )
             result = Result(Failure.ENGINE, repr(error))
         if result.failure is None:
             log.info("%s: %s of %s", action.address, action.kind, action.name)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 RENEWALS = 3
 """Of a lease while it lasts: two may fail."""
 MAX_TOLD = 3
-"""Contents of the store that cannot be used and are told of; the log has all."""
+"""Contents of the store that cannot be used and are reported; the log has all."""
 
 
 class StoreRunner:
@@ -119,7 +119,7 @@ class StoreRunner:
             try:
                 await self._store.forget(name)
             except ExtprocError as error:  # it stays, and is told again after the next start
-                log.warning("adapters.store: %s is not forgotten: %s", name, error)
+                log.warning("adapters.store: %s could not be removed: %s", name, error)
 
     async def _lead(self) -> None:
         """Take the lease and renew it; without it another router loads.
@@ -148,7 +148,9 @@ class StoreRunner:
             if self._has_lease:
                 await self._store.release(self._holder)
         except ExtprocError as error:
-            log.warning("adapters.store: the lease runs out by itself: %s", error)
+            log.warning(
+                "adapters.store: the lease could not be released and will expire: %s", error
+            )
         finally:
             await self._store.aclose()
 
@@ -163,7 +165,7 @@ class StoreRunner:
         store = self._store
         assert store is not None
         self._is_failing = self._is_failing or bool(store.failure)
-        what = "what was read last counts" if store.is_known else "nothing has been read yet"
+        what = "the last contents stay in force" if store.is_known else "nothing has been read yet"
         log.warning("adapters.store: %s: %s", message, what)
 
     def _on_entries(self, entries: Mapping[str, Stored]) -> None:

@@ -48,7 +48,9 @@ _HEADERS = {
 }
 _DEFAULT_DECISIONS = 20
 MAX_DEBUGGING = 16
-"""Requests for `/debug/` at once; further ones get 503, so that they leave places to others."""
+"""Requests for `/debug/` at once; further ones get 503, so that places are left for other
+clients.
+"""
 _OPENMETRICS = "application/openmetrics-text"
 
 

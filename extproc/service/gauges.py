@@ -40,7 +40,7 @@ def add_gauges(
     )
     telemetry.add_counters(
         "ejections",
-        "Endpoints ejected for failing where others do not",
+        "Endpoints ejected for failing where other endpoints do not",
         "reason",
         lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
     )
@@ -58,28 +58,32 @@ def add_gauges(
     )
     telemetry.add_counters(
         "policy_failures",
-        "Choices for which a policy raised an error, or chose what it may not",
+        "Choices for which a policy raised an error or chose an endpoint that is not allowed",
         "policy",
         lambda: routing.num_policy_failures,
     )
     add_queue_gauges(telemetry, router.queue, clock)
     telemetry.add_gauges(
         "endpoint_slowness_ratio",
-        "Time per output token over that of the other pods of its group; 1 is alike",
+        "Time per output token, relative to the other pods of the group; 1 is equal",
         "endpoint",
         lambda: {address: each.ratio for address, each in slow.compare(routing.snapshot()).items()},
     )
-    add("held_seconds_limit", "Longest that a request may be held", lambda: router.max_hold_s)
+    add("held_seconds_limit", "Longest time that a request may be held", lambda: router.max_hold_s)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
-    add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
+    add(
+        "endpoints_lost",
+        "Endpoints that should send load reports but do not, or cannot be reached",
+        lambda: losses.num_lost,
+    )
     add(
         "scrape_interval_seconds",
-        "Between two scrapes of a pod that is not quiet: longer while the event loop is late",
+        "Time between two scrapes of a busy pod; longer while the event loop is late",
         lambda: pace.interval_s,
     )
     telemetry.add_gauges(
         "cpu_cache_adapters",
-        "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",
+        "Adapters that each pod's CPU cache holds, as configured and as learned",
         ("group", "source"),
         parts.cache_watch.sizes,
     )
@@ -93,7 +97,7 @@ def add_gauges(
     )
     add(
         "endpoints_left_out",
-        "Endpoints beyond the most that are used",
+        "Endpoints left out because there are more than the router uses",
         lambda: endpoints.num_left_out,
     )
     telemetry.add_counters(
@@ -104,13 +108,13 @@ def add_gauges(
     )
     telemetry.add_counters(
         "streams_broken",
-        "Calls that ended with a protocol error, an error of ours, or a timeout",
+        "Calls that ended with a protocol error, an internal error or a timeout",
         "cause",
         lambda: processor.num_broken,
     )
     add(
         "decisions_dropped",
-        "Decisions that watchers were too slow for",
+        "Decisions that slow watchers missed",
         lambda: decisions.num_dropped,
     )
     _add_traffic(telemetry, parts.traffic)
@@ -124,30 +128,30 @@ def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[],
     priorities = CappedLabel(_MAX_PRIORITIES)
     telemetry.add_gauges(
         "held_requests",
-        "Requests that are held, by their route of models and priority",
+        "Held requests by route and priority",
         ("route", "priority"),
         lambda: _held(queue, priorities),
     )
-    add("held_requests_limit", "Most of them", lambda: queue.settings.max_requests)
+    add("held_requests_limit", "Limit of held requests", lambda: queue.settings.max_requests)
     add(
         "held_bytes",
-        "Bytes of bodies kept of requests that are held",
+        "Bytes of the bodies of held requests",
         lambda: queue.occupancy.num_bytes,
     )
-    add("held_bytes_limit", "Most bytes of them", lambda: queue.settings.max_bytes)
+    add("held_bytes_limit", "Limit of these bytes", lambda: queue.settings.max_bytes)
     add(
         "held_oldest_seconds",
-        "For how long the oldest request has been held",
+        "Time that the oldest held request has waited",
         lambda: queue.oldest_s(clock()),
     )
     add(
         "held_dispatched_per_second",
-        "Requests that leave the queue for a pod while others wait, by its own estimate",
+        "Requests a second that leave the queue for a pod while more wait, as estimated",
         lambda: 1 / queue.service_s if queue.service_s else 0.0,
     )
     telemetry.add_counters(
         "holds",
-        "Requests that were to be held, by how that ended",
+        "Requests that the policy wanted to hold, by result",
         "end",
         lambda: {str(end): count for end, count in queue.num_ended.items()},
     )
@@ -163,22 +167,35 @@ def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str],
 
 def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
     add, budget, wire = telemetry.add_gauge, traffic.budget, traffic.wire
-    add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
-    add("body_bytes", "Bytes of bodies and unsent responses in memory", lambda: budget.used_bytes)
-    add("body_bytes_limit", "Most bytes of them in memory", lambda: budget.max_bytes)
-    add("uploads_given_up", "Uploads given up for want of memory", lambda: budget.num_given_up)
+    add("wire_connections", "Open connections of the HTTP/2 server", lambda: wire.connections_open)
+    add(
+        "body_bytes",
+        "Bytes of request bodies and unsent responses in memory",
+        lambda: budget.used_bytes,
+    )
+    add(
+        "body_bytes_limit",
+        "Limit of bytes of request bodies and unsent responses in memory",
+        lambda: budget.max_bytes,
+    )
+    add(
+        "uploads_given_up", "Uploads given up because memory was short", lambda: budget.num_given_up
+    )
     telemetry.add_counters(
-        "wire_streams", "Streams of the wire by how they ended", "end", lambda: _ends(wire)
+        "wire_streams",
+        "Streams of the HTTP/2 server, by how they ended",
+        "end",
+        lambda: _ends(wire),
     )
     telemetry.add_counters(
         "wire_abuse",
-        "Limits of the wire that peers ran into",
+        "Violations of the HTTP/2 server's limits, by limit",
         "limit",
         lambda: {str(limit): count for limit, count in wire.abuse.items()},
     )
     telemetry.add_counters(
         "http_dropped",
-        "Connections of the HTTP ports that were dropped, by the limit they ran into",
+        "Dropped connections of the HTTP ports, by the limit that they exceeded",
         "limit",
         lambda: {str(limit): traffic.http_dropped[limit] for limit in HttpLimit},
     )
@@ -193,7 +210,7 @@ def _add_tpot(telemetry: Telemetry, tpots: Tpots) -> None:
     )
     telemetry.add_counters(
         "tpot_seconds",
-        "Sum of these responses' mean times per output token",
+        "Sum of the mean times per output token of streamed responses",
         "route",
         lambda: tpots.seconds,
     )
@@ -205,7 +222,7 @@ def _add_tpot(telemetry: Telemetry, tpots: Tpots) -> None:
     )
     telemetry.add_gauges(
         "token_bytes_error_ratio",
-        "Standard deviation of that from one response to the next, as a part of it",
+        "Relative standard deviation of the bytes per token between responses",
         "route",
         lambda: {route: size.error_ratio for route, size in tpots.sizes.items()},
     )

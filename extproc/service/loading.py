@@ -183,19 +183,19 @@ class Adapters:
         counts = self.planner.counts
         telemetry.add_gauges(
             "adapters",
-            "Declared adapters, by how they are",
+            "Declared adapters by state",
             "state",
             lambda: {str(state): counts().by_state.get(state, 0) for state in _STATES},
         )
         telemetry.add_gauges(
             "adapter_failures",
-            "Adapters that could not be loaded on a pod or unloaded, and are tried again",
+            "Loads and unloads on a pod that failed and are tried again",
             ("endpoint", "reason"),
             lambda: {(at, str(why)): num for (at, why), num in counts().failures.items()},
         )
         telemetry.add_counters(
             "adapter_calls",
-            "Loads and unloads of adapters, by what came of them",
+            "Loads and unloads of adapters by result",
             ("kind", "result"),
             lambda: self._calls.counts,
         )
@@ -213,7 +213,7 @@ class Adapters:
                         forgotten = self._tick(tasks, is_new=is_new)
                         await self._on_ticked(forgotten)
                 except Exception:  # ours: requests go on with what pods have
-                    log.exception("adapters: a look at what is to be done broke")
+                    log.exception("adapters: planning the next loads raised an error")
                 await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
                 await self._rest()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""Between two checks for dead links and for entries that were not delivered."""
+"""Between two checks for silent links and for entries that were not delivered."""
 FLUSH_S = 1.0
 """Longest wait, when draining, for peers to accept the remaining entries."""
 FLUSH_INTERVAL_S = 0.01
@@ -129,7 +129,7 @@ class Peering:
         telemetry.add_gauge("routers", "Routers, this one included", lambda: self.num_routers)
         telemetry.add_gauge(
             "peers_connected",
-            "Other routers with a link that they take entries from",
+            "Other routers that accept access log entries over a link",
             lambda: len(relay.linked_routers()),
         )
         telemetry.add_counters(

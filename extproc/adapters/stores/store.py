@@ -235,7 +235,7 @@ class Store:
                     if self.is_known:  # else nobody follows, or does not know all yet
                         await self._look()
                     return old
-            raise StoreError(f"{name}: others keep writing it")
+            raise StoreError(f"{name}: other writers keep changing it")
 
     async def _look(self) -> None:
         try:
@@ -266,7 +266,7 @@ class Store:
                 continue
             name = kept.good.declaration.name
             if name in entries:
-                problems[key] = f"{key}: {name} is declared elsewhere, too"
+                problems[key] = f"{key}: {name} is also declared elsewhere"
             elif len(entries) == MAX_DECLARATIONS:
                 problems[""] = f"only {MAX_DECLARATIONS} declarations count"
                 break

@@ -19,7 +19,7 @@ from extproc.service.stores import make_store
 _STATE = ".extproc"
 """In the folder: what is declared and the token are there again after the next start."""
 _MARK = "adapter_config.json"
-"""What tells an adapter from another folder."""
+"""The file that shows that a folder is an adapter."""
 
 
 class FolderError(ValueError):

@@ -183,4 +183,4 @@ async def ask(
 async def _check_metrics(client: PodClient, url: str) -> None:
     _, page = await client.get(URL(f"{url}/metrics"), max_bytes=_MAX_PAGE_BYTES)
     if not any(name.encode() in page for name in PROFILES["vllm"].running):
-        raise ResponseError("it has models, but no metrics of vLLM: --pod takes it nevertheless")
+        raise ResponseError("it has models, but no metrics of vLLM: use --pod to add it anyway")

@@ -24,8 +24,9 @@ MAX_OBJECTS = 10_000
 """Of one kind that count; the newest beyond are refused."""
 MAX_SPEC_BYTES = 64 * 1024
 MAX_SPECS_BYTES = 8 * 1024 * 1024
-"""Of all of one kind that count: 10,000 of 800 bytes; the newest beyond are refused. What they say
-takes up to 25 times as much as values: many short names of tenants."""
+"""Of all of one kind that count: 10,000 of 800 bytes; the newest beyond are refused. Their values
+take up to 25 times as much memory: many short names of tenants.
+"""
 MAX_STATUS_BYTES = 64 * 1024
 """A longer one is as none, and written anew."""
 MAX_STATUSES_BYTES = 64 * 1024 * 1024
@@ -190,12 +191,12 @@ def _shrink(
 def _why_refused(num_older: int, total_bytes: int, num_bytes: int, *, is_kept: bool) -> str:
     """Return why an object cannot count beside those before it; "" where it can be read."""
     if num_older >= MAX_OBJECTS:
-        return f"there are {MAX_OBJECTS} older ones; allowed: so many"
+        return f"there are {MAX_OBJECTS} older ones, the most allowed"
     if num_bytes <= MAX_SPEC_BYTES and total_bytes > MAX_SPECS_BYTES:
-        return f"spec: with the older ones {total_bytes} bytes; allowed: {MAX_SPECS_BYTES}"
+        return f"spec: {total_bytes} bytes together with the older ones; allowed: {MAX_SPECS_BYTES}"
     if is_kept:
         return ""  # one that is too long is refused where it is read
-    return _too_long(num_bytes) or "spec: older ones left no room; read at the next list"
+    return _too_long(num_bytes) or "spec: the older ones leave no room; it is read at the next list"
 
 
 def _too_long(num_bytes: int) -> str:
