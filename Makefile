@@ -102,6 +102,7 @@ docs: $(DEV)
 	$(BIN)/python scripts/gen-config-docs
 	$(BIN)/python scripts/gen-commands-docs
 	$(BIN)/python scripts/gen-metrics-docs
+	$(BIN)/python scripts/gen-policy-docs
 	$(BIN)/python scripts/gen-chart
 	$(BIN)/python scripts/gen-release-notes
 

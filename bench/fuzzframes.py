@@ -1,8 +1,8 @@
 """What attackers say in HTTP/2: streams, messages, and floods, one for each way to a limit.
 
 A flood goes beyond its limit, as far as a megabyte lets it, in the way that costs most of those
-that its row of the table in docs/archive/wire-evidence.md names. Header blocks differ from each other, so that none
-is answered from memory.
+that its row of the table in docs/archive/wire-evidence.md names. Header blocks differ from each
+other, so that none is answered from memory.
 """
 
 from __future__ import annotations

@@ -5,20 +5,25 @@ the choice (`routing`), who waits (`queue`), what is known of pods (`fleet`), ad
 (`adapters`), other routers (`peers`), which pods there are (`discovery`), what else is said to
 Envoy (`envoy`), what is going on (`observe`), settings (`config`), composition (`service`); and on
 one machine (`stack`), at the terminal (`commands`), measured (`lab`). A policy of your own needs
-only the names exported here.
+only the names exported here (docs/policy-api.md).
 """
 
+from extproc.costs import Costs
 from extproc.routing.policies import Founding, Policy
-from extproc.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Wait
+from extproc.tenancy import Claim
+from extproc.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Terms, Wait
 
 __all__ = [
     "Choice",
+    "Claim",
+    "Costs",
     "EndpointView",
     "Founding",
     "Hints",
     "Policy",
     "RequestInfo",
     "Snapshot",
+    "Terms",
     "Wait",
     "__version__",
 ]

@@ -27,45 +27,48 @@ class Decode(Struct, frozen=True, gc=False):
 
 
 class Costs(Struct, frozen=True):
-    """The costs of one endpoint, in seconds.
+    """Estimated costs of work on one pod, in seconds.
 
     Attributes:
-        prompt_s_per_byte: Of a request's body. 24,000 tokens a second of an 8B model on an H100.
-        cold_load_s: From disk to a GPU slot.
-        cached_load_s: From the CPU cache to a GPU slot.
-        decode: Of output tokens; None until the endpoint's reports have shown it.
+        prompt_s_per_byte: For each byte of a request's body that is not cached.
+        cold_load_s: An adapter's load from disk to a GPU slot.
+        cached_load_s: An adapter's load from the CPU cache to a GPU slot.
+
+    The router's own:
+        _decode: Of output tokens; None until the endpoint's reports have shown it.
     """
 
+    # 24,000 tokens a second of an 8B model on an H100.
     prompt_s_per_byte: float = 1 / (24_000 * BYTES_PER_TOKEN)
     cold_load_s: float = 0.1
     cached_load_s: float = 0.007
-    decode: Decode | None = None
+    _decode: Decode | None = None
 
     def load_s(
         self, adapter: str, gpu_adapters: Collection[str], cpu_adapters: Collection[str]
     ) -> float:
-        """Return the time of an adapter's load, where these are in GPU slots and in the cache."""
+        """Return the time of a load of `adapter`, given what GPU slots and CPU cache hold."""
         if adapter in gpu_adapters:
             return 0.0
         return self.cached_load_s if adapter in cpu_adapters else self.cold_load_s
 
-    def most_running(self, tpot_s: float) -> float:
+    def _most_running(self, tpot_s: float) -> float:
         """Return how many requests can run with a mean of `tpot_s` per output token: at least 1.
 
         Only an endpoint that is too slow has a bound, others an infinite one. It is the mildest: as
         if a step took no time but for its requests. Held there, the endpoint settles at `tpot_s`.
         """
-        decode = self.decode
+        decode = self._decode
         if decode is None or decode.token_s <= tpot_s:
             return inf
         return max(1.0, decode.num_running * tpot_s / decode.token_s)
 
-    def can_have(self, tpot_s: float) -> bool:
+    def _can_have(self, tpot_s: float) -> bool:
         """Return whether an output token may take no longer than that, with no other request.
 
         It takes as long as it was seen to, and at least its part of a step with others.
         """
-        decode = self.decode
+        decode = self._decode
         if decode is None:
             return True
         return tpot_s >= max(decode.alone_s, decode.token_s / decode.num_running)

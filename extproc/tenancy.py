@@ -12,22 +12,23 @@ from msgspec import Struct
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """The claim of one request.
+    """A request's route, tenant, priority and objectives, by its route and trusted headers.
 
     Attributes:
         route: Name of the route that its model belongs to; "" for none.
-        tenant: Whose share of the fleet it counts for; "" for that of all who name none.
-        priority: The higher the sooner; below 0 it is shed first.
-        ttft_s: Within this of its arrival its first token is wanted: a request that cannot have it
-            any more is refused. None where nobody set an objective.
-        tpot_s: Wanted time per output token; None likewise.
-        weight: Its tenant's share, against those of others.
-        max_held: Requests of its route that are held at a time; None for the queue's own limit, as
+        tenant: Whose share of the fleet it counts for; "" for that of all requests without one.
+        priority: The higher the sooner; below 0 it is rejected first.
+        ttft_s: Wanted time from arrival to first token; None without an objective.
+        tpot_s: Wanted time per output token; None without an objective.
+
+    The router's own:
+        _weight: Its tenant's share, against those of others.
+        _max_held: Requests of its route that are held at a time; None for the queue's own limit, as
             in the next two.
-        max_held_bytes: Bytes of their bodies.
-        max_wait_s: It is held no longer than this.
-        waits: False: refused where it would be held.
-        has_own_turns: Its route has a share of its own: tenants have turns there that are apart
+        _max_held_bytes: Bytes of their bodies.
+        _max_wait_s: It is held no longer than this.
+        _waits: False: refused where it would be held.
+        _has_own_turns: Its route has a share of its own: tenants have turns there that are apart
             from those that they have elsewhere.
     """
 
@@ -36,17 +37,17 @@ class Claim(Struct, frozen=True, gc=False):
     priority: int = 0
     ttft_s: float | None = None
     tpot_s: float | None = None
-    weight: float = 1.0
-    max_held: int | None = None
-    max_held_bytes: int | None = None
-    max_wait_s: float | None = None
-    waits: bool = True
-    has_own_turns: bool = False
+    _weight: float = 1.0
+    _max_held: int | None = None
+    _max_held_bytes: int | None = None
+    _max_wait_s: float | None = None
+    _waits: bool = True
+    _has_own_turns: bool = False
 
     @property
-    def flow(self) -> str:
+    def _flow(self) -> str:
         """Whose turns it counts for: its tenant's, over all adapters and routes."""
-        return f"{self.route if self.has_own_turns else ''} {self.tenant}"
+        return f"{self.route if self._has_own_turns else ''} {self.tenant}"
 
 
 NO_CLAIM = Claim()
@@ -56,7 +57,7 @@ class Share(NamedTuple):
     """What a request that is served counts for, against others that wait.
 
     Attributes:
-        flow: Whose turns it counts for (`Claim.flow`).
+        flow: Whose turns it counts for (`Claim._flow`).
         tokens: Weighted, over the tenant's weight.
     """
 
@@ -75,7 +76,7 @@ class SlotUse(NamedTuple):
         since_s: When the first of them was sent.
         last_s: When the last one was.
         priority: Of the last one.
-        flow: Whose turns that counts for (`Claim.flow`).
+        flow: Whose turns that counts for (`Claim._flow`).
     """
 
     since_s: float

@@ -7,6 +7,10 @@ not answered with 404), *resident* (its weights are in a GPU slot or in the CPU 
 Times are monotonic seconds unless a name says `wall`. Sizes carry their unit in the name. An
 `address` is `ip:port` as Envoy dials it (`[v6]:port` for IPv6).
 
+A policy of a user reads `Snapshot`, `EndpointView`, `RequestInfo` and what these have, and returns
+`Choice` or `Wait`. Their names are stable (docs/policy-api.md, which is made of these docstrings).
+Names with a leading underscore are not: they are for the rooms of this package alone.
+
 Records are Structs: creating one with seventeen fields takes 1.6 us, as a frozen dataclass 7. Those
 that are made for each request are not part of any cycle, and the garbage collector leaves them out.
 """
@@ -119,105 +123,120 @@ class ModelCard(Struct, frozen=True):
 
 
 class EndpointView(Struct, frozen=True, gc=False):
-    """One endpoint in a snapshot: the last report overlaid with our dispatches since.
+    """One pod in a snapshot: its last load report, and the requests sent since.
 
     Attributes:
-        is_known: Has a load report that has not expired. False is not "idle": it is unknown what
-            others have there, and all counts are of what routers have sent.
-        registered: Names that `/v1/models` lists there (base models and adapters); None before the
-            first listing.
-        pending_by_adapter: Unfinished requests per adapter: ours, those that other routers tell us
-            of, and one for each further adapter that the last report names. The base model is not
-            an adapter and does not appear.
-        num_pending: Unfinished requests, the base model's included: ours, those that other routers
-            tell us of, and of others' by the reports those that have been there for seconds.
-        num_foreign: Further ones by the last report, of routers that do not tell us. Routers that
-            chose by it would all go to the same endpoint at the same time.
-        num_unseen: Of `num_told`, those that the last report should show beside ours and does not:
-            they count for a choice, but no request is rejected for them.
-        reported_adapters: Those with requests, by the last report alone.
-        num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
-        is_ready: May get new requests: it is not draining, asleep or dead.
-        is_asleep: By the last report, however old that is. It may list its models.
-        died_at_s: When its own health check last said that its engine is dead, which holds until it
-            says otherwise or a new process starts; None where it did not.
-        engine_version: As its server tells it, "" where it does not.
-        mixes_weights: That version answers running requests with other adapters' weights when one
+        address: `ip:port`, as Envoy dials it.
+        name: The pod's name; its address where it has none.
+        is_ready: It may get new requests. True of every pod that a policy is asked about.
+        is_known: It has a load report that has not expired. Otherwise all counts are of what
+            routers sent there: False does not mean idle.
+        reported_at_s: Time of the last load report; None before the first.
+        registered: Names that `/v1/models` lists: base models and adapters. None before the first
+            listing.
+        num_running: Requests in the engine's batch, by the last report.
+        num_waiting: Requests that wait in the engine, by the last report.
+        kv_usage_ratio: Used part of the KV cache, 0 to 1, by the last report; 0 where unknown.
+        max_loras: Adapter slots on the GPU; None where unknown.
+        costs: Estimated cost of prompts and loads there.
+        gpu_adapters: Adapters that are believed to be in GPU slots, most recently used first.
+        cpu_adapters: Adapters that are believed to be in the CPU cache, most recently used first.
+        pending_by_adapter: Unfinished requests of each adapter that has any; 1 for an adapter that
+            only the last report names. The base model is not an adapter.
+        num_pending: Unfinished requests, the base model's included: this router's, those that other
+            routers share, and of other sources those that have been there for seconds.
+        num_in_flight: The part of `num_pending` that this router sent.
+        prompts_done_s: When the prompts sent there are computed, by estimate.
+        is_ejected: It fails where other pods do not. True only if it is true of every pod that the
+            policy is asked about.
+        is_full: It refused requests beside as many unfinished ones. False of every pod that a
+            policy is asked about.
+        has_room: One more request would run soon, by its engine's report or the configuration; True
+            where that is unknown.
+
+    The router's own:
+        _num_foreign: Further requests by the last report, of routers that do not tell us. Routers
+            that chose by it would all go to the same endpoint at the same time.
+        _num_unseen: Of `_num_told`, those that the last report should show beside ours and does
+            not: they count for a choice, but no request is rejected for them.
+        _reported_adapters: Those with requests, by the last report alone.
+        _num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
+        _is_asleep: By the last report, however old that is. It may list its models.
+        _died_at_s: When its own health check last said that its engine is dead, which holds until
+            it says otherwise or a new process starts; None where it did not.
+        _engine_version: As its server tells it, "" where it does not.
+        _mixes_weights: That version answers running requests with other adapters' weights when one
             is loaded.
-        is_owing: New or recently restarted and has not listed its models yet; it may serve models
+        _is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
-        is_ejected: Fails where others do not, or is on trial after that with as many requests as
-            it may have: gets no requests that others can take.
-        is_silent: Has no report that has not expired, and the last that is known of it is no answer
-            either: gets no requests that others can take.
-        is_gone: Nobody answers there: our last calls could not connect, or a request was broken off
-            and no call of ours has been answered since. Gets no requests that others can take, or
-            that can wait.
-        has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
-        has_room: One more request would run soon, by what its engine says or as configured
-            (`room`). Where that is not known, it has.
+        _is_silent: Has no report that has not expired, and the last that is known of it is no
+            answer either: gets no requests that others can take.
+        _is_gone: Nobody answers there: our last calls could not connect, or a request was broken
+            off and no call of ours has been answered since. Gets no requests that others can take,
+            or that can wait.
+        _has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
     """
 
     address: str
-    name: str = ""  # the pod's name, or the address
+    name: str = ""
     # What reports, listings and our own calls say of it.
     is_ready: bool = True
     is_known: bool = True
-    reported_at_s: float | None = None  # time of the last report
+    reported_at_s: float | None = None
     registered: frozenset[str] | None = None
-    num_running: int = 0  # as of the last report, like the next three
+    num_running: int = 0
     num_waiting: int = 0
-    num_deferred: int = 0  # 0 where unknown
-    kv_usage_ratio: float = 0.0  # 0 where unknown
-    max_loras: int | None = None  # adapter slots on the GPU; None where unknown
-    max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
-    reported_adapters: frozenset[str] = frozenset()
+    _num_deferred: int = 0  # as of the last report; 0 where unknown
+    kv_usage_ratio: float = 0.0
+    max_loras: int | None = None
+    _max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
+    _reported_adapters: frozenset[str] = frozenset()
     costs: Costs = DEFAULT
-    is_owing: bool = False
-    is_unreachable: bool = False  # our last call could not connect
-    is_silent: bool = False
-    has_old_report: bool = False
-    is_asleep: bool = False
-    died_at_s: float | None = None
-    engine_version: str = ""
-    mixes_weights: bool = False
+    _is_owing: bool = False
+    _is_unreachable: bool = False  # our last call could not connect
+    _is_silent: bool = False
+    _has_old_report: bool = False
+    _is_asleep: bool = False
+    _died_at_s: float | None = None
+    _engine_version: str = ""
+    _mixes_weights: bool = False
     # What changes with each request.
-    gpu_adapters: tuple[str, ...] = ()  # believed to be in GPU slots, most recently used first
-    cpu_adapters: tuple[str, ...] = ()  # believed to be in the CPU cache, likewise
+    gpu_adapters: tuple[str, ...] = ()
+    cpu_adapters: tuple[str, ...] = ()
     pending_by_adapter: Mapping[str, int] = _NOTHING
     num_pending: int = 0
-    num_in_flight: int = 0  # the part of `num_pending` that we dispatched ourselves
-    num_told: int = 0  # the other part
-    num_unseen: int = 0
-    num_foreign: int = 0
-    num_adapter_loads: int = 0
-    prompts_done_s: float = -inf  # when the prompts sent there are computed, by estimate
+    num_in_flight: int = 0
+    _num_told: int = 0  # the part of `num_pending` that other routers tell us of
+    _num_unseen: int = 0
+    _num_foreign: int = 0
+    _num_adapter_loads: int = 0
+    prompts_done_s: float = -inf
     is_ejected: bool = False
-    is_gone: bool = False
-    is_full: bool = False  # has refused requests beside as many unfinished ones
+    _is_gone: bool = False
+    is_full: bool = False
     has_room: bool = True
 
     @property
-    def is_lost(self) -> bool:
+    def _is_lost(self) -> bool:
         """Whether it gets requests only where there is no other."""
-        return self.is_unreachable or self.is_ejected
+        return self._is_unreachable or self.is_ejected
 
     @property
-    def has_flaw(self) -> bool:
+    def _has_flaw(self) -> bool:
         """Whether it gets no requests that others can take."""
-        return self.is_unreachable or self.is_ejected or self.is_silent or self.is_gone
+        return self._is_unreachable or self.is_ejected or self._is_silent or self._is_gone
 
     @property
     def num_active_adapters(self) -> int:
-        """Distinct adapters with unfinished requests here."""
+        """How many adapters have unfinished requests there."""
         return len(self.pending_by_adapter)
 
     def pending(self, adapter: str) -> int:
-        """Return the unfinished requests for `adapter` here."""
+        """Return the number of unfinished requests for `adapter` there."""
         return self.pending_by_adapter.get(adapter, 0)
 
     def has_loaded(self, adapter: str) -> bool:
-        """Return whether `adapter` is resident (GPU slot or CPU cache) or active here."""
+        """Return whether `adapter` is in a GPU slot or in the CPU cache, or has requests there."""
         return (
             adapter in self.pending_by_adapter
             or adapter in self.gpu_adapters
@@ -225,105 +244,133 @@ class EndpointView(Struct, frozen=True, gc=False):
         )
 
     def has_registered(self, model: str) -> bool:
-        """Return whether a request for `model` is known to be accepted here."""
+        """Return whether `/v1/models` is known to list `model` there."""
         return self.registered is not None and model in self.registered
 
 
 class Snapshot(Struct, frozen=True, gc=False):
-    """The endpoints that a policy may choose among, at one moment. Immutable, sorted by address."""
+    """The pods that a policy may choose among, at one moment. Immutable.
+
+    Attributes:
+        endpoints: The pods that may take the request, sorted by address. Never empty.
+        now: The time. Only differences mean something.
+        num_routers: Routers that share these pods, each with its own counts; this one included.
+    """
 
     endpoints: tuple[EndpointView, ...]
     now: float = 0.0
-    num_routers: int = 1  # that share these endpoints, each with its own counts; this one included
+    num_routers: int = 1
 
 
 class Hints(Struct, frozen=True):
-    """A request's own control headers, as far as they are trusted (`request.controlheaders`)."""
+    """A request's own control headers, as far as they are trusted (`request.trusted_headers`).
 
-    objective: str = ""  # gives the request its priority
-    fairness_id: str = ""  # the tenant that the request counts for
-    slo_ttft_ms: float | None = None  # wanted time to the first token; None where not given
-    slo_tpot_ms: float | None = None  # wanted time per output token; None where not given
-    header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
-    model_rewrite: str = ""  # the model that pods shall read, where no rule says one
+    Attributes:
+        objective: Name of the objective that gives the request its priority; "" without one.
+        fairness_id: The tenant that the request counts for; "" without one.
+        slo_ttft_ms: Wanted time to the first token; None without one.
+        slo_tpot_ms: Wanted time per output token; None without one.
+    """
+
+    objective: str = ""
+    fairness_id: str = ""
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    _header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
+    _model_rewrite: str = ""  # the model that pods shall read, where no rule says one
 
 
 NO_HINTS = Hints()
 
 
 class RequestInfo(Struct, frozen=True, gc=False):
-    """The facts about a request that a policy may use: those that production has, and no more.
+    """Facts about a request that production has, and no more: the prompt is not one.
 
     Attributes:
-        adapter: The model's name if it is an adapter, None for a base model.
-        request_id: Envoy's `x-request-id`, cut to `bounds.MAX_REQUEST_ID_CHARS`, or "".
-        subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
-            None for all.
-        arrived_at_s: Arrival of its headers; it has waited `snapshot.now` minus this.
-        prefix_hashes: Of the beginnings of its prompt, as long as `prefixes.MARKS_BYTES` says; ()
+        model: The model's name as the engine will read it.
+        adapter: The same name if it is an adapter, None for a base model.
+        path: The request's path, normalised: `/v1/chat/completions`.
+        body_bytes: Length of the body as far as it was seen.
+        request_id: Envoy's `x-request-id`, shortened; "" without one.
+        session: A digest of the session header's value; None without one.
+        subset: Addresses that the data plane allows (`ip:port`, or a bare `ip` for every port);
+            None for all. `Snapshot.endpoints` respects it.
+        arrived_at_s: Arrival of its headers. It has waited `snapshot.now` minus this.
+        hints: Its trusted control headers, as they were read.
+        cached_bytes: Bytes of its prompt in the pods' KV caches, by address, as believed. Empty
+            unless the policy has `uses_cached_bytes`.
+        claim: Its route, tenant, priority and objectives.
+
+    The router's own:
+        _prefix_hashes: Of the beginnings of its prompt, as long as `prefixes.MARKS_BYTES` says; ()
             where nobody computes them. Prompts with one in common begin with the same bytes.
-        context_bytes: As much as its model's context holds, where the body is longer and has one
+        _context_bytes: As much as its model's context holds, where the body is longer and has one
             prompt; else None. So it is not all text, as with images, or will be refused.
-        cached_bytes: Of its prompt, by address: those that endpoints have in their KV caches, by
-            belief. Empty where none has, or the policy does not ask (`uses_cached_bytes`).
-        is_whole: All of its body was seen. False where its beginning decides, or the data plane
+        _is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
-        claim: By its route and its trusted headers.
-        written: What the client wrote in `model`, if that is another name; "" too if it wrote none.
-        restores: Its response names what the client wrote; None leaves that to the settings.
-        fixed: Why its body cannot go on with another model; None where it can.
+        _written: What the client wrote in `model`, if that is another name; "" too if it wrote
+            none.
+        _restores: Its response names what the client wrote; None leaves that to the settings.
+        _fixed: Why its body cannot go on with another model; None where it can.
     """
 
-    model: str  # the `model` field, as the engine will read it
+    model: str
     adapter: str | None = None
-    path: str = ""  # normalised, e.g. `/v1/chat/completions`
-    body_bytes: int = 0  # length of the body as far as it was seen
-    request_id: str = ""
-    session: str | None = None  # a digest of the configured session header's value
+    path: str = ""
+    body_bytes: int = 0
+    request_id: str = ""  # at most `bounds.MAX_REQUEST_ID_CHARS`
+    session: str | None = None
     subset: frozenset[str] | None = None
     arrived_at_s: float = 0.0
     hints: Hints = NO_HINTS
-    prefix_hashes: tuple[int, ...] = ()
+    _prefix_hashes: tuple[int, ...] = ()
     cached_bytes: Mapping[str, int] = _NOTHING
-    context_bytes: int | None = None
-    is_whole: bool = True
+    _context_bytes: int | None = None
+    _is_whole: bool = True
     claim: Claim = NO_CLAIM
-    written: str = ""
-    restores: bool | None = None
-    fixed: Rejection | None = None
+    _written: str = ""
+    _restores: bool | None = None
+    _fixed: Rejection | None = None
 
     @property
-    def client_model(self) -> str:
+    def _client_model(self) -> str:
         """The model as its client knows it: for routes, metrics and messages."""
-        return self.written or self.model
+        return self._written or self.model
 
     def rest_bytes(self, address: str) -> int:
-        """Return how much of its body the endpoint has to compute, as bytes of text."""
+        """Return how many bytes of its body the pod at `address` has to compute."""
         rest = self.body_bytes - self.cached_bytes.get(address, 0)
-        if self.context_bytes is not None:
-            return rest * self.context_bytes // self.body_bytes
+        if self._context_bytes is not None:
+            return rest * self._context_bytes // self.body_bytes
         return rest
 
 
 class Wait(Struct, frozen=True):
-    """A policy's decision not to choose yet. The request is held and the policy asked again."""
+    """A policy's decision not to choose yet. The router holds the request and asks again.
 
-    until_s: float  # when to ask again, at the latest; never beyond the router's `max_hold_s`
-    reason: str = "wait"  # a short slug, as in `Choice`
+    Attributes:
+        until_s: When to ask again at the latest, in the time of `Snapshot.now`; infinite for never.
+        reason: A short slug for metrics and for people, like `Choice.reason`.
+    """
+
+    until_s: float
+    reason: str = "wait"
 
 
 Terms = Callable[[Snapshot, RequestInfo, Sequence[EndpointView]], Sequence[Mapping[str, float]]]
-"""Returns the terms of the price of a request on each of some endpoints of the snapshot: seconds by
-short slugs such as `load`, the same for all. Must depend on nothing else that changes."""
+"""Returns the terms of the estimated cost of a request on each of some pods of the snapshot. They
+are seconds by short slugs such as `load`, the same for all. They must depend on nothing else."""
 
 
 class Choice(Struct, frozen=True, gc=False):
     """A policy's decision.
 
     Attributes:
-        endpoints: Best first; those after the first are fallbacks. Must come from the snapshot.
-        reason: A short slug for metrics and for people, e.g. `affinity`. Keep the set small.
-        terms: For metrics and for people, of a policy that chooses by a price; None for others.
+        endpoints: Best first; those after the first are fallbacks. They must come from the
+            snapshot.
+        reason: A short slug for metrics and for people, such as `affinity`. Keep the set small.
+        terms: For metrics and for people, of a policy that chooses by an estimated cost; None
+            without one.
     """
 
     endpoints: Sequence[EndpointView]

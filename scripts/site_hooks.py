@@ -1,7 +1,7 @@
-"""What the site adds to `docs/`: the README as its front page, and the repository's files that pages link to.
+"""Additions to `docs/` on the site: the README as front page, and files that pages link to.
 
-A page links to files as they lie in the repository, so that links work there too. On the site, a linked file
-outside of `docs/` is at `source/` and its path; a link to a folder leads to the README in it.
+A page links to files as they lie in the repository, so that links work there too. On the site, a
+linked file outside of `docs/` is at `source/` and its path. A link to a folder leads to its README.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = "index.md"
+_WIDE = "---\nhide: [navigation]\n---\n"
 _LINK = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)|(\]\()([^)\s#]+)((?:#[^)\s]*)?\))", re.M | re.S)
 
 
@@ -30,7 +31,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the front page and each file that a page links to, and that those link to."""
-    files.append(File.generated(config, FRONT, content=_text("README.md")))
+    files.append(File.generated(config, FRONT, content=_WIDE + _text("README.md")))
     added = {"README.md"}
     waiting = [_repository_path(each.src_uri) for each in files.documentation_pages()]
     while waiting:
@@ -76,7 +77,11 @@ def _resolve(page: str, target: str) -> str:
 def _repository_path(site_path: str) -> str:
     if site_path == FRONT:
         return "README.md"
-    return site_path.removeprefix("source/") if site_path.startswith("source/") else f"docs/{site_path}"
+    return (
+        site_path.removeprefix("source/")
+        if site_path.startswith("source/")
+        else f"docs/{site_path}"
+    )
 
 
 def _site_path(path: str) -> str:

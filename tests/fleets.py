@@ -19,7 +19,7 @@ def fleet(rng: random.Random) -> tuple[EndpointView, ...]:
 
 def view(rng: random.Random, number: int, every: frozenset[str], is_flawed: bool) -> EndpointView:
     """One of its endpoints; flawed ones are not always."""
-    flaws = ("is_silent", "is_unreachable", "is_ejected", "is_gone", "is_full")
+    flaws = ("_is_silent", "_is_unreachable", "is_ejected", "_is_gone", "is_full")
     pending = {each: rng.randint(1, 20) for each in ADAPTERS if rng.random() < 0.3}
     cached = rng.sample(ADAPTERS, rng.randint(0, len(ADAPTERS)))
     return endpoint_view(

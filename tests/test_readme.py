@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
-import shlex
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
-from functools import cache
+from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
@@ -15,10 +13,7 @@ import aiohttp
 import pytest
 import yaml
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
-from extproc.commands.main import app
-from extproc.config.file import parse_config
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.lab.loadtest.results import load
@@ -28,23 +23,13 @@ from extproc.routing.policies.least_harm import LeastHarm
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import behind_envoy
+from tests.test_pages import blocks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TUTORIAL = (ROOT / "docs" / "first-policy.md").read_text(encoding="utf-8")
 LEAST_HARM = (ROOT / "docs" / "least-harm.md").read_text(encoding="utf-8")
 ENVOY_PAGE = (ROOT / "envoy" / "README.md").read_text(encoding="utf-8")
-PAGES = [
-    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
-    *("docs/quickstart.md", "docs/your-pods.md", "docs/upgrade.md"),
-    *("docs/routing.md", "docs/least-harm.md", "docs/first-policy.md", "docs/operations.md"),
-]
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)
-
-
 # --- the rule of one's own -------------------------------------------------------------------
 
 
@@ -178,47 +163,6 @@ def _pod(name: str, num_sql: int, num_adapters: int, num_pending: int) -> Endpoi
     return EndpointView(
         name, gpu_adapters=("sql",), pending_by_adapter=counts, num_pending=num_pending
     )
-
-
-# --- configuration ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_configuration_that_is_shown_is_valid(page: str) -> None:
-    for block in blocks((ROOT / page).read_text(encoding="utf-8"), "yaml"):
-        pool: dict[str, object] = {} if "discovery" in block else {"discovery": {"static": []}}
-        parse_config(yaml.safe_dump({**yaml.safe_load(block), **pool}))
-
-
-# --- commands --------------------------------------------------------------------------------
-
-
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every `extproc ...` in a block of shell or in the text, with its page."""
-    for page in PAGES:
-        text = (ROOT / page).read_text(encoding="utf-8")
-        shell = "\n".join(blocks(text, "sh")).replace("\\\n", " ")
-        lines = re.findall(r"^(extproc .*)$", shell, flags=re.M)
-        lines += re.findall(r"`(extproc [a-z-]+(?: [^`]*)?)`", text)
-        for line in lines:
-            yield page, shlex.split(line.partition(">")[0])[1:]
-
-
-COMMANDS = [pytest.param(words, id=f"{page}: {' '.join(words)}") for page, words in commands()]
-
-
-@pytest.mark.parametrize("words", COMMANDS)
-def test_every_command_that_is_shown_exists_with_its_options(words: list[str]) -> None:
-    command = words[:2] if words[0] == "lab" else words[:1]
-    assert {word for word in words if word.startswith("--")} <= options_of(*command)
-
-
-@cache
-def options_of(*command: str) -> set[str]:
-    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
-
-    assert result.exit_code == 0
-    return set(re.findall(r"(?<![\w-])--[a-z-]+", result.output))
 
 
 # --- the table of body modes -----------------------------------------------------------------

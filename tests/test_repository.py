@@ -134,7 +134,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 
 async def test_the_table_of_metrics_lists_those_that_are_served() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(extproc_\w+)` \| (.*?) \|", page, flags=re.M)
     listed = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     peers = {"static": ["127.0.0.1:1"]}  # nobody is there
@@ -156,10 +156,10 @@ async def test_the_table_of_metrics_lists_those_that_are_served() -> None:
 
 
 async def test_the_admin_port_serves_the_paths_that_its_page_names() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
     section = page.split("## The admin port")[1].split("\n## ")[0]
     paths = re.findall(r"`(/[^`]+)`", section)
     async with RouterProcess({"discovery": {"static": []}}) as router:
         statuses = [await router.admin_status(path) for path in paths]
 
-    assert statuses == [200] * 4
+    assert statuses == [200] * 5

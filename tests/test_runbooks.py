@@ -69,7 +69,7 @@ def test_each_section_says_what_it_is_what_to_look_at_and_what_to_do(
 
 
 def test_metrics_of_the_pages_are_in_the_table_of_metrics() -> None:
-    table = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `(extproc_\w+)` \|", table, flags=re.M))
     named = {
         re.sub(r"_(total|sum|count|bucket)$", "", name)

@@ -1,4 +1,4 @@
-"""The site is whole, its search finds what readers type, and questions are answered near the front page."""
+"""The site is whole, its search finds what readers type, and its front page leads to answers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,17 @@ def test_the_site_is_built_strictly_with_the_readme_as_its_front_page(site: Path
     front = (site / "index.html").read_text(encoding="utf-8")
 
     assert "Ten minutes without a GPU" in front
-    assert (site / "source" / "examples" / "policy" / "tenants.py").exists(), "a file that is linked"
-    assert 'href="source/envoy/README.html"' in front, "a page outside of docs/"
+    assert (site / "source" / "examples" / "policy" / "tenants.py").exists(), (
+        "a file that is linked"
+    )
+    assert 'href="source/envoy/index.html"' in front, "a page outside of docs/"
 
 
 def test_nothing_on_the_site_is_fetched_from_another_host(site: Path) -> None:
-    fetched = r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)"|<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(https?:[^"]+)"'
+    fetched = (
+        r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)"'
+        r'|<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(https?:[^"]+)"'
+    )
     found = {
         "".join(match.groups(default=""))
         for page in site.rglob("*.html")
@@ -53,11 +58,11 @@ def test_nothing_on_the_site_is_fetched_from_another_host(site: Path) -> None:
     assert found == set()
 
 
-# --- the search ------------------------------------------------------------------------------------
+# --- the search ----------------------------------------------------------------------------------
 
 SEARCHES = {
     "customer-07 is slow": "troubleshooting.html",
-    "429": "overload.html",
+    "429": "troubleshooting.html",
     "canary": "canary.html",
     "OpenShift": "openshift.html",
 }
@@ -102,7 +107,7 @@ def test_the_search_finds_the_page(address: str, words: str) -> None:
     assert SEARCHES[words] in pages[:5]
 
 
-# --- readers' questions ----------------------------------------------------------------------------
+# --- readers' questions --------------------------------------------------------------------------
 
 MAX_LINKS = 3
 QUESTIONS = {

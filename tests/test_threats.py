@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from extproc.config.file import parse_config
+
 _TESTS = Path(__file__).parent
 _PAGE = (_TESTS.parent / "docs" / "threats.md").read_text()
 _ID = re.compile(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`")
-_COLUMNS = ["what", "CPU", "memory", "time", "log", "metric series", "test"]
-_SHARED = ["what it ends: who else was on it", "one times the most of them"]
+_SECURITY = (_TESTS.parent / "docs" / "security.md").read_text()
 _HEADS = (
-    _COLUMNS,
-    [*_COLUMNS[:-1], *_SHARED, "test"],
+    ["what", "CPU", "memory", "time", "log", "series", "ends", "at most", "test"],
     ["limit", "bounds", "ends", "who else was on it", "test"],
-    ["what", "size", "number", "product", "test"],
-    ["who claims to be", "what proves it", "what an unproven one can do", "test"],
+    ["identity", "proof", "without proof", "test"],
     ["what", "its names", "which counts", "test"],
 )
 _SENDERS = {"client", "pod", "Envoy", "router", "watcher", "Kubernetes", "DNS", "operator"}
@@ -83,10 +82,38 @@ def test_every_row_says_in_each_cell_what_bounds_it_and_names_a_test(
     assert "WORK" not in " ".join(row).replace("`WORK_PER_PASS`", "")
 
 
+def test_a_cell_as_in_the_row_above_has_a_row_above_that_says_it() -> None:
+    said: list[str] = []
+    for line in _PAGE.splitlines():
+        if not line.startswith("|"):
+            said = []
+            continue
+        row = [cell.strip() for cell in line.strip("|").split("|")]
+        for number, cell in enumerate(row):
+            if cell.startswith("\N{DOUBLE PRIME}"):
+                assert said[number] not in ("---", "\N{EN DASH}"), row
+        said = row if set(row) != {"---"} else ["---"] * len(row)
+
+
 def test_each_risk_that_is_accepted_is_in_the_list_of_them() -> None:
-    num_accepted = sum(" ".join(row).count("accepted:") for row in _rows())
-    text = (_TESTS.parent / "SECURITY.md").read_text()
-    listed = re.search(r"^### Risks that are accepted$(.*?)^### ", text, re.MULTILINE | re.DOTALL)
+    """By its number there, once."""
+    accepted = [
+        int(number) for row in _rows() for number in re.findall(r"accepted: risk (\d+)", row[-1])
+    ]
+    listed = re.search(r"^## Accepted risks$(.*?)^## ", _SECURITY, re.MULTILINE | re.DOTALL)
 
     assert listed
-    assert num_accepted == len(re.findall(r"^- ", listed[1], re.MULTILINE))
+    assert len(accepted) == sum(" ".join(row).count("accepted:") for row in _rows())
+    assert sorted(accepted) == list(map(int, re.findall(r"^(\d+)\. ", listed[1], re.MULTILINE)))
+
+
+def test_what_the_page_on_security_turns_on_is_a_configuration() -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", _SECURITY, re.MULTILINE | re.DOTALL)
+    config = parse_config(f"discovery: {{static: ['10.0.0.1:8000']}}\n{block}")
+
+    assert config.server.tls is not None
+    assert config.server.tls.client_ca_file is not None
+    assert config.peers is not None
+    assert config.peers.key_file is not None
+    assert config.pods.ca_file is not None
+    assert config.adapters.undeclared == "refuse"

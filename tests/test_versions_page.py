@@ -1,9 +1,11 @@
-"""docs/versions.md: what it says is run is what is pinned, and its list of images is complete."""
+"""The pages of versions and images: what is run is what is pinned, the list of images complete."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +17,14 @@ from extproc import __version__
 from extproc.fleet.engines import PROFILES
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+VERSIONS = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+AIR_GAPPED = (ROOT / "docs" / "openshift.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def section(heading: str) -> str:
+def section(page: str, heading: str) -> str:
     """The text below a second-level heading."""
-    (text,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+    (text,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
     return str(text)
 
 
@@ -34,7 +37,8 @@ def rows(text: str) -> list[list[str]]:
 
 
 RUN = {
-    name: (run, expected, why) for name, run, expected, why in rows(section("What it runs with"))
+    name: (run, expected, why)
+    for name, run, expected, why in rows(section(VERSIONS, "What it runs with"))
 }
 
 
@@ -151,7 +155,7 @@ def images() -> set[str]:
 
 def test_the_list_for_hosts_without_internet_has_every_image_and_no_other() -> None:
     listed = re.findall(
-        r"^\| `([^`]+)` \|", section("Without the internet").split("| file")[0], re.M
+        r"^\| `([^`]+)` \|", section(AIR_GAPPED, "Without the internet").split("| file")[0], re.M
     )
 
     assert sorted(listed) == sorted({*images(), "extproc"})
@@ -159,9 +163,8 @@ def test_the_list_for_hosts_without_internet_has_every_image_and_no_other() -> N
 
 def test_the_list_has_the_files_that_a_release_consists_of() -> None:
     """By the names that the steps give them."""
-    listed = set(
-        re.findall(r"`([^`]*VERSION[^`]*|SHA256SUMS[^`]*)`", section("Without the internet"))
-    )
+    text = section(AIR_GAPPED, "Without the internet")
+    listed = set(re.findall(r"`([^`]*VERSION[^`]*|SHA256SUMS[^`]*)`", text))
     wheel = "lora_extproc-VERSION-py3-none-any.whl"
     image = "extproc-VERSION-image-ARCH"
 
@@ -182,3 +185,9 @@ def test_manifests_name_the_image_of_this_version() -> None:
     }
 
     assert tags == {__version__}
+
+
+def test_the_release_notes_of_the_site_are_those_of_the_changelog() -> None:
+    """Else run `make docs`."""
+    script = ROOT / "scripts" / "gen-release-notes"
+    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0

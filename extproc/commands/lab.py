@@ -67,10 +67,10 @@ def run_command(
     ] = None,
     requests: Annotated[int | None, typer.Option(min=20, help="Requests of a run.")] = None,
     fleet: Annotated[
-        list[str] | None, typer.Option(help="Setting of every fleet, such as num_routers=1.")
+        list[str] | None, typer.Option(help="Setting of every fleet, such as `num_routers=1`.")
     ] = None,
     profile: Annotated[
-        list[str] | None, typer.Option(help="Cost of the engine, such as disk_load_s=0.4.")
+        list[str] | None, typer.Option(help="Cost of the engine, such as `disk_load_s=0.4`.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 for one per core.")] = 0,
     fresh: Annotated[

@@ -29,7 +29,7 @@ class PeersConfig(Choice):
     dns: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.-]{1,253}$",
-        description="Name whose A and AAAA records are the replicas.",
+        description="Name whose `A` and `AAAA` records are the replicas.",
     )
     static: tuple[HostPort, ...] | None = Field(None, description="`ip:port` of each replica.")
     port: int | None = Field(

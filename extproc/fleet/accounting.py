@@ -303,7 +303,7 @@ def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
     """Return the time from the dispatch to the first token of a streamed response; None where its
     request may be longer than what was seen."""
     first_s, request = completion.first_body_byte_s, flight.pick.request
-    if first_s is None or not request.is_whole:
+    if first_s is None or not request._is_whole:
         return None
     return first_s - (flight.started_at_s - request.arrived_at_s)
 

@@ -61,7 +61,7 @@ class Columns:
     def set(self, row: int, view: EndpointView) -> None:
         """Replace a view. O(adapters there)."""
         before = self.views[row]
-        is_open = view.is_ready and not (view.is_full or view.has_flaw)
+        is_open = view.is_ready and not (view.is_full or view._has_flaw)
         if is_open is not self._is_open[row]:
             self._is_open[row] = is_open
             self._num_open += 1 if is_open else -1

@@ -66,5 +66,5 @@ def likeness(request: RequestInfo) -> Like:
     same length.
     """
     kind = request.model, request.path
-    drawn = request.session or request.prefix_hashes[:1] or request.body_bytes
+    drawn = request.session or request._prefix_hashes[:1] or request.body_bytes
     return Like(kind, hash((kind, drawn)))

@@ -226,7 +226,7 @@ class Flights:
         num_alike = max(1, self.num_routers - self._told.num_routers)
         num_bytes = request.rest_bytes(address)
         tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
-        if request.prefix_hashes:
+        if request._prefix_hashes:
             self._prefix_index.add(request, tracked.kv_cache)
         trial = self._outliers.begin(address, now=now)
         num_beside, group = tracked.num_unfinished, tracked.group

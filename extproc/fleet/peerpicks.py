@@ -2,7 +2,7 @@
 
 What another router says may be late, lost, repeated, in any order, or false. That costs accuracy
 and no more: our own picks are never touched, no request is rejected for picks that the next report
-does not show (`EndpointView.num_unseen`), and everything kept here is bounded.
+does not show (`EndpointView._num_unseen`), and everything kept here is bounded.
 
 1. A router is listened to from `begin` to `forget`. `begin` again voids what it told before. What
    it had in flight at `forget`, and at `begin` by the last report, counts on as others' requests

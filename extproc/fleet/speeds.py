@@ -81,7 +81,7 @@ def told_by(
                 load = Load.CACHED if adapter in tracked.cpu_adapters else Load.COLD
         elif num_free < 0:
             return None, None
-    if request.context_bytes is not None:  # it is no text
+    if request._context_bytes is not None:  # it is no text
         return place, None
     num_bytes = request.rest_bytes(tracked.address)
     return place, Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)

@@ -252,8 +252,8 @@ class Tracked:
         self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         self.decoding.record(report, taken_at_s=taken_at_s)
         decode = self.decoding.learned
-        if decode is not self.prompts.costs.decode:
-            self.prompts.costs = replace(self.prompts.costs, decode=decode)
+        if decode is not self.prompts.costs._decode:
+            self.prompts.costs = replace(self.prompts.costs, _decode=decode)
         self.prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
         if report.kv_cache_tokens is not None:
             self.kv_cache.resize(report.kv_cache_tokens)
@@ -315,7 +315,7 @@ class Tracked:
         self.room.begin(at_s)
         self._count(adapter)
         claim = pick.request.claim
-        self.use(adapter, claim.priority, claim.flow, now=at_s)
+        self.use(adapter, claim.priority, claim._flow, now=at_s)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
@@ -342,7 +342,7 @@ class Tracked:
         self.others.begin(flight)
         self.room.begin(picked_at_s)
         self._count(flight.adapter)
-        priority, flow = (0, NO_CLAIM.flow) if share is None else (share.priority, share.flow)
+        priority, flow = (0, NO_CLAIM._flow) if share is None else (share.priority, share.flow)
         self.use(flight.adapter, priority, flow, now=now)
 
     def end_told(self, flight: PeerFlight[Tracked], *, now: float, has_run: bool) -> None:
@@ -436,18 +436,18 @@ class Tracked:
         report, traits = self.report, self.traits
         return PodState(
             view.address,
-            is_up=view.is_ready and not (view.is_silent or view.is_lost),
+            is_up=view.is_ready and not (view._is_silent or view._is_lost),
             models=self.models,
             listed_at_s=self.listed_at_s,
             max_loras=view.max_loras,
             max_cpu_loras=traits.max_cpu_loras or view.max_loras,
             max_rank=traits.max_lora_rank,
-            num_pending=view.num_pending + view.num_foreign,
+            num_pending=view.num_pending + view._num_foreign,
             pending_by_adapter=view.pending_by_adapter,
             process=report.process_start_wall_s if report and view.is_known else None,
             is_resolver=traits.resolver is True,
             pools=self.endpoint.pools,
-            unsafe_version=view.engine_version if view.mixes_weights else "",
+            unsafe_version=view._engine_version if view._mixes_weights else "",
         )
 
 

@@ -93,8 +93,8 @@ class Views:
     def _replace(self, columns: Columns, tracked: Tracked, now: float) -> None:
         before, facts = columns.views[tracked.row], tracked.facts
         view = self._view(tracked, now)
-        is_closed = view.is_full or view.is_ejected or view.is_gone
-        was_closed = before.is_full or before.is_ejected or before.is_gone
+        is_closed = view.is_full or view.is_ejected or view._is_gone
+        was_closed = before.is_full or before.is_ejected or before._is_gone
         if facts is not tracked.facts or is_closed or was_closed:
             columns.set(tracked.row, view)
         else:

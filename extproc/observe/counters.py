@@ -161,11 +161,11 @@ class Histograms:
 # are not resources.
 
 _AVERAGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
-    ("average_queue_size", "Requests waiting in the engine", lambda view: view.num_waiting),
+    ("average_queue_size", "Requests that wait in the engine", lambda view: view.num_waiting),
     ("average_running_requests", "Requests in the running batch", lambda view: view.num_running),
     (
         "average_kv_cache_utilization",
-        "Part of the KV cache in use",
+        "Share of the KV cache in use",
         lambda view: view.kv_usage_ratio,
     ),
 )
@@ -194,14 +194,14 @@ class PoolMetrics:
         }
         known = {pool: [view for view in own if view.is_known] for pool, own in of.items()}
         num_ready = {pool: sum(view.is_ready for view in own) for pool, own in of.items()}
-        yield _gauge("ready_pods", "Endpoints that may get requests", num_ready)
+        yield _gauge("ready_pods", "Pods that may get requests.", num_ready)
         for name, documentation, read in _AVERAGES:
             means = {pool: sum(map(read, own)) / len(own) for pool, own in known.items() if own}
-            yield _gauge(name, f"{documentation}, on average", means)
+            yield _gauge(name, f"{documentation}, on average of the pods.", means)
         yield labelled(
             GaugeMetricFamily,
             "inference_pool_per_pod_queue_size",
-            "Requests waiting in the engine",
+            "Requests that wait in the engine of each pod.",
             ("name", "model_server_pod"),
             {(pool, view.name): view.num_waiting for pool, own in known.items() for view in own},
         )

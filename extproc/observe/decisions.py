@@ -314,7 +314,7 @@ class _Watcher:
             return False
         if self._request.endpoint and self._request.endpoint not in decision.endpoints:
             return False
-        return not self._models or decision.request.client_model in self._models
+        return not self._models or decision.request._client_model in self._models
 
     def send(self, message: bytes) -> None:
         """Send one decision; end the call after `max_watch_bytes`."""

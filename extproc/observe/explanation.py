@@ -37,8 +37,8 @@ def explain(decision: Pick | Rejection) -> str:
 def _pick(pick: Pick) -> str:
     chosen = next((view for view in pick.candidates if view.address == pick.address), None)
     before = "" if pick.held_s is None else f" It was {held(pick.held_s, pick.held_for)}."
-    if pick.request.written:
-        before += f" Its client asked for {short(pick.request.written)}."
+    if pick.request._written:
+        before += f" Its client asked for {short(pick.request._written)}."
     if chosen is None:
         return f"{pick.address}: chosen by {pick.policy} ({pick.reason}).{before}"
     others = [view for view in pick.candidates if view is not chosen]
@@ -61,7 +61,7 @@ def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> st
     if not others:
         return "the only pod that could take it"
     adapter, policy = pick.request.adapter, BUILT_IN.get(pick.policy)
-    why = None if policy is None else policy.explain(pick.reason, adapter, chosen, others)
+    why = None if policy is None else policy._explain(pick.reason, adapter, chosen, others)
     if why is not None:
         return why
     there = "" if adapter is None else f"{short(adapter)} is {whereabouts(chosen, adapter)} there; "
@@ -77,11 +77,11 @@ def _prices(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) ->
 
 def _state(chosen: EndpointView) -> str:
     """Say why a flawed one was chosen: no other was better."""
-    if chosen.is_unreachable:
+    if chosen._is_unreachable:
         return "; no pod that could take it can be reached"
     if chosen.is_ejected:
         return "; every pod that could take it is ejected"
-    if chosen.is_silent:
+    if chosen._is_silent:
         return "; no pod that could take it answers"
     return (
         ""
@@ -119,7 +119,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
     return {
         "id": _text(pick.id),
         "request_id": _text(request.request_id),
-        "model": _text(request.client_model),
+        "model": _text(request._client_model),
         "adapter": None if request.adapter is None else _text(request.adapter),
         "path": _text(request.path),
         "body_bytes": whole(request.body_bytes, _MAX_UINT64),
@@ -128,7 +128,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
         "reason": _text(pick.reason),
         "held_seconds": None if pick.held_s is None else between(pick.held_s, MAX_DURATION_S),
         "held_for": _text(pick.held_for),
-        "served_model": _text(request.model) if request.written else "",
+        "served_model": _text(request.model) if request._written else "",
         "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
     }
 

@@ -43,25 +43,26 @@ class Latencies:
         self._uncounted: list[tuple[Completion, Pick]] = []
         self._model_ttft = Histograms(
             "model_ttft_seconds",
-            "Time from the arrival of a request to the first token of its streamed response",
+            "From a request's arrival to the first token of its streamed response, by "
+            "the model name that the client wrote.",
             _TTFT_S,
             "model",
         )
         self._model_duration = Histograms(
             "model_duration_seconds",
-            "Time from the arrival of a request to the end of its response, without errors",
+            "From a request's arrival to the end of its response, if that was no error.",
             _DURATION_S,
             "model",
         )
         self._endpoint_ttft = Histograms(
             "endpoint_ttft_seconds",
-            "Time from the pick to the first token of a streamed response",
+            "From the pick to the first token of a streamed response, by the pod that served it.",
             _TTFT_S,
             "endpoint",
         )
         self._endpoint_duration = Histograms(
             "endpoint_duration_seconds",
-            "Time from the pick to the end of a response, without errors",
+            "From the pick to the end of a response that was no error, by the pod that served it.",
             _DURATION_S,
             "endpoint",
         )
@@ -95,7 +96,7 @@ class Latencies:
             ttft_s, duration_s = first_token_s(completion, request.path), None
             if completion.outcome is Outcome.COMPLETED and completion.status < 400:
                 duration_s = completion.duration_s
-            name, address = request.written or request.model, completion.address
+            name, address = request._written or request.model, completion.address
             of_model = models.get(name) or models.setdefault(name, ([], []))
             of_endpoint = endpoints.get(address) or endpoints.setdefault(address, ([], []))
             is_its_own = completion.attempts <= 1 and address != ""

@@ -88,20 +88,19 @@ class Telemetry:
         self._make_counters()
         self._uncounted: list[Pick] = []
         self._latencies = Latencies(self._adapters)
-        self._decision_s = Histogram("decision_seconds", "Time to choose an endpoint", _DECISION_S)
-        self._scrape_s = Histogram(
-            "scrape_seconds", "Duration of a successful scrape of a model server", _SCRAPE_S
-        )
+        self._decision_s = Histogram("decision_seconds", "Time to choose a pod.", _DECISION_S)
+        self._scrape_s = Histogram("scrape_seconds", "Duration of a successful scrape.", _SCRAPE_S)
         self._lag_s = Histogram(
             "access_log_lag_seconds",
-            "Time from the end of a request to its access log entry",
+            "From the end of a request to the arrival of its access log entry.",
             _LAG_S,
         )
-        self._held_s = Histogram(
-            "held_seconds", "Time that requests were held before they got an endpoint", _HELD_S
-        )
+        self._held_s = Histogram("held_seconds", "From the hold of a request to its pick.", _HELD_S)
         self._delay_s = Histogram(
-            "loop_delay_seconds", "Delay of the event loop, measured ten times a second", _DELAY_S
+            "loop_delay_seconds",
+            "How late the event loop is, measured ten times a second. Every request "
+            "waits for this in addition.",
+            _DELAY_S,
         )
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
@@ -269,49 +268,85 @@ class Telemetry:
         families += self._latencies.families(addresses)
         families += [read() for read in self._readings]
         yield from families
-        yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})
+        yield InfoMetricFamily(
+            "extproc_build", "The version of this program.", {"version": self._version}
+        )
         yield from _endpoint_families(snapshot)
 
     def _make_counters(self) -> None:
-        self._picks = Counter("picks", "Requests that got an endpoint", ("policy", "reason"))
+        self._picks = Counter(
+            "picks", "Requests that got a pod, by the policy and its reason.", ("policy", "reason")
+        )
         self._affinity = Counter(
             "affinity",
-            "Picks for an adapter: hit, the endpoint had it loaded; cold, no candidate had; "
-            "spill, one had but another was chosen",
+            "Picks for an adapter. hit: the adapter was loaded on the chosen pod. cold: "
+            "it was loaded on no candidate. spill: it was loaded on another pod.",
             ("result",),
             ("hit", "cold", "spill"),
         )
-        self._picks_by_adapter = Counter("picks_by_adapter", "Picks for an adapter", ("adapter",))
+        self._picks_by_adapter = Counter(
+            "picks_by_adapter", "Picks for each adapter.", ("adapter",)
+        )
         self._price_s_by_term: dict[str, dict[str, float]] = {}
         self.add_counters(
             "price_seconds",
-            "Sum of the scores of the chosen endpoints by term, for policies that have scores",
+            "Estimated cost of the chosen pods in seconds, by term. Only policies with "
+            "an estimate count. Divided by the picks, it is the estimated cost of a "
+            "request.",
             ("policy", "term"),
             self._prices_s,
         )
-        self._waits = Counter("waits", "Times that a policy held a request", ("reason",))
-        self._rejections = Counter(
-            "rejections", "Requests answered with an error", ("reason",), tuple(Reason)
+        self._waits = Counter(
+            "waits", "Times that a policy held a request, by its reason.", ("reason",)
         )
-        self._completions = Counter("completions", "Picks that ended", ("outcome",), tuple(Outcome))
+        self._rejections = Counter(
+            "rejections",
+            "Requests that the router answered with an error, by its code.",
+            ("reason",),
+            tuple(Reason),
+        )
+        self._completions = Counter(
+            "completions",
+            "Picks that ended. completed: with a response. failed: 5xx, reset or no "
+            "connection. cancelled: the client left. expired: nobody reported the end.",
+            ("outcome",),
+            tuple(Outcome),
+        )
         self._slo_requests = Counter(
-            "slo_requests", "Requests by whether they were answered in time", ("path", "attained")
+            "slo_requests",
+            "Requests by whether they were answered within admin.slo_ttft_s. At most 50 "
+            "paths have a label of their own; the rest count as other.",
+            ("path", "attained"),
         )
         self._route_slo_requests = Counter(
             "route_slo_requests",
-            "Requests of routes with an objective by whether they were answered in time",
+            "Requests by whether they were answered within the time to first token that "
+            "they or their route ask for. A request without such an objective does not "
+            "count.",
             ("route", "attained"),
         )
         self._unmatched = Counter(
-            "completions_unmatched", "Access log entries about our picks that had already ended"
+            "completions_unmatched",
+            "Access log entries for picks of this router that had already ended.",
         )
-        self._expired = Counter("picks_expired", "Picks that expired without news of their end")
-        self._scrape_failures = Counter("scrape_failures", "Failed scrapes", ("endpoint",))
-        self._eds_refusals = Counter("eds_refusals", "Endpoint updates that Envoy refused")
+        self._expired = Counter(
+            "picks_expired",
+            "Picks that ended by their age. The number grows if neither the access log "
+            "nor scrapes end picks.",
+        )
+        self._scrape_failures = Counter(
+            "scrape_failures", "Failed scrapes of a pod.", ("endpoint",)
+        )
+        self._eds_refusals = Counter(
+            "eds_refusals", "Endpoint updates that Envoy refused. The log has its message."
+        )
         self._full_answers = Counter(
-            "full_answers", "Requests that a pod refused because it was full"
+            "full_answers",
+            "Attempts that a pod refused because it is full, by Envoy's log of attempts.",
         )
-        self._access_log_errors = Counter("access_log_errors", "Unreadable access log messages")
+        self._access_log_errors = Counter(
+            "access_log_errors", "Access log messages that could not be read."
+        )
         self._counters = [each for each in vars(self).values() if isinstance(each, Counter)]
 
 
@@ -326,88 +361,105 @@ def affinity_of_views(pick: Pick, adapter: str) -> str:
 
 # Reads an endpoint's gauge; None where the value is not known: absent, not 0.
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
-    ("endpoint_ready", "Whether the endpoint may get new requests", lambda view: view.is_ready),
-    ("endpoint_known", "Whether the endpoint's load report is current", lambda view: view.is_known),
+    (
+        "endpoint_ready",
+        "1 if the pod may get requests: discovery says so, and its engine is "
+        "neither asleep nor dead.",
+        lambda view: view.is_ready,
+    ),
+    (
+        "endpoint_known",
+        "1 if the pod has a load report that has not expired. A pod without one "
+        "that is not silent gets its share by what routers have sent there.",
+        lambda view: view.is_known,
+    ),
     (
         "endpoint_silent",
-        "Whether the endpoint has no current load report and does not answer either",
-        lambda view: view.is_silent,
+        "1 if the pod has no valid load report and does not answer either. It gets "
+        "requests only where no other pod can take them.",
+        lambda view: view._is_silent,
     ),
     (
         "endpoint_report_old",
-        "Whether the endpoint's report shows requests that no router has there, with counters that "
-        "do not move",
-        lambda view: view.has_old_report,
+        "1 if the report shows requests that no router knows of while its counters "
+        "stand still. These requests do not count. All were aborted at once, or the "
+        "engine hangs.",
+        lambda view: view._has_old_report,
     ),
     (
         "endpoint_unreachable",
-        "Whether the endpoint cannot be connected to",
-        lambda view: view.is_unreachable,
+        "1 if the last call to the pod could not connect: refused, or no route.",
+        lambda view: view._is_unreachable,
     ),
     (
         "endpoint_ejected",
-        "Whether the endpoint fails and gets no requests",
+        "1 if the pod is ejected because it fails, or is on trial with as many "
+        "requests as it may have.",
         lambda view: view.is_ejected,
     ),
     (
         "endpoint_asleep",
-        "Whether the endpoint sleeps and gets no requests",
-        lambda view: view.is_asleep,
+        "1 if the engine sleeps by its last report. The pod gets no requests.",
+        lambda view: view._is_asleep,
     ),
     (
         "endpoint_dead",
-        "Whether the engine has stopped, by its own health check",
-        lambda view: view.died_at_s is not None,
+        "1 if the pod's /health says that its engine is dead. The pod gets no requests.",
+        lambda view: view._died_at_s is not None,
     ),
     (
         "endpoint_mixes_weights",
-        "Whether the engine's version changes running requests' weights when an adapter is loaded",
-        lambda view: view.mixes_weights,
+        "1 if the pod's version of vLLM gives running requests the weights of an "
+        "adapter that is being loaded. Nothing is loaded there while the pod has "
+        "requests.",
+        lambda view: view._mixes_weights,
     ),
     (
         "endpoint_in_flight",
-        "Unfinished requests that this router sent",
+        "Unfinished requests that this router sent to the pod.",
         lambda view: view.num_in_flight,
     ),
     (
         "endpoint_pending",
-        "Unfinished requests, those of other routers and clients included",
-        lambda view: view.num_pending + view.num_foreign,
+        "Unfinished requests of the pod, including those from other sources.",
+        lambda view: view.num_pending + view._num_foreign,
     ),
     (
         "endpoint_active_adapters_per_slot",
-        "Distinct adapters with unfinished requests, per adapter slot on the GPU",
+        "Distinct adapters with unfinished requests, divided by the GPU slots. "
+        "Above 1, requests wait for a slot.",
         lambda view: view.num_active_adapters / view.max_loras if view.max_loras else None,
     ),
     (
         "requests_deferred",
-        "Requests that wait for an adapter slot",
-        lambda view: view.num_deferred if view.is_known else None,
+        "Requests that wait for an adapter slot, by the engine's own count.",
+        lambda view: view._num_deferred if view.is_known else None,
     ),
     (
         "endpoint_kv_usage_ratio",
-        "Part of the KV cache in use",
+        "Share of the KV cache in use.",
         lambda view: view.kv_usage_ratio if view.is_known else None,
     ),
     (
         "endpoint_prefill_tokens_per_second",
-        "Estimated speed of computing prompts, as configured or learned",
+        "Speed at which the pod computes prompts, as configured or learned.",
         lambda view: 1 / (view.costs.prompt_s_per_byte * BYTES_PER_TOKEN),
     ),
     (
         "endpoint_cold_load_seconds",
-        "Estimated time to load an adapter from disk, as configured or learned",
+        "Time to load an adapter from disk there, as configured or learned.",
         lambda view: view.costs.cold_load_s,
     ),
     (
         "endpoint_cached_load_seconds",
-        "Estimated time to load an adapter from the CPU cache, as configured or learned",
+        "Time to load an adapter from the CPU cache there, as configured or learned.",
         lambda view: view.costs.cached_load_s,
     ),
     (
         "endpoint_decode_seconds_per_token",
-        "Recent time per output token of each running request",
-        lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
+        "Time that each running request takes for an output token, over the last "
+        "second of work. Absent until the pod's reports show it.",
+        lambda view: None if view.costs._decode is None else view.costs._decode.token_s,
     ),
 )
 
@@ -417,10 +469,13 @@ def _endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
     for name, documentation, read in _ENDPOINT_GAUGES:
         values = {view.address: value for view in views if (value := read(view)) is not None}
         yield labelled(GaugeMetricFamily, f"extproc_{name}", documentation, "endpoint", values)
-    loads = {view.address: view.num_adapter_loads for view in views}
-    documentation = "Adapters that came into a GPU slot"
+    loads = {view.address: view._num_adapter_loads for view in views}
+    documentation = (
+        "Adapters that entered a GPU slot, as far as the router can infer it. "
+        "Its rate is the thrashing that routing should avoid."
+    )
     yield labelled(CounterMetricFamily, "extproc_adapter_loads", documentation, "endpoint", loads)
     times = {view.address: view.reported_at_s for view in views}
     ages = {address: now - at_s for address, at_s in times.items() if at_s is not None}
-    name, documentation = "extproc_endpoint_report_age_seconds", "Age of the last load report"
+    name, documentation = "extproc_endpoint_report_age_seconds", "Age of the last load report."
     yield labelled(GaugeMetricFamily, name, documentation, "endpoint", ages)

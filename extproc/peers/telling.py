@@ -177,17 +177,22 @@ class Hearing:
         """Register the metrics of the messages between routers."""
         told, telling, links = self._router.pool.told, self._telling, self.links
         telemetry.add_gauge(
-            "told_in_flight", "Other routers' picks that have not ended", lambda: told.num_in_flight
+            "told_in_flight",
+            "Unfinished picks of other routers, by their own reports.",
+            lambda: told.num_in_flight,
         )
         telemetry.add_counters(
             "told_picks",
-            "Picks that routers sent to each other",
+            "Picks that routers told each other. out: once for each router. in: received.",
             "direction",
             lambda: {"in": told.num_received, "out": links.num_told},
         )
         telemetry.add_counters(
             "told_dropped",
-            "Picks and ends that were not sent, and received picks that were not counted",
+            "Picks and ends that got lost. slow_link: the other router did not read, or "
+            "a new stream began with too many. busy: more than 16,384 in 2 ms. "
+            "unknown_pod, full (16,384 of a router, or 65,536): received and not "
+            "counted.",
             "reason",
             lambda: {
                 "busy": telling.num_dropped,

@@ -3,7 +3,7 @@
 From the outside in: levels (`tickets.level`), in a level the flow that was served least
 (`fairness`), in a flow first adapters that have waited long for a slot, then the configured order
 (`orders`). A flow is what is one tenant's, over all adapters and routes but for those that have a
-share of their own (`Claim.flow`).
+share of their own (`Claim._flow`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Plan:
         if self._settings.fair:
             claim = request.claim
             tokens = cost(request.body_bytes / BYTES_PER_TOKEN, EXPECTED_OUTPUT_TOKENS)
-            self.counters[claim.priority].add(claim.flow, tokens / claim.weight)
+            self.counters[claim.priority].add(claim._flow, tokens / claim._weight)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """Count the output of a request that was charged, as far as it is not that of most.
@@ -101,7 +101,7 @@ class Plan:
         if self._settings.fair:
             more = output_tokens - self._mean_output_tokens
             self._mean_output_tokens += more / OUTPUTS_OF_MEAN
-            self.counters[claim.priority].add(claim.flow, cost(0.0, more) / claim.weight)
+            self.counters[claim.priority].add(claim._flow, cost(0.0, more) / claim._weight)
 
     def charge_told(self, share: Share) -> None:
         """Count what another router served, at a priority that has been seen here.
@@ -210,5 +210,5 @@ class Plan:
 def share_of(request: RequestInfo) -> Share:
     """Return what a request counts for once it is served."""
     claim = request.claim
-    tokens = cost(request.body_bytes / BYTES_PER_TOKEN, EXPECTED_OUTPUT_TOKENS) / claim.weight
-    return Share(claim.flow, claim.priority, tokens)
+    tokens = cost(request.body_bytes / BYTES_PER_TOKEN, EXPECTED_OUTPUT_TOKENS) / claim._weight
+    return Share(claim._flow, claim.priority, tokens)

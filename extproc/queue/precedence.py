@@ -154,7 +154,7 @@ class Reach:
     def has_idle(self, request: RequestInfo) -> bool:
         """Return whether an endpoint that may serve a request has none."""
         if self._idle is None:
-            self._idle = self._bits(lambda view: not view.num_pending + view.num_foreign)
+            self._idle = self._bits(lambda view: not view.num_pending + view._num_foreign)
         return bool(self._idle & self.of(request))
 
     def of(self, request: RequestInfo) -> int:

@@ -329,7 +329,7 @@ class HoldQueue:
         """Return why a newcomer is not held, if it is not; it may take the place of others."""
         if ticket.is_refusable and now > ticket.late_s:
             return End.LATE
-        if not ticket.request.claim.waits:
+        if not ticket.request.claim._waits:
             return End.NO_WAIT
         if now >= ticket.give_up_s:
             return End.EXPIRED

@@ -180,7 +180,7 @@ class Reservations:
             self._all = {
                 name: each for name, each in others if (each.address, each.leaving) != found
             }
-            self._all[adapter] = Reservation(adapter, *found, claim.priority, claim.flow, until_s)
+            self._all[adapter] = Reservation(adapter, *found, claim.priority, claim._flow, until_s)
             self._fresh.add(adapter)
 
     def kept_from(
@@ -247,7 +247,7 @@ class Reservations:
         settings, claim = self._settings, ticket.request.claim
         if use.priority != claim.priority:
             return use.priority < claim.priority
-        turn = self._turn(claim.priority, claim.flow, use.flow)
+        turn = self._turn(claim.priority, claim._flow, use.flow)
         if turn:
             return turn > 0
         turn_s = settings.slot_turn_s
@@ -260,7 +260,7 @@ class Reservations:
         """Return whether one that waits goes before a request."""
         if claim.priority != each.priority:
             return claim.priority < each.priority
-        return self._turn(claim.priority, each.flow, claim.flow) >= 0
+        return self._turn(claim.priority, each.flow, claim._flow) >= 0
 
     def _stays(
         self, each: Reservation, adapter: str, claim: Claim, known: Reservation | None
@@ -272,7 +272,7 @@ class Reservations:
         """
         if claim.priority != each.priority:
             return claim.priority < each.priority
-        turn = self._turn(claim.priority, each.flow, claim.flow)
+        turn = self._turn(claim.priority, each.flow, claim._flow)
         if turn or known is None:
             return turn >= 0
         return (each.address, each.leaving, each.adapter) < (known.address, known.leaving, adapter)

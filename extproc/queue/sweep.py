@@ -181,7 +181,7 @@ class Sweep:
         if claim.priority < 0 and urgent & reach:
             return inf
         return self._precedence.behind_until_s(
-            where, claim.priority, claim.flow, request.arrived_at_s, reach, now=now
+            where, claim.priority, claim._flow, request.arrived_at_s, reach, now=now
         )
 
     def waiting(self, now: float) -> Waiting:

@@ -60,7 +60,7 @@ class Ticket(Struct, eq=False):
         error: What its policy raised.
         arrived_at_s: Of the request, like all that follows: each offer looks at that of all.
         priority: Before ageing.
-        flow: Whose turns it counts for (`Claim.flow`).
+        flow: Whose turns it counts for (`Claim._flow`).
         late_s: From when on it cannot have its first token in time.
         is_refusable: It is refused once it is late: somebody has set it an objective.
     """
@@ -89,7 +89,7 @@ class Ticket(Struct, eq=False):
         self.arrived_at_s, self.priority, self.flow = (
             request.arrived_at_s,
             claim.priority,
-            claim.flow,
+            claim._flow,
         )
         self.late_s = self.deadline_s - self.rest_s
         self.is_refusable = claim.ttft_s is not None
@@ -174,7 +174,7 @@ class Occupancy:
     def is_route_full(self, ticket: Ticket) -> bool:
         """Return whether its route's own bounds leave no room for it."""
         claim = ticket.request.claim
-        max_held, max_bytes = claim.max_held, claim.max_held_bytes
+        max_held, max_bytes = claim._max_held, claim._max_held_bytes
         if max_held is not None and _of_route(self.num_by_claim, claim.route) >= max_held:
             return True
         if max_bytes is None:
@@ -263,7 +263,7 @@ def refusal(
     own = (
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
-    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request.client_model
+    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request._client_model
     if ticket.reason == FOR_POD:  # it is not too much that was asked for
         return no_endpoints(model, why)
     if end is End.EXPIRED and ticket.reason == FOR_ADAPTER:

@@ -117,7 +117,7 @@ class Encoder:
         headers to remove, so the rest is encoded once: a new message takes 7 us, this takes 1 us.
         """
         lengths = (len(pick.id), *[len(each) for each in pick.alternates])
-        key = (kind, pick.endpoints, lengths, pick.request.hints.header_names)
+        key = (kind, pick.endpoints, lengths, pick.request.hints._header_names)
         template = self._templates.get(key)
         if template is None:
             if len(self._templates) >= MAX_TEMPLATES:

@@ -78,7 +78,7 @@ class Incoming:
         self._is_complete = event.end_of_stream
         self._has_trailers = False
         self._hints = read_hints(headers, settings.trusted_headers)
-        self._concerns = _every if self._hints.model_rewrite else concerns
+        self._concerns = _every if self._hints._model_rewrite else concerns
         if route.kind is RouteKind.STORED_RESPONSE:
             self._concerns = None
         self._fixed: Rejection | None = rejections.RENAMED
@@ -223,7 +223,7 @@ class Incoming:
         if self._concerns is None:
             return model
         spelling = rewrites.spelling
-        target = rewrites.target(spelling.listed(model), self._hints.model_rewrite)
+        target = rewrites.target(spelling.listed(model), self._hints._model_rewrite)
         is_same = spelling.full(target) == model
         has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
         is_ours = self._has_body and has_all and self._mode is not BodyMode.STREAMED
@@ -260,15 +260,15 @@ class Incoming:
             model=model,
             path=path[:MAX_PATH_CHARS],
             body_bytes=num_bytes,
-            is_whole=self._mode is BodyMode.BUFFERED or self._is_complete or self._has_trailers,
+            _is_whole=self._mode is BodyMode.BUFFERED or self._is_complete or self._has_trailers,
             request_id=self._request_id,
             session=self._session,
             subset=self._subset,
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
-            prefix_hashes=hashes,
-            written=self._written,
-            fixed=self._fixed,
+            _prefix_hashes=hashes,
+            _written=self._written,
+            _fixed=self._fixed,
         )
 
     # --- answers -----------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def session_of(headers: Mapping[str, str], name: str | None) -> str | None:
 
 
 def hashes_of(model: str, prompt: Iterable[Raw], path: str, num_bytes: int) -> tuple[int, ...]:
-    """Return `RequestInfo.prefix_hashes` of a body of so many bytes with these parts."""
+    """Return `RequestInfo._prefix_hashes` of a body of so many bytes with these parts."""
     if num_bytes < MARKS_BYTES[0] or path not in GENERATING_PATHS:
         return ()
     return prefix_hashes(model, b"".join(prompt))

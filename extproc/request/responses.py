@@ -32,14 +32,14 @@ def restorer(
         return None
     request = pick.request
     return restorer_of(
-        event.content_type, event.content_encoding, served=request.model, written=request.written
+        event.content_type, event.content_encoding, served=request.model, written=request._written
     )
 
 
 def may_restore(request: RequestInfo, mode: BodyMode, settings: StreamSettings) -> bool:
     """Return whether the response may have to name another model than the pod's."""
-    is_wanted = settings.restore_model if request.restores is None else request.restores
-    return bool(request.written) and is_wanted and mode is not BodyMode.NONE
+    is_wanted = settings.restore_model if request._restores is None else request._restores
+    return bool(request._written) and is_wanted and mode is not BodyMode.NONE
 
 
 def release_body(

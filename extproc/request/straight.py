@@ -116,7 +116,7 @@ class Straight:
             request_id=request_id_of(headers),
             session=session_of(headers, self._settings.session_header),
             arrived_at_s=head.arrived_at_s,
-            prefix_hashes=hashes,
-            fixed=rejections.RENAMED,
+            _prefix_hashes=hashes,
+            _fixed=rejections.RENAMED,
         )
         return parts.ask(request, now=now, wake=wake, num_bytes=0)

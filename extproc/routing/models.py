@@ -138,15 +138,15 @@ class Models:
             return self.claimed(request)
         card = self._card(request.model, request.hints.fairness_id)
         if card is None:
-            return self._unknown(request.client_model, snapshot, request.subset)
+            return self._unknown(request._client_model, snapshot, request.subset)
         cached = request.cached_bytes
-        if uses_cached_bytes and request.prefix_hashes:
+        if uses_cached_bytes and request._prefix_hashes:
             cached = self._cached(request) or cached
         claim = self._routes.claim(request)
         return replace(
             request,
             adapter=None if card.parent is None else request.model,
-            context_bytes=self._context_bytes(request, card),
+            _context_bytes=self._context_bytes(request, card),
             cached_bytes=cached,
             claim=request.claim if claim is NO_CLAIM else claim,
         )
@@ -232,9 +232,9 @@ class Models:
         """Return the size of the context, where the body is longer than that."""
         base = card if card.parent is None else self._pool.model(card.parent)
         if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
-            return request.context_bytes
+            return request._context_bytes
         context_bytes = BYTES_PER_TOKEN * base.max_model_len
-        return context_bytes if request.body_bytes > context_bytes else request.context_bytes
+        return context_bytes if request.body_bytes > context_bytes else request._context_bytes
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:
@@ -245,7 +245,7 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     """
     up = [view for view in snapshot.endpoints if view.is_ready]
     has_told = any(view.registered is not None for view in up)
-    return has_told and not any(view.is_owing for view in up)
+    return has_told and not any(view._is_owing for view in up)
 
 
 def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:

@@ -134,7 +134,7 @@ class Picker:
         candidates = _best(usable) if request.model else usable
         if not candidates:
             return _nobody(snapshot.endpoints, request)
-        if candidates[0].is_gone and request.model and snapshot.now < waits_until_s:
+        if candidates[0]._is_gone and request.model and snapshot.now < waits_until_s:
             return Wait(waits_until_s, FOR_POD)  # all of them are gone, then
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
@@ -230,7 +230,7 @@ class Picker:
         is_stored = request.path in _STATEFUL_PATHS or not request.model
         if session is None or is_stored or not self.uses_cached_bytes:
             return session, True
-        return f"{session} cached", not request.prefix_hashes
+        return f"{session} cached", not request._prefix_hashes
 
     def _stay(
         self, admitted: Sequence[EndpointView], session: str | None
@@ -258,7 +258,7 @@ class Picker:
                 if self._on_policy_error is None:
                     raise
                 self._on_policy_error(name, error)
-        return policy_failed(request.client_model)
+        return policy_failed(request._client_model)
 
     def _check_wait(self, wait: Wait, policy_name: str) -> Wait:
         """Return a policy's wait; the queue reckons with its time, for all requests together."""
@@ -314,8 +314,10 @@ def _usable(endpoints: Iterable[EndpointView], request: RequestInfo) -> list[End
 
 def _nobody(endpoints: Iterable[EndpointView], request: RequestInfo) -> Rejection:
     """Return why no endpoint can take a request."""
-    sleeping = [view for view in endpoints if view.is_asleep and view.has_registered(request.model)]
-    subset, model = request.subset, request.client_model
+    sleeping = [
+        view for view in endpoints if view._is_asleep and view.has_registered(request.model)
+    ]
+    subset, model = request.subset, request._client_model
     if any(subset is None or is_in_subset(view.address, subset) for view in sleeping):
         return asleep(model)
     return no_endpoints(model)
@@ -331,7 +333,7 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
     same for the other flaws. One that is gone and has no other flaw was so a moment ago: a call of
     ours is about to tell.
     """
-    best = [view for view in usable if not view.has_flaw]
+    best = [view for view in usable if not view._has_flaw]
     if best or not usable:
         return best
     least = min(map(_flaws, usable))
@@ -339,4 +341,4 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
 
 
 def _flaws(view: EndpointView) -> tuple[bool, bool, bool, bool]:
-    return view.is_unreachable, view.is_ejected, view.is_silent, view.is_gone
+    return view._is_unreachable, view.is_ejected, view._is_silent, view._is_gone

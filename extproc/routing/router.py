@@ -216,11 +216,11 @@ class Router:
 
     def _waits_until_s(self, request: RequestInfo) -> float:
         """Return until when a request waits for an endpoint: one that must not wait, for never."""
-        return self._give_up_s(request) if request.claim.waits else -inf
+        return self._give_up_s(request) if request.claim._waits else -inf
 
     def _give_up_s(self, request: RequestInfo) -> float:
         """Return until when a request may be held."""
-        limit_s = request.claim.max_wait_s
+        limit_s = request.claim._max_wait_s
         hold_s = self.max_hold_s if limit_s is None else min(limit_s, self.max_hold_s)
         return request.arrived_at_s + hold_s
 
@@ -233,8 +233,8 @@ class Router:
             return self._pick(request, snapshot, columns)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
-            return asleep(request.client_model)
-        if isinstance(found, Rejection) and found is not request.fixed:
+            return asleep(request._client_model)
+        if isinstance(found, Rejection) and found is not request._fixed:
             return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
             return found
@@ -275,7 +275,7 @@ class Router:
             known, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.fail(error)
-            return no_endpoints(ticket.request.client_model)
+            return no_endpoints(ticket.request._client_model)
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
@@ -299,7 +299,7 @@ class Router:
 def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
     """Return whether the pods that have a request's adapter are gone, and others may load it."""
     if isinstance(result, Pick):
-        return result.candidates[0].is_lost  # as all of them are, then
+        return result.candidates[0]._is_lost  # as all of them are, then
     if isinstance(result, Wait):
         return result.reason == FOR_POD
     is_none = result.reason is Reason.NO_ENDPOINTS
@@ -308,7 +308,7 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
 
 def _is_empty(snapshot: Snapshot) -> bool:
     """Return whether nobody is there at all."""
-    return all(view.is_gone or not view.is_ready for view in snapshot.endpoints)
+    return all(view._is_gone or not view.is_ready for view in snapshot.endpoints)
 
 
 def _may_come(request: RequestInfo, snapshot: Snapshot) -> bool:
@@ -326,7 +326,7 @@ def _may_come(request: RequestInfo, snapshot: Snapshot) -> bool:
 def _is_asleep(snapshot: Snapshot) -> bool:
     """Return whether nobody is awake who could load an adapter."""
     views = snapshot.endpoints
-    return any(view.is_asleep for view in views) and not any(view.is_ready for view in views)
+    return any(view._is_asleep for view in views) and not any(view.is_ready for view in views)
 
 
 def load_s(view: EndpointView, adapter: str) -> float:

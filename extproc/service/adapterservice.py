@@ -238,13 +238,15 @@ class AdapterService:
         self.loading.add_metrics(telemetry)
         telemetry.add_gauges(
             "declarations_known",
-            "Whether all declarations of a source have been read once",
+            "1 once everything that a source declares has been read. Sources are "
+            "adapters.store, LLMRoutes and InferenceModelRewrites.",
             "source",
             lambda: {each.name: float(each.is_complete) for each in self._sources()},
         )
         telemetry.add_gauges(
             "declarations_age_seconds",
-            "Seconds since a source of declarations last answered",
+            "Time since a source of declarations last answered. A store answers each "
+            "interval_s, a watch at least each watch_s.",
             "source",
             lambda: {each.name: each.age_s for each in self._sources()},
         )

@@ -131,7 +131,7 @@ class Discovery:
         self._kubernetes.add_metrics(telemetry)
         telemetry.add_counters(
             "dns_failures",
-            "Lookups of the endpoints' name that failed, wholly or in part",
+            "Lookups of discovery.dns that failed, wholly or in part. The pods stay as they were.",
             "name",
             self._dns_failures,
         )

@@ -29,92 +29,121 @@ def add_gauges(
     pool, routes, router = routing.pool, routing.routes, routing.router
     clock, losses, endpoints = parts.clock, parts.pods.losses, parts.endpoints
     pace, slow = parts.pods.pace, parts.pods.slow
-    add("ready", "Accepts requests: synced, and not draining", lambda: not why_not_ready())
-    add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
-    add("picks_in_flight", "Picks that have not ended", lambda: len(pool.flights))
+    add(
+        "ready",
+        "1 if the router accepts requests. 0: discovery has not synced, or the router drains.",
+        lambda: not why_not_ready(),
+    )
+    add("streams_active", "Open ext_proc streams.", lambda: processor.num_open)
+    add("picks_in_flight", "Unfinished picks of this router.", lambda: len(pool.flights))
     telemetry.add_gauges(
         "endpoint_oldest_in_flight_seconds",
-        "Age of the oldest pick that has not ended",
+        "Age of the pod's oldest unfinished pick. If it only grows, nobody reported "
+        "the end of that request.",
         "endpoint",
         lambda: pool.oldest_in_flight_s(now=clock()),
     )
     telemetry.add_counters(
         "ejections",
-        "Endpoints ejected for failing where other endpoints do not",
+        "Pods ejected: unreachable, consecutive_failures, failure_rate or failed_trial.",
         "reason",
         lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
     )
     telemetry.add_gauges(
         "route_slo_target_ratio",
-        "Share of a route's requests that should be answered in time",
+        "Share of a route's requests that should be in time: objectives.ttft.percentile as 0 to 1.",
         "route",
         lambda: routes.targets,
     )
     telemetry.add_gauges(
         "tpot_target_ratio",
-        "Share of a route's streamed responses that should keep their time per output token",
+        "Share of a route's streamed responses that should meet it: "
+        "objectives.tpot.percentile as 0 to 1.",
         "route",
         lambda: routes.tpot_targets,
     )
     telemetry.add_counters(
         "policy_failures",
-        "Choices for which a policy raised an error or chose an endpoint that is not allowed",
+        "Requests for which a policy raised an error or chose what it may not. "
+        "policy.fallback took them, or they got a 503 policy_failed. The log has "
+        "the error and its place.",
         "policy",
         lambda: routing.num_policy_failures,
     )
     add_queue_gauges(telemetry, router.queue, clock)
     telemetry.add_gauges(
         "endpoint_slowness_ratio",
-        "Time per output token, relative to the other pods of the group; 1 is equal",
+        "Time per output token, divided by that of the other pods of the group. 1: "
+        "the same. Absent for a pod without others to compare with.",
         "endpoint",
         lambda: {address: each.ratio for address, each in slow.compare(routing.snapshot()).items()},
     )
-    add("held_seconds_limit", "Longest time that a request may be held", lambda: router.max_hold_s)
-    add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
+    add(
+        "held_seconds_limit",
+        "Longest that a request may be held: request.max_hold_s.",
+        lambda: router.max_hold_s,
+    )
+    add(
+        "endpoints",
+        "Pods that should send load reports: discovery says that they are ready, or "
+        "said so when they were lost.",
+        lambda: losses.num_due,
+    )
     add(
         "endpoints_lost",
-        "Endpoints that should send load reports but do not, or cannot be reached",
+        "Pods of these that are lost: no reports, no list of models, or no connection.",
         lambda: losses.num_lost,
     )
     add(
         "scrape_interval_seconds",
-        "Time between two scrapes of a busy pod; longer while the event loop is late",
+        "Time between two scrapes of a pod that is not quiet: scrape.interval_s. It "
+        "is longer while the event loop is late, at most half of scrape.expiry_s.",
         lambda: pace.interval_s,
     )
     telemetry.add_gauges(
         "cpu_cache_adapters",
-        "Adapters that each pod's CPU cache holds, as configured and as learned",
+        "Adapters that the router assumes in a pod's CPU cache, for each of "
+        "pods.groups, and without a group for the other pods. configured: "
+        "max_cpu_loras, or the number of slots. learned: as observed, once known.",
         ("group", "source"),
         parts.cache_watch.sizes,
     )
     _add_tpot(telemetry, parts.accounting.tpots)
-    add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
-    add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
+    add(
+        "access_log_streams",
+        "Open access log streams: one for each Envoy worker that has logged something.",
+        lambda: completions.num_streams,
+    )
+    add("eds_streams", "Open endpoint discovery streams.", lambda: eds.num_streams)
     add(
         "config_failures",
-        "Changes of the configuration file that could not be applied",
+        "Changes of the configuration file that were not applied.",
         lambda: live_config.num_failures,
     )
     add(
         "endpoints_left_out",
-        "Endpoints left out because there are more than the router uses",
+        "Pods beyond the first 1,000 by address. They get no requests.",
         lambda: endpoints.num_left_out,
     )
     telemetry.add_counters(
         "observer_errors",
-        "Errors of telemetry, tracing and other observers; requests are not affected",
+        "Failures of observers: telemetry, decisions, attainment, tracing, relay or "
+        "telling. Requests continue. At most one log line in 10 s.",
         "observer",
         lambda: observers.num_errors,
     )
     telemetry.add_counters(
         "streams_broken",
-        "Calls that ended with a protocol error, an internal error or a timeout",
+        "ext_proc calls that ended with an error. internal: the router failed, and "
+        "the request got an error. protocol: Envoy broke the protocol. silence: it "
+        "sent nothing for a request for 15 minutes. At most one log line in 10 s.",
         "cause",
         lambda: processor.num_broken,
     )
     add(
         "decisions_dropped",
-        "Decisions that slow watchers missed",
+        "Decisions that an extproc watch was too slow for. All watchers together "
+        "get at most a fifth of the event loop's time.",
         lambda: decisions.num_dropped,
     )
     _add_traffic(telemetry, parts.traffic)
@@ -128,30 +157,37 @@ def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[],
     priorities = CappedLabel(_MAX_PRIORITIES)
     telemetry.add_gauges(
         "held_requests",
-        "Held requests by route and priority",
+        "Requests that are held, by route of models and priority.",
         ("route", "priority"),
         lambda: _held(queue, priorities),
     )
-    add("held_requests_limit", "Limit of held requests", lambda: queue.settings.max_requests)
+    add(
+        "held_requests_limit",
+        "Most requests that may be held: queue.max_requests.",
+        lambda: queue.settings.max_requests,
+    )
     add(
         "held_bytes",
-        "Bytes of the bodies of held requests",
+        "Bytes of the bodies of held requests, as far as the router keeps them.",
         lambda: queue.occupancy.num_bytes,
     )
-    add("held_bytes_limit", "Limit of these bytes", lambda: queue.settings.max_bytes)
+    add(
+        "held_bytes_limit", "Most bytes of them: queue.max_bytes.", lambda: queue.settings.max_bytes
+    )
     add(
         "held_oldest_seconds",
-        "Time that the oldest held request has waited",
+        "For how long the oldest held request has been held.",
         lambda: queue.oldest_s(clock()),
     )
     add(
         "held_dispatched_per_second",
-        "Requests a second that leave the queue for a pod while more wait, as estimated",
+        "Requests that leave the queue for a pod while others wait. By this "
+        "estimate the router refuses requests that would come too late.",
         lambda: 1 / queue.service_s if queue.service_s else 0.0,
     )
     telemetry.add_counters(
         "holds",
-        "Requests that the policy wanted to hold, by result",
+        "Requests that were to be held, by how that ended.",
         "end",
         lambda: {str(end): count for end, count in queue.num_ended.items()},
     )
@@ -167,35 +203,36 @@ def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str],
 
 def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
     add, budget, wire = telemetry.add_gauge, traffic.budget, traffic.wire
-    add("wire_connections", "Open connections of the HTTP/2 server", lambda: wire.connections_open)
+    add("wire_connections", "Open gRPC connections.", lambda: wire.connections_open)
     add(
         "body_bytes",
-        "Bytes of request bodies and unsent responses in memory",
+        "Bytes in memory of request bodies, complete or not, and of unsent answers.",
         lambda: budget.used_bytes,
     )
     add(
         "body_bytes_limit",
-        "Limit of bytes of request bodies and unsent responses in memory",
+        "Most bytes of them: request.max_bytes_in_memory.",
         lambda: budget.max_bytes,
     )
-    add(
-        "uploads_given_up", "Uploads given up because memory was short", lambda: budget.num_given_up
-    )
+    add("uploads_given_up", "Uploads that got a 429 memory.", lambda: budget.num_given_up)
     telemetry.add_counters(
         "wire_streams",
-        "Streams of the HTTP/2 server, by how they ended",
+        "Streams by how they ended: answered, reset_by_peer, reset_by_us, lost with "
+        "their connection, or refused by a limit.",
         "end",
         lambda: _ends(wire),
     )
     telemetry.add_counters(
         "wire_abuse",
-        "Violations of the HTTP/2 server's limits, by limit",
+        "Limits that a peer exceeded. An Envoy exceeds only the limits of one "
+        "stream, and only if a client makes it.",
         "limit",
         lambda: {str(limit): count for limit, count in wire.abuse.items()},
     )
     telemetry.add_counters(
         "http_dropped",
-        "Dropped connections of the HTTP ports, by the limit that they exceeded",
+        "Connections of the HTTP ports that were dropped, by limit: connections, "
+        "request or answer.",
         "limit",
         lambda: {str(limit): traffic.http_dropped[limit] for limit in HttpLimit},
     )
@@ -204,25 +241,28 @@ def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
 def _add_tpot(telemetry: Telemetry, tpots: Tpots) -> None:
     telemetry.add_counters(
         "tpot_responses",
-        "Streamed responses by whether their mean time per output token was within the objective",
+        "Streamed responses by whether their time per output token met the "
+        "objective. none: they had no objective.",
         ("route", "attained"),
         lambda: tpots.num_responses,
     )
     telemetry.add_counters(
         "tpot_seconds",
-        "Sum of the mean times per output token of streamed responses",
+        "Sum of the times per output token of these responses. Divided by the "
+        "responses, it is the mean.",
         "route",
         lambda: tpots.seconds,
     )
     telemetry.add_gauges(
         "token_bytes",
-        "Bytes of a streamed response per token, as learned",
+        "Bytes of a streamed response per token, as learned.",
         "route",
         lambda: {route: size.num_bytes for route, size in tpots.sizes.items()},
     )
     telemetry.add_gauges(
         "token_bytes_error_ratio",
-        "Relative standard deviation of the bytes per token between responses",
+        "Standard deviation of the bytes per token from one response to the next, "
+        "as a share of them. Above 0.2 no response is judged.",
         "route",
         lambda: {route: size.error_ratio for route, size in tpots.sizes.items()},
     )

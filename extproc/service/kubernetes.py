@@ -114,7 +114,8 @@ class KubernetesDiscovery:
         found = self._kubernetes
         telemetry.add_gauges(
             "inference_pool_found",
-            "Whether the InferencePool exists",
+            "1 if this InferencePool exists, as namespace/name. Until it has existed "
+            "once, the router is not ready.",
             "pool",
             lambda: {
                 name: is_there
@@ -124,19 +125,22 @@ class KubernetesDiscovery:
         )
         telemetry.add_counters(
             "kubernetes_lists",
-            "Complete lists received from the Kubernetes API",
+            "Complete lists read from the Kubernetes API: one at the start, one every "
+            "ten minutes, one after each loss.",
             "resource",
             lambda: found.lists if found is not None else {},
         )
         telemetry.add_counters(
             "kubernetes_failures",
-            "Lists and watches of the Kubernetes API that failed",
+            "Failed lists and watches: gone (410), connection, timeout, status_403 and "
+            "the like, also of kinds that the Role does not permit. A few are normal.",
             "reason",
             lambda: found.failures if found is not None else {},
         )
         telemetry.add_gauge(
             "kubernetes_contact_age_seconds",
-            "Seconds since the Kubernetes API last sent something",
+            "Time since the Kubernetes API last answered. Above a few minutes, the list "
+            "of pods is out of date by that time.",
             lambda: found.contact_age_s if found is not None else 0.0,
         )
 

@@ -91,7 +91,7 @@ class LiveFeed:
                 "policy": self.policy(),
                 "health": list(self.health()),
                 "rates": self._rates(now),
-                "num_pending": sum(view.num_pending + view.num_foreign for view in views),
+                "num_pending": sum(view.num_pending + view._num_foreign for view in views),
                 "num_in_flight": sum(view.num_in_flight for view in views),
                 "slo": self._slo(now),
                 "queue": self.queue(),
@@ -201,17 +201,17 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
         "address": view.address,
         "ready": view.is_ready,
         "known": view.is_known,
-        "silent": view.is_silent,
-        "unreachable": view.is_unreachable,
+        "silent": view._is_silent,
+        "unreachable": view._is_unreachable,
         "ejected": view.is_ejected,
-        "asleep": view.is_asleep,
-        "dead": view.died_at_s is not None,
+        "asleep": view._is_asleep,
+        "dead": view._died_at_s is not None,
         "age_s": age_s,
         "in_flight": view.num_in_flight,
-        "pending": view.num_pending + view.num_foreign,
+        "pending": view.num_pending + view._num_foreign,
         "running": view.num_running,
         "waiting": view.num_waiting,
-        "deferred": view.num_deferred,
+        "deferred": view._num_deferred,
         "kv": round(view.kv_usage_ratio, 3),
         "active": view.num_active_adapters,
         "slots": view.max_loras,
@@ -221,7 +221,7 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
 
 
 def _speed(view: EndpointView, slowness: Slowness | None, is_slow: bool) -> dict[str, Any]:
-    decode = view.costs.decode
+    decode = view.costs._decode
     return {
         "token_ms": None if decode is None else round(1000 * decode.token_s, 2),
         "slowness": None if slowness is None else round(slowness.ratio, 2),
@@ -273,7 +273,7 @@ def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
         address = decision.address
         names = (view.name for view in decision.candidates if view.address == address)
         shown |= {
-            "model": decision.request.client_model,
+            "model": decision.request._client_model,
             "path": decision.request.path,
             "pod": shortened(next(names, "") or address, _MAX_CHARS),
             "us": round(record.seconds * 1e6),

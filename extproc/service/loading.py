@@ -183,19 +183,19 @@ class Adapters:
         counts = self.planner.counts
         telemetry.add_gauges(
             "adapters",
-            "Declared adapters by state",
+            "Declared adapters, by state: ready, loading, cold or failed.",
             "state",
             lambda: {str(state): counts().by_state.get(state, 0) for state in _STATES},
         )
         telemetry.add_gauges(
             "adapter_failures",
-            "Loads and unloads on a pod that failed and are tried again",
+            "Adapters that could not be loaded on a pod or unloaded there. The router tries again.",
             ("endpoint", "reason"),
             lambda: {(at, str(why)): num for (at, why), num in counts().failures.items()},
         )
         telemetry.add_counters(
             "adapter_calls",
-            "Loads and unloads of adapters by result",
+            "Loads and unloads of adapters, by result: done, or the reason why not.",
             ("kind", "result"),
             lambda: self._calls.counts,
         )

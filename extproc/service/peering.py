@@ -126,21 +126,28 @@ class Peering:
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register the metrics of peers."""
         relay, service = self._relay, self._service
-        telemetry.add_gauge("routers", "Routers, this one included", lambda: self.num_routers)
+        telemetry.add_gauge(
+            "routers",
+            "Routers that discovery lists, including this one. 1 without peers.",
+            lambda: self.num_routers,
+        )
         telemetry.add_gauge(
             "peers_connected",
-            "Other routers that accept access log entries over a link",
+            "Other routers with a link over which this router accepts entries. Without "
+            "a key, only links that this router dialled.",
             lambda: len(relay.linked_routers()),
         )
         telemetry.add_counters(
             "peer_entries",
-            "Access log entries passed on between routers",
+            "Access log entries exchanged between routers. out: accepted by another. in: received.",
             "direction",
             lambda: {"in": service.num_received, "out": relay.num_sent},
         )
         telemetry.add_counters(
             "peer_entries_dropped",
-            "Access log entries that no other router accepted",
+            "Entries that no other router accepted. unreachable: no link for "
+            "peers.hold_s. full: more than peers.max_queued_bytes, or entries for 256 "
+            "routers wait. too_large: more than 1 MiB.",
             "reason",
             lambda: dict(relay.num_dropped),
         )

@@ -144,8 +144,8 @@ def test_debug_pages_stay_in_the_router_s_container() -> None:
 
 
 def test_the_gateway_s_configuration_is_what_the_command_prints() -> None:
-    readme = (FILES / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^extproc (envoy .*) > manifests/compose/envoy.yaml$", readme, re.M)
+    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^extproc (envoy .*) > manifests/compose/envoy.yaml$", page, re.M)
 
     printed = invoke(*shlex.split(command)).stdout
 
@@ -183,7 +183,7 @@ def test_a_real_vllm_starts_without_adapters_by_default() -> None:
     assert (mounts(service)["/adapters"] / "README.md").is_file()
 
 
-@pytest.mark.parametrize("page", ["README.md", "manifests/compose/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/docker-compose.md"])
 def test_a_page_names_the_variables_of_the_file(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.M))
@@ -191,5 +191,5 @@ def test_a_page_names_the_variables_of_the_file(page: str) -> None:
     known = set(re.findall(r"\$\{(\w+):-", COMPOSE.read_text(encoding="utf-8")))
 
     assert named <= known
-    if page.startswith("manifests"):
+    if page.startswith("docs"):
         assert named == known

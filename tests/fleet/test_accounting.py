@@ -82,11 +82,11 @@ def test_an_entry_about_another_routers_pick_ends_it_before_that_router_tells() 
     books = Books()
     books.pool.told.begin("other", now=0.0)
     books.pool.told.start(PeerPick("other-1", address(1), "a", 0, 0.0), now=1.0)
-    assert books.view().num_told == 1
+    assert books.view()._num_told == 1
     ending = books.hear(pick_id="other-1")
 
     assert ending == Ending(None, is_ours=False)
-    assert (books.view().num_told, books.view().num_in_flight) == (0, 1)
+    assert (books.view()._num_told, books.view().num_in_flight) == (0, 1)
 
 
 @pytest.mark.parametrize(("served", "resident_at"), [(address(1), 1), ("", 1), (address(2), 2)])
@@ -113,7 +113,7 @@ def test_another_routers_adapter_is_resident_where_its_pick_was_served(
     told.finish("other-1", now=3.0, has_run=False)  # by its own router, whose word comes second
 
     assert {n for n in (1, 2) if books.view(n).gpu_adapters == ("a",)} == resident_at
-    assert {books.view(number).num_told for number in (1, 2)} == {0}
+    assert {books.view(number)._num_told for number in (1, 2)} == {0}
 
 
 @pytest.mark.parametrize("pick_id", ["r-2", "other-2"])
@@ -352,7 +352,7 @@ def test_a_streamed_response_tells_how_long_the_engine_took_for_its_first_token(
         {"address": address(2)},
         {"shows_first_token": False},
         {"info": {"body_bytes": 100_000}},
-        {"info": {"is_whole": False}},  # it may be longer than what was seen
+        {"info": {"_is_whole": False}},  # it may be longer than what was seen
         {"info": {"path": "/v1/responses"}},  # vLLM sends `response.created` at once
         {"info": {"path": "/v1/audio/transcriptions"}},
         {"group": "l4"},  # neither of the group that it was in nor of the one that it is in
@@ -398,7 +398,7 @@ def test_first_tokens_of_streamed_responses_teach_what_prompts_cost(path: str) -
     [
         {"duration_s": None},
         {"shows_first_token": False},
-        {"info": {"is_whole": False}},
+        {"info": {"_is_whole": False}},
         {"info": {"path": "/v1/responses"}},
         {"info": {"path": "/v1/audio/transcriptions"}},
     ],

@@ -67,7 +67,7 @@ def view(pool: Pool, number: int = 1, *, now: float = 0.0) -> EndpointView:
 def counts(pool: Pool, number: int = 1) -> tuple[int, int, dict[str, int]]:
     """Ours, others', and all by adapter."""
     seen = view(pool, number)
-    return seen.num_in_flight, seen.num_told, dict(seen.pending_by_adapter)
+    return seen.num_in_flight, seen._num_told, dict(seen.pending_by_adapter)
 
 
 def own(pool: Pool, id: str = "me-1", *, now: float = 0.0) -> None:
@@ -290,7 +290,7 @@ def test_picks_beyond_a_bound_are_ignored_and_counted(bounds: PeerPickBounds, mo
     for number in range(5):
         made.told.start(told(f"x-{number}"), now=0.0)
 
-    assert (view(made).num_told, made.told.num_ignored[FULL]) == (most, 5 - most)
+    assert (view(made)._num_told, made.told.num_ignored[FULL]) == (most, 5 - most)
 
 
 def test_ids_and_routers_beyond_a_bound_are_ignored() -> None:
@@ -531,7 +531,7 @@ def test_names_that_vanish_end_the_told_picks_of_an_engine_without_a_start_time(
         made.told.start(told(f"x-{number}", body_bytes=10**7), now=0.0)
     made.record_models(address(1), cards("b"), now=1.0)
     seen = view(made, now=1.0)
-    assert (seen.num_told, seen.num_pending) == (0, 2)  # perhaps a name was just unloaded
+    assert (seen._num_told, seen.num_pending) == (0, 2)  # perhaps a name was just unloaded
     assert seen.prompts_done_s < 2.0
     made.record_models(address(1), cards("a", "b"), now=1.0)
     own(made, now=2.0)
@@ -573,7 +573,7 @@ def test_what_is_told_is_not_counted_again_as_others() -> None:
     active = frozenset({"a", "b", "c"})
     made.record_report(address(1), report(num_running=5, active_adapters=active), taken_at_s=1.0)
 
-    assert view(made, now=1.0).num_foreign == 3
+    assert view(made, now=1.0)._num_foreign == 3
     assert counts(made) == (1, 1, {"a": 1, "b": 1, "c": 1})
 
 
@@ -585,7 +585,7 @@ def busy(made: Pool, num_running: int, *seconds: int) -> None:
 
 
 def unseen(made: Pool, *, now: float) -> int:
-    return view(made, now=now).num_unseen
+    return view(made, now=now)._num_unseen
 
 
 def test_told_picks_that_the_next_report_does_not_show_reject_no_request() -> None:
@@ -596,11 +596,11 @@ def test_told_picks_that_the_next_report_does_not_show_reject_no_request() -> No
     assert unseen(made, now=0.5) == 0
     busy(made, 0, 1)
     idle = view(made, now=1.0)
-    assert (idle.num_told, idle.num_unseen) == (256, 256)
+    assert (idle._num_told, idle._num_unseen) == (256, 256)
     assert admit([idle], request(), AdmissionSettings(max_pending=1)) == [idle]
     made.told.start(told("y-1"), now=1.5)  # after the report
 
-    assert (view(made, now=1.5).num_told, unseen(made, now=1.5)) == (257, 256)
+    assert (view(made, now=1.5)._num_told, unseen(made, now=1.5)) == (257, 256)
 
 
 def test_of_told_picks_a_report_shows_what_it_leaves_beside_ours() -> None:
@@ -629,10 +629,10 @@ def test_what_a_new_link_tells_is_not_counted_beside_the_report_that_has_it() ->
     assert view(made, now=39.0).num_pending == 20
     for number in range(15):
         made.told.start(PeerPick(f"x-{number}", address(1), "a", 0, 5.0), now=39.1)
-    assert (view(made, now=39.1).num_pending, view(made, now=39.1).num_told) == (20, 15)
+    assert (view(made, now=39.1).num_pending, view(made, now=39.1)._num_told) == (20, 15)
     made.told.start(PeerPick("x-15", address(1), "a", 0, 0.05), now=39.1)  # after the report
 
-    assert (view(made, now=39.1).num_pending, view(made, now=39.1).num_told) == (21, 16)
+    assert (view(made, now=39.1).num_pending, view(made, now=39.1)._num_told) == (21, 16)
 
 
 def test_before_the_first_report_and_beyond_it_a_told_pick_takes_nothing_away() -> None:
@@ -642,7 +642,7 @@ def test_before_the_first_report_and_beyond_it_a_told_pick_takes_nothing_away() 
     for number in (2, 3):
         made.told.start(PeerPick(f"x-{number}", address(1), "a", 0, 5.0), now=8.0)
 
-    assert (view(made, now=8.0).num_foreign, view(made, now=8.0).num_pending) == (0, 3)
+    assert (view(made, now=8.0)._num_foreign, view(made, now=8.0).num_pending) == (0, 3)
 
 
 def test_the_requests_of_a_router_that_is_gone_count_until_a_report_shows_less() -> None:
@@ -652,7 +652,7 @@ def test_the_requests_of_a_router_that_is_gone_count_until_a_report_shows_less()
     busy(made, 20, *range(40))
     made.told.forget("x", now=39.5)
     seen = view(made, now=39.5)
-    assert (seen.num_pending, seen.num_told, seen.pending("a")) == (20, 0, 1)
+    assert (seen.num_pending, seen._num_told, seen.pending("a")) == (20, 0, 1)
     busy(made, 20, *range(40, 100))
     assert view(made, now=99.0).num_pending == 20
     busy(made, 4, 100)
@@ -671,7 +671,7 @@ def test_a_router_that_is_back_at_once_changes_nothing() -> None:
     for each in again:
         made.told.start(each, now=39.4)
     seen = view(made, now=39.4)
-    assert (seen.num_pending, seen.num_told, seen.num_foreign) == (20, 20, 0)
+    assert (seen.num_pending, seen._num_told, seen._num_foreign) == (20, 20, 0)
     busy(made, 20, 40)
 
     assert view(made, now=40.0).num_pending == 20
@@ -692,7 +692,7 @@ def test_a_router_that_begins_again_takes_nothing_from_the_requests_of_others(
             age_s = now - (39.1 if number == 10 else 0.0)
             made.told.start(PeerPick(f"x-{number}", address(1), "a", 0, age_s), now=now)
         seen = view(made, now=now)
-        assert (seen.num_told, seen.num_pending + seen.num_foreign) == (11, 11 + num_others)
+        assert (seen._num_told, seen.num_pending + seen._num_foreign) == (11, 11 + num_others)
 
 
 def test_an_adapter_whose_requests_here_have_ended_is_not_others() -> None:
@@ -832,17 +832,17 @@ class ToldMachine(RuleBasedStateMachine):
     @invariant()
     def ours_are_exact_and_others_what_was_told_at_most(self) -> None:
         views = self.pool.snapshot(now=self.now).endpoints
-        assert sum(each.num_told for each in views) == self.pool.told.num_in_flight
+        assert sum(each._num_told for each in views) == self.pool.told.num_in_flight
         assert 0 <= self.pool.told.num_in_flight <= len(self.told)
         assert len(self.pool.flights) == len(self.flights)
         for each in views:
-            assert each.num_pending >= each.num_in_flight + each.num_told
+            assert each.num_pending >= each.num_in_flight + each._num_told
             in_flight = [id for id, n in self.flights.items() if address(n) == each.address]
             assert each.num_in_flight == len(in_flight)
             assert each.pending("a") >= len(in_flight)
             assert each.prompts_done_s <= self.now + MAX_QUEUE_S
-            assert each.num_foreign >= 0
-            assert 0 <= each.num_unseen <= each.num_told
+            assert each._num_foreign >= 0
+            assert 0 <= each._num_unseen <= each._num_told
             others = self.pool._tracked[each.address].others
             assert others.num_before == sum(map(others.is_reported, others.flights.values()))
 

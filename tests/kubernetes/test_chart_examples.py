@@ -175,6 +175,6 @@ def test_with_a_resolver_the_router_asks_pods_that_do_not_list_the_name_yet() ->
 
 
 def test_the_page_of_examples_names_each_of_them() -> None:
-    page = (MANIFESTS / "README.md").read_text(encoding="utf-8")
+    page = (MANIFESTS.parent / "docs" / "envoy-gateway.md").read_text(encoding="utf-8")
     for folder in (SCALING, STORAGE):
         assert re.search(rf"\]\(\.\./examples/{folder.name}/[\w.]+\)", page)

@@ -1,4 +1,4 @@
-"""From nothing to a routed request, by what the chart's page has a newcomer type.
+"""From nothing to a routed request, by what the page has a newcomer type.
 
 On a real API server, with Envoy Gateway's own controller and the Envoy that it configures. What a
 kubelet would do is done by the test: it starts routers and pods, and writes their addresses.
@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,7 +25,7 @@ from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client, RouterProcess
 from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
-from tests.kubernetes.chart import CHART, no_helm
+from tests.kubernetes.chart import no_helm
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import WITHIN_S, Controller, Proxy, own_api_server, why_not
 from tests.kubernetes.installed import (
@@ -49,14 +48,16 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not() or no_helm()), reason=why_not() or no_helm()),
 ]
 
+PAGE = MANIFESTS.parent / "docs" / "envoy-gateway.md"
 NAMESPACE = "llm"
 ADAPTERS = ("customer-01", "customer-02", "")
 """What each pod has, of those that manifests/llmroutes.yaml declares."""
 
 
-def typed(page: Path) -> list[list[str]]:
-    """The commands of a page's first shell block, in words."""
-    found = re.search(r"(?s)```sh\n(.*?)```", page.read_text(encoding="utf-8"))
+def typed(heading: str) -> list[list[str]]:
+    """The commands of a section's first shell block, in words."""
+    _, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    found = re.search(r"(?s)```sh\n(.*?)```", section.split("\n## ")[0])
     assert found is not None
     return [shlex.split(line) for line in found[1].splitlines() if line]
 
@@ -106,7 +107,7 @@ class ReleasedRouter(RouterProcess):
 async def test_what_the_page_says_leads_from_nothing_to_a_routed_request(
     server: ApiServer,
 ) -> None:
-    *commands, curl = typed(CHART / "README.md")
+    *commands, curl = typed("With Helm")
     path = curl[1].removeprefix("http://GATEWAY")
     name, _, kind = curl[3].partition(": ")
     async with AsyncExitStack() as stack:
@@ -153,9 +154,9 @@ async def follow(stack: AsyncExitStack, server: ApiServer, controller: Controlle
 
 
 def test_the_chart_needs_fewer_commands_than_the_overlay_and_no_file_of_one_s_own() -> None:
-    """Of one page and of the other: from a cluster with Envoy Gateway to a request."""
-    by_chart = typed(CHART / "README.md")
-    by_overlay = typed(MANIFESTS / "README.md")
+    """By either section of the page: from a cluster with Envoy Gateway to a request."""
+    by_chart = typed("With Helm")
+    by_overlay = typed("With kubectl")
 
     assert [words[0] for words in by_chart] == ["helm", "kubectl", "kubectl", "curl"]
     # And before those a namespace, a class, and two lines of the overlay to edit.

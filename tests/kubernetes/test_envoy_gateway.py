@@ -196,7 +196,7 @@ async def test_a_client_does_not_steer(installed: Installed) -> None:
 async def test_envoy_s_own_errors_for_paths_are_not_in_openai_shape(
     installed: Installed, path: str, status: int
 ) -> None:
-    """As manifests/README.md says: Envoy refuses them before any route's policy."""
+    """As docs/envoy-gateway.md says: Envoy refuses them before any route's policy."""
     answer = await installed.client.request("POST", path, b"{}")
     assert (answer.status, answer.served_by) == (status, "")
     assert "application/json" not in answer.headers.get("content-type", "")

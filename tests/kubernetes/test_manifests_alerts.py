@@ -17,7 +17,7 @@ from tests.kubernetes.manifests import MANIFESTS
 
 RULES = MANIFESTS / "components" / "monitoring" / "prometheusrule.yaml"
 UNIT_TESTS = Path(__file__).with_name("alerts.yaml")
-TABLE = MANIFESTS.parent / "docs" / "operations.md"
+TABLE = MANIFESTS.parent / "docs" / "metrics.md"
 AWAITED = {"extproc_endpoint_slowness_ratio"}
 """Served only while pods of a group differ, or not yet."""
 
@@ -94,7 +94,7 @@ def test_recorded_series_that_expressions_name_are_recorded() -> None:
 
 
 def test_expressions_group_by_labels_that_exist() -> None:
-    """Those of docs/operations.md, and those that the ServiceMonitor gives."""
+    """Those of docs/metrics.md, and those that the ServiceMonitor gives."""
     rows = re.findall(r"^\| `extproc_\w+` \| (.*?) \|", TABLE.read_text(), flags=re.M)
     ours = {label for told in rows for label in re.findall(r"`(\w+)`", told)}
     for rule in rules():

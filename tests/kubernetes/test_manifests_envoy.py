@@ -200,7 +200,7 @@ async def test_without_the_router_nobody_is_dialled(tmp_path: Path, header: str)
 
 @pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
 async def test_without_a_ready_router_envoy_gateway_reports_it(overlay: str) -> None:
-    """A headless Service without endpoints: what manifests/README.md warns of."""
+    """A headless Service without endpoints: what docs/envoy-gateway.md warns of."""
     text = build(MANIFESTS / "overlays" / overlay)
     nobody = f"127.0.0.1:{free_port()}"
     services = {name: [nobody] for name in ("extproc", "extproc-log", "vllm")}

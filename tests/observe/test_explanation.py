@@ -62,7 +62,7 @@ def test_a_pick_that_was_held_says_for_how_long_and_for_what() -> None:
 
 
 def test_a_pick_of_a_rewritten_request_says_what_its_client_asked_for() -> None:
-    rewritten = pick(info=request("a", written="alias"), candidates=(view(1),))
+    rewritten = pick(info=request("a", _written="alias"), candidates=(view(1),))
 
     assert explain(rewritten) == (
         "pod-1: the only pod that could take it. Its client asked for alias."
@@ -333,7 +333,7 @@ def test_least_harm_says_what_decided(
 
 
 def test_fallbacks_and_unknown_load_are_told() -> None:
-    candidates = view(1, is_known=False, is_silent=True), view(2, is_known=False, is_silent=True)
+    candidates = view(1, is_known=False, _is_silent=True), view(2, is_known=False, _is_silent=True)
     endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
 
     assert said("random", "random", *candidates, endpoints=endpoints).endswith(
@@ -352,7 +352,7 @@ def test_a_pod_that_gives_no_report_is_chosen_by_what_was_sent_there() -> None:
     ("flaw", "words"),
     [
         ("is_ejected", "every pod that could take it is ejected"),
-        ("is_unreachable", "no pod that could take it can be reached"),
+        ("_is_unreachable", "no pod that could take it can be reached"),
     ],
 )
 def test_that_no_better_pod_is_left_is_told(flaw: str, words: str) -> None:

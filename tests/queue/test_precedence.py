@@ -402,8 +402,8 @@ def holds_up_until_s(scene: Scene, request: RequestInfo) -> float:
     plan, claim = scene.queue._plan, request.claim
     until_s = scene.now
     for ticket in scene.queue:
-        other, flow = ticket.request.claim, ticket.request.claim.flow
-        got_less = plan.served(claim.priority, flow) < plan.served(claim.priority, claim.flow)
+        other, flow = ticket.request.claim, ticket.request.claim._flow
+        got_less = plan.served(claim.priority, flow) < plan.served(claim.priority, claim._flow)
         if other.priority == claim.priority and got_less and ticket.vain_s <= scene.now:
             until_s = max(until_s, ticket.vain_s + HOLD_UP_S)
         if other.priority > claim.priority:

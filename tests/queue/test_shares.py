@@ -144,21 +144,21 @@ def test_those_that_name_no_tenant_are_one() -> None:
     for route in ("", "a", "b"):
         plan.charge(request(claim=Claim(route=route)))
 
-    assert plan.served(0, Claim().flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
+    assert plan.served(0, Claim()._flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
 
 
 def test_a_tenant_s_turns_are_the_same_on_all_routes_but_those_with_a_share_of_their_own() -> None:
     plan, tenant = Plan(QueueSettings()), Claim(tenant="t")
-    own = Claim(route="c", tenant="t", weight=2.0, has_own_turns=True)
+    own = Claim(route="c", tenant="t", _weight=2.0, _has_own_turns=True)
     for claim in (tenant, Claim(route="a", tenant="t"), Claim(route="b", tenant="t"), own):
         plan.charge(request(claim=claim))
 
-    assert plan.served(0, tenant.flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
-    assert plan.served(0, own.flow) == cost(0, EXPECTED_OUTPUT_TOKENS) / 2
+    assert plan.served(0, tenant._flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
+    assert plan.served(0, own._flow) == cost(0, EXPECTED_OUTPUT_TOKENS) / 2
 
 
 def test_a_share_is_what_the_request_is_charged_here() -> None:
-    claim = Claim(route="r", tenant="t", priority=3, weight=2.0)
+    claim = Claim(route="r", tenant="t", priority=3, _weight=2.0)
     info, plan = request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim), Plan(QueueSettings())
     share = share_of(info)
     plan.charge(info)
@@ -169,7 +169,7 @@ def test_a_share_is_what_the_request_is_charged_here() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 1000])
 def test_at_its_end_a_request_has_been_charged_for_the_output_that_it_had(num_tokens: int) -> None:
-    claim = Claim(route="r", tenant="t", priority=3, weight=2.0)
+    claim = Claim(route="r", tenant="t", priority=3, _weight=2.0)
     info, plan = request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim), Plan(QueueSettings())
     plan.charge(info)
     plan.settle(info, num_tokens)

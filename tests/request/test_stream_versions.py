@@ -17,7 +17,7 @@ BODY, SECOND = body("sql"), body("sql@2")
 
 def picked(served: str) -> Pick:
     written = "" if served == "sql" else "sql"
-    return pick(info=RequestInfo(served, served, written=written))
+    return pick(info=RequestInfo(served, served, _written=written))
 
 
 def begin(result: Pick, *declared: str) -> Exchange:
@@ -72,4 +72,4 @@ def test_the_router_is_told_whether_the_body_can_go_on_with_another_name(
     headers = request_headers(body_mode=mode, sends_body_early=True)
     exchange.tell(headers, m.RequestBody(BODY, is_whole))
     [asked] = exchange.router.routed
-    assert (asked.model, asked.fixed) == ("sql", fixed)
+    assert (asked.model, asked._fixed) == ("sql", fixed)

@@ -90,7 +90,7 @@ peers:
 {{- if .Values.router.peerKey.required }}
   key_file: /etc/extproc-peer-key/key
 {{- else }}
-  # key_file: /etc/extproc-peer-key/key # with the Secret: `router.peerKey` of the chart, manifests/README.md
+  # key_file: /etc/extproc-peer-key/key # with the Secret: `router.peerKey` of the chart, docs/envoy-gateway.md
 {{- end }}
 {{- if .Values.router.tracing.enabled }}
 tracing: {enabled: true, sample_ratio: {{ .Values.router.tracing.sampleRatio }}}

@@ -172,7 +172,7 @@ class Fleet:
             request_id=flight.id,
             arrived_at_s=arrival.at_s,
             claim=self._claims.get(arrival.tenant, self._plain_claim),
-            prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
+            _prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
         )
 
     def _decide(self, flight: Flight, request: RequestInfo) -> None:

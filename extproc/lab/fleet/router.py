@@ -163,7 +163,7 @@ def claim_of(tenant: Tenant, declared: Slo | None, name: str = "") -> Claim:
     return Claim(
         tenant=name,
         priority=tenant.priority,
-        weight=tenant.weight,
+        _weight=tenant.weight,
         ttft_s=None if slo is None else slo.ttft_s,
         tpot_s=None if slo is None else slo.tpot_s,
     )
@@ -174,7 +174,7 @@ BODY_BYTES_PER_TOKEN = 4
 
 
 def prefix_hashes(arrival: Arrival, request_id: str) -> tuple[int, ...]:
-    """Return `RequestInfo.prefix_hashes` of a request.
+    """Return `RequestInfo._prefix_hashes` of a request.
 
     All that the shared beginning does not contain is the request's own.
     """

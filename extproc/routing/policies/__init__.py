@@ -23,31 +23,45 @@ __all__ = [
     "LeastHarm",
     "LeastPending",
     "Policy",
+    "PolicyOptions",
     "RandomChoice",
     "RoundRobin",
 ]
 
 
 class Policy(Protocol):
-    """A policy. Its parameters are the keyword arguments of its constructor."""
+    """Any object with `choose`. Its parameters are the keyword arguments of its constructor."""
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
     ) -> Choice | Wait:
-        """Choose among `snapshot.endpoints` (never empty); break ties with `rng`.
-
-        Return `Wait` to hold the request and be asked again. A policy whose waits depend on nothing
-        but model, subset, session and claim of a request says so by an attribute `waits_alike`,
-        True: when many are held, it is asked for one of a kind.
-        """
+        """Choose among `snapshot.endpoints`; break ties with `rng`. Return `Wait` to be asked again
+        later."""
         ...
+
+
+class PolicyOptions(Protocol):
+    """What a policy may have beside `choose`, each by its name. One that is missing is as here.
+
+    Attributes:
+        uses_cached_bytes: Fill in `RequestInfo.cached_bytes`, and leave a session to the policy
+            where the prompt's prefix is known.
+        waits_alike: Its waits depend on nothing but model, subset, session and claim of a request.
+            So of many such held requests it is asked about one.
+        ttft_s: Wanted time to the first token of requests without an objective, which orders those
+            that are held.
+    """
+
+    uses_cached_bytes: bool = False
+    waits_alike: bool = False
+    ttft_s: float | None = None
 
 
 class ExplainedPolicy(Policy, Protocol):
     """A policy that can explain its choices to people."""
 
     @staticmethod
-    def explain(
+    def _explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str | None:
         """Say why it chose `chosen` over `others` (never empty), given its slug.
@@ -68,7 +82,7 @@ class RandomChoice:
         return Choice((rng.choice(snapshot.endpoints),), "random")
 
     @staticmethod
-    def explain(
+    def _explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str:
         """Say why."""
@@ -94,7 +108,7 @@ class RoundRobin:
         return Choice((chosen,), "turn")
 
     @staticmethod
-    def explain(
+    def _explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str:
         """Say why."""
@@ -109,7 +123,7 @@ class LeastPending:
         return Choice((least(snapshot.endpoints, attrgetter("num_pending"), rng),), "least-pending")
 
     @staticmethod
-    def explain(
+    def _explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str:
         """Say why."""

@@ -27,9 +27,10 @@ DEFAULT_THRESHOLD = 16
 
 
 class Founding:
-    """The founding rule.
+    """The founding rule, to build upon.
 
-    An adapter spills from an endpoint where `threshold` of its requests, at least 1, are pending.
+    Attributes:
+        threshold: Pending requests of an adapter, at least 1, from which it spills to another pod.
     """
 
     def __init__(self, threshold: int = DEFAULT_THRESHOLD) -> None:
@@ -38,7 +39,7 @@ class Founding:
         self.threshold = threshold
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose by adapter; the base model goes to the endpoint with the least pending."""
+        """Choose by adapter; the base model goes to the pod with the fewest pending requests."""
         adapter, endpoints = request.adapter, snapshot.endpoints
         if adapter is None:
             return Choice((least(endpoints, attrgetter("num_pending"), rng),), "base")
@@ -50,7 +51,7 @@ class Founding:
         busiest = lowest(below, [-v.pending_by_adapter.get(adapter, 0) for v in below])
         return Choice((_emptiest(busiest, rng),), "affinity")
 
-    def choose_row(
+    def _choose_row(
         self,
         columns: Columns,
         rows: Sequence[int],
@@ -75,7 +76,7 @@ class Founding:
         return RowChoice(_emptiest_row(columns, busiest, rng), "affinity")
 
     @staticmethod
-    def explain(
+    def _explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str | None:
         """Say why."""

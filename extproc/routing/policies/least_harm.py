@@ -108,7 +108,7 @@ class LeastHarm:
             return Choice((chosen,), "running", self.terms)
         return Choice((chosen,), "full" if _is_full(chosen) else "open", self.terms)
 
-    def choose_row(
+    def _choose_row(
         self,
         columns: Columns,
         rows: Sequence[int],
@@ -142,9 +142,9 @@ class LeastHarm:
         adapter, most_ahead_s = request.adapter, ROOM_RATIO * self._weights.objective_s(request)
         latest_s, tpot_s = now + most_ahead_s, request.claim.tpot_s
         roomy = [view for view in views if view.has_room and view.prompts_done_s <= latest_s]
-        if tpot_s is not None and any(view.costs.can_have(tpot_s) for view in views):
+        if tpot_s is not None and any(view.costs._can_have(tpot_s) for view in views):
             tpot_s *= TPOT_RATIO
-            roomy = [view for view in roomy if view.num_pending < view.costs.most_running(tpot_s)]
+            roomy = [view for view in roomy if view.num_pending < view.costs._most_running(tpot_s)]
         if (
             adapter is not None
             and roomy
@@ -277,7 +277,7 @@ class LeastHarm:
         return terms
 
     @staticmethod
-    def explain(
+    def _explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str | None:
         """Say why."""

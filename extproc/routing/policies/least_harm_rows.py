@@ -119,7 +119,7 @@ class Search:
             request.body_bytes,
             request.cached_bytes,
         )
-        if cached or request.context_bytes is not None:
+        if cached or request._context_bytes is not None:
             num_bytes = min(map(request.rest_bytes, cached or ("",)))
         least_s = num_bytes * columns.least_s_per_byte
         least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s

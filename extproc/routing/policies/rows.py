@@ -1,7 +1,8 @@
 """Choices over columns (`fleet.columns`): what the usual request costs, whatever the pool's size.
 
-A policy whose `choose` visits all endpoints may have a `choose_row` beside it, which gives the same
-answer, with the same draws, or None to be asked by views: for a request or a state that is rare.
+A policy whose `choose` visits all endpoints may have a `_choose_row` beside it, which gives the
+same answer, with the same draws, or None to be asked by views: for a request or a state that is
+rare.
 The picker asks it only where the class that defines `choose` defines it too.
 """
 
@@ -37,11 +38,11 @@ RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random
 
 
 def row_chooser(policy: object) -> RowChooser | None:
-    """Return a policy's `choose_row`, if it stands beside the `choose` in force."""
+    """Return a policy's `_choose_row`, if it stands beside the `choose` in force."""
     for kind in type(policy).__mro__:
         if "choose" in vars(kind):
-            found: RowChooser | None = getattr(policy, "choose_row", None)
-            return found if "choose_row" in vars(kind) else None
+            found: RowChooser | None = getattr(policy, "_choose_row", None)
+            return found if "_choose_row" in vars(kind) else None
     return None
 
 

@@ -376,7 +376,7 @@ def test_a_request_may_name_its_own_objective() -> None:
 
 def test_no_more_run_than_leaves_each_its_time_per_token() -> None:
     """At 50 requests a token takes 60 ms; for 40 ms, less a tenth, it would be 30 requests."""
-    slow = Costs(decode=Decode(50, 0.06))
+    slow = Costs(_decode=Decode(50, 0.06))
     views = [
         endpoint_view(number, num_pending=num, costs=slow) for number, num in ((1, 31), (2, 29))
     ]
@@ -395,9 +395,9 @@ def test_no_more_run_than_leaves_each_its_time_per_token() -> None:
 def test_a_time_per_token_that_no_endpoint_has_even_alone_keeps_no_request_waiting(
     decode: Decode,
 ) -> None:
-    busy = endpoint_view(1, num_pending=50, costs=Costs(decode=decode))
+    busy = endpoint_view(1, num_pending=50, costs=Costs(_decode=decode))
     alone_s = decode.alone_s or decode.token_s / decode.num_running
-    faster = endpoint_view(2, num_pending=50, costs=Costs(decode=Decode(50, 0.03)))
+    faster = endpoint_view(2, num_pending=50, costs=Costs(_decode=Decode(50, 0.03)))
 
     assert isinstance(result_of(busy, claim=Claim(tpot_s=0.99 * alone_s)), Choice)
     assert result_of(busy, claim=Claim(tpot_s=alone_s)) == Wait(inf, "room")
@@ -480,14 +480,14 @@ def test_a_choice_is_explained(reason: str, adapter: str | None, said: str) -> N
     here = endpoint_view(1, gpu_adapters=("a",))
     there = endpoint_view(2, pending_by_adapter={"a": 1})
 
-    words = LeastHarm.explain(reason, adapter, here, [there])
+    words = LeastHarm._explain(reason, adapter, here, [there])
 
     assert words is not None
     assert words.startswith(said)
 
 
 def test_where_it_runs_nowhere_else_no_other_is_named() -> None:
-    words = LeastHarm.explain("open", "a", endpoint_view(1), [endpoint_view(2)])
+    words = LeastHarm._explain("open", "a", endpoint_view(1), [endpoint_view(2)])
 
     assert words == "a is not loaded there, where a slot is free: " + (
         "the least harm by estimate, 0 pending, 0 elsewhere"
@@ -495,4 +495,4 @@ def test_where_it_runs_nowhere_else_no_other_is_named() -> None:
 
 
 def test_anothers_reason_is_not_explained() -> None:
-    assert LeastHarm.explain("affinity", "a", endpoint_view(1), []) is None
+    assert LeastHarm._explain("affinity", "a", endpoint_view(1), []) is None

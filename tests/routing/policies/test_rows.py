@@ -40,7 +40,7 @@ def asked(rng: random.Random) -> RequestInfo:
         rng.choice((None, "a", "b", "c")),
         body_bytes=num_bytes,
         cached_bytes=cached if num_bytes > 4096 else {},
-        prefix_hashes=(1, 2),
+        _prefix_hashes=(1, 2),
         claim=Claim(ttft_s=rng.choice((None, None, 0.2, 2.0))),
     )
 
@@ -139,7 +139,7 @@ class Broken:
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         raise ArithmeticError("a bug")
 
-    def choose_row(self, *_args: object) -> None:
+    def _choose_row(self, *_args: object) -> None:
         raise ArithmeticError("a bug")
 
 

@@ -1,0 +1,144 @@
+"""docs/quickstart.md, typed: every command of it runs here, on free ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from extproc.stack.processes import check_port, free_port
+from extproc.stack.stack import find_envoy
+from tests.commandline import Command, commands
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+
+
+def blocks(number: int) -> list[str]:
+    """The shell blocks of a step."""
+    (step,) = re.findall(rf"^## {number}\. (.*?)(?=^## )", PAGE, re.M | re.S)
+    return re.findall(r"^```sh\n(.*?)^```", str(step), re.M | re.S)
+
+
+def type_it(folder: Path, script: str, **ports: object) -> str:
+    """Run a block in a folder, with other ports, and return its output."""
+    ours = f"{shlex.quote(sys.executable)} -m extproc "
+    script = re.sub(r"^extproc ", ours, moved(script, ports), flags=re.M)
+    path = f"{Path(find_envoy()).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "PATH": path}
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def moved(script: str, ports: Mapping[str, object]) -> str:
+    """A block with other ports."""
+    for port, other in ports.items():
+        script = re.sub(rf"\b{port.removeprefix('p')}\b", str(other), script)
+    return script
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """A function that starts a command of the page."""
+    with commands() as started:
+
+        def make(*words: str) -> Command:
+            started.append(Command(tmp_path, *words))
+            return started[-1]
+
+        yield make
+
+
+def up(start: Callable[..., Command], line: str) -> tuple[Command, dict[str, object]]:
+    """Start what `make up` does, and return its ports by those of the page."""
+    (arguments,) = re.findall(r'^make up ARGS="(.*)"$', line, re.M)
+    assert re.search(r"^up:.*\n\t\S+/extproc up \$\(ARGS\)$", (ROOT / "Makefile").read_text(), re.M)
+    gateway = free_port()
+    running = start("up", *shlex.split(arguments), "--port", str(gateway))
+    running.wait_for_output("reply.choices")
+    (admin,) = re.findall(r"live page +http://127.0.0.1:(\d+)/", running.output)
+    (grpc,) = re.findall(r"watch 127.0.0.1:(\d+)", running.output)
+    return running, {"p8080": gateway, "p9090": admin, "p9002": grpc}
+
+
+def test_a_request_goes_to_the_pod_that_has_its_adapter_and_is_watched(
+    tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    (line,), (request,), (watch,) = blocks(1), blocks(2), blocks(3)
+    _, ports = up(start, line)
+
+    answers = [type_it(tmp_path, request, **ports) for _ in range(2)]
+    command = moved(watch.splitlines()[-1], ports)
+    watching = start(*shlex.split(command)[1:])
+    watching.wait_for_output("customer-01")
+
+    served = [re.findall(r"^x-served-by: (\S+)", each, re.M | re.I) for each in answers]
+    assert all(each.startswith("HTTP/1.1 200") for each in answers)
+    assert served[0] == served[1] != []
+    assert f"127.0.0.1:{ports['p9090']}/" in moved(PAGE, ports)
+
+
+def test_adapters_are_declared_from_the_folder_and_by_a_request(
+    tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    first, second = blocks(4)
+    *making, line = first.splitlines()
+    type_it(tmp_path, "\n".join(making))
+    running, ports = up(start, line.replace("build/", f"{tmp_path}/build/"))
+    output = type_it(tmp_path, second, **ports)
+
+    assert re.search(r"declared +sql$", running.output, re.M)
+    assert '"change":"created"' in output
+    assert re.search(r"^HTTP/1.1 200", output[output.index("HTTP/1.1") :])
+
+
+def test_the_gateway_outlives_the_router(tmp_path: Path, start: Callable[..., Command]) -> None:
+    pods, run, kill = blocks(5)
+    first = two_free_ports()
+    gateway, router, metrics, admin = (free_port() for _ in range(4))
+    ports = {"p8000": first, "p8001": first + 1, "p8080": gateway, "p9002": router}
+    start(*shlex.split(moved(pods, ports))[1:])
+    (tmp_path / "build").mkdir()
+    files, programs = re.split(r"^(?=extproc serve)", run, maxsplit=1, flags=re.M)
+    # The ports that the page leaves to the defaults.
+    own = f"server: {{address: 127.0.0.1:{router}}}\nadmin: {{address: 127.0.0.1:{metrics}}}\n"
+    files += f"printf '{own}' >> build/extproc.yaml\nsed -i s/9901/{admin}/ build/envoy.yaml\n"
+
+    script = f"{until_served(8001)}{files}{programs}{until_served(8080)}{kill}kill $envoy\n"
+    output = type_it(tmp_path, script, **ports)
+
+    assert output.startswith("HTTP/1.1 200")
+
+
+def until_served(port: int) -> str:
+    """A line that waits until requests for `sql` are answered at a port."""
+    body = """-H 'content-type: application/json' -d '{"model": "sql", "prompt": "a"}'"""
+    return f"until curl -sf 127.0.0.1:{port}/v1/completions {body} > answer; do sleep 0.2; done\n"
+
+
+def two_free_ports() -> int:
+    """The first of two."""
+    while True:
+        port = free_port()
+        try:
+            check_port("127.0.0.1", port + 1)
+        except OSError:
+            continue
+        return port
