@@ -139,7 +139,8 @@ class DnsConfig(Section):
     type: Literal["a", "srv"] = Field(
         "a",
         exclude=True,  # the source can tell by `port`
-        description="`a`: `A` and `AAAA` records, with `port`; `srv`: SRV records, which have a port.",
+        description="`a`: `A` and `AAAA` records, with `port`. `srv`: SRV records, which have "
+        "a port.",
     )
     port: int | None = Field(
         None, ge=1, le=MAX_PORT, description="Port of every pod; with `type: a` only."
