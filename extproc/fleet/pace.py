@@ -61,8 +61,9 @@ class Pace:
 
     def bounded(self, interval_s: float, *, late_s: float = 0.0) -> float:
         """Return `interval_s`, or less, so that a report is young enough when the next one comes,
-        `late_s` after the question (half of the bound at most counts: who is later than that does
-        not get reports sooner by more questions); never less than is configured."""
+        `late_s` after the question. Of `late_s`, half of the bound at most counts: beyond that,
+        more questions bring no report sooner. The result is never less than configured.
+        """
         most_s = self._expiry_s * AGE_SHARE
         return max(self._least_s, min(interval_s, most_s - min(late_s, most_s / 2)))
 

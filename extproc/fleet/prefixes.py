@@ -1,13 +1,12 @@
-"""Which pods have the beginning of a prompt in their KV cache, by belief.
+"""The pods that are believed to have a prefix of a prompt in their KV cache.
 
-An engine keeps the KV blocks of the prompts that it has computed until it needs their room, and
-computes a prompt that begins like one of them, for the same adapter, from there on. It does not say
-what it keeps, so that is estimated:
+An engine keeps the KV blocks of computed prompts until it needs their room. It computes only the
+rest of a prompt that begins like one of them, for the same adapter. It does not report which blocks
+it keeps, so that is estimated:
 
-1. A beginning is known by the hashes of the prompt up to each of `MARKS_BYTES`. A prompt without
+1. A prefix is known by the hashes of the prompt up to each of `MARKS_BYTES`. A prompt without
    hashes has none.
-2. It is where requests with it were sent, from the moment on that they were sent: whoever comes
-   later is computed later.
+2. It is where requests with it were sent, from that moment on: a later request is computed later.
 3. It is there until the endpoint has computed as much since as its cache holds. A restart empties
    the cache.
 
@@ -100,10 +99,10 @@ _NOWHERE: Mapping[KvCache, int] = {}
 
 
 class PrefixIndex:
-    """Remembers beginnings; those that were sent longest ago are forgotten first.
+    """Remembers prefixes; those that were sent longest ago are forgotten first.
 
     Args:
-        max_places: Remembered at most, a beginning at an endpoint each.
+        max_places: Most places remembered, each a prefix at an endpoint.
 
     Attributes:
         num_places: Remembered now.

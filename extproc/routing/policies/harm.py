@@ -1,4 +1,4 @@
-"""What `LeastHarm` reckons with, whether it goes by views or by columns."""
+"""The estimates of `LeastHarm`, for its forms over views and over columns."""
 
 from __future__ import annotations
 
