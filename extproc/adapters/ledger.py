@@ -38,7 +38,7 @@ class Attempt(Struct):
 
 
 class Attempts:
-    """What failed, by address and served name. What succeeds or is changed is forgotten."""
+    """Failures by address and served name. A success or a change removes one."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, dict[str, Attempt]] = {}

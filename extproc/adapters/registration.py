@@ -9,9 +9,9 @@
 | `POST /v1/load_lora_adapter` | as vLLM answers, once enough pods list it |
 | `POST /v1/unload_lora_adapter` | as vLLM answers, at once |
 
-Errors have the shape of OpenAI's. What a store cannot take now is 503, and 507 where it is full:
-waiting helps the one, only deleting helps the other. Each change is told:
-by whom, what, from which address.
+Errors have the shape of OpenAI's. The response is 503 if a store cannot take a declaration now, and
+507 if it is full: waiting helps the one, only deleting helps the other. Each change is logged: by
+whom, what, from which address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What registration reads of requests, and how it answers: in JSON, with errors as OpenAI's are."""
+"""The requests and responses of registration: in JSON, with errors as OpenAI's are."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class RefusedError(ExtprocError):
 def refusal(
     error: Exception, if_match: str | None, hint: str = "send its ETag in If-Match"
 ) -> RefusedError | None:
-    """Return how an error of a store, or of what is declared, is answered; None for others.
+    """Return the response to an error of a store or of a declaration; None for other errors.
 
     Args:
-        if_match: What the request expects.
-        hint: What a client does to replace what is there.
+        if_match: The tag that the request expects.
+        hint: The way for a client to replace a declaration.
     """
     if isinstance(error, RefusedError):
         return error

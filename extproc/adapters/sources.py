@@ -28,7 +28,7 @@ class SourceStatus(Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """What is wrong, for people; "" for nothing."""
+        """The problem, for people; "" for none."""
         if self.is_read and not self.problem:
             return ""
         if not self.is_read:
@@ -53,9 +53,9 @@ class Sources:
 
     @property
     def are_known(self) -> bool:
-        """Whether all that is declared has been read, wherever that is.
+        """Whether all declarations have been read, in all sources.
 
-        What has been read as a whole once stays known, whatever happens to where it was read.
+        A source that has been read as a whole once stays known, whatever happens to it.
         """
         self._are_known = self._are_known or all(each.is_complete for each in self.statuses())
         return self._are_known

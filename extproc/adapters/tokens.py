@@ -132,7 +132,7 @@ class TooManyError(ExtprocError):
 
 
 class Places:
-    """Requests in progress, of which each token has an equal part, whatever the others do.
+    """Requests in progress, of which each token has an equal part, whatever the other tokens do.
 
     Args:
         num_places: For all tokens together.

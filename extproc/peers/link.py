@@ -48,16 +48,16 @@ class PeerListener(Protocol):
 
 @dataclass(eq=False)
 class Service:
-    """What has the links of this process, as one of them sees it.
+    """The owner of the links of this process, as one of them sees it.
 
     Attributes:
         relay: Holds the entries to send.
-        listener: Takes what routers say.
+        listener: Takes the messages of routers.
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.
-        keys: Returns the keys that prove who is a peer, ours first; called for each link. None
-            where there are none.
-        believes_callers: Whether whoever calls is believed without a key: TLS knows who that is.
+        keys: Returns the keys by which peers prove themselves, ours first; called for each link.
+            None where there are none.
+        believes_callers: Whether callers are trusted without a key: TLS knows who they are.
     """
 
     relay: Relay
@@ -161,11 +161,11 @@ class PeerLink:
         self._call.end(code, details)
 
     def begin(self) -> None:
-        """Take note that what is in flight is told now."""
+        """Take note that the picks in flight are sent now."""
         self.has_begun = True
 
     def begin_again(self) -> None:
-        """Have what is in flight told anew: something was not told."""
+        """Have the picks in flight sent anew: something was not sent."""
         self.has_begun = False
 
     def post(self, message: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Our picks and their ends, told to the other routers; and theirs, counted here."""
+"""Our picks and their ends, sent to the other routers; and theirs, counted here."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Telling:
             self._ended.append(PeerPickEnd(pick_id, has_run))
 
     def waits(self, waiting: Waiting) -> None:
-        """Tell who waits, if it is not as it was told."""
+        """Report the waiting requests, if they have changed."""
         self._waiting = waiting
         if self.links.is_telling:
             self._schedule()
@@ -84,7 +84,7 @@ class Telling:
         self._schedule()
 
     def _has_room(self) -> bool:
-        """Return whether one more may wait, and see to it that it is told."""
+        """Return whether one more may wait, and have it sent soon."""
         if len(self._started) + len(self._ended) >= MAX_WAITING:
             self.num_dropped += 1
             self._has_dropped = True
@@ -130,15 +130,15 @@ class Telling:
 
 
 class Hearing:
-    """Counts what other routers tell and say; and has them told.
+    """Counts the messages of other routers; and has messages sent to them.
 
     Attributes:
         links: To them.
 
     Args:
-        router: Its pool has the picks, and those that wait elsewhere go before its own.
-        adapters: Takes what is said of adapters.
-        telling: Has our side told.
+        router: Its pool has the picks, and requests that wait elsewhere go before its own.
+        adapters: Takes the updates about adapters.
+        telling: Sends our side.
         clock: Monotonic seconds.
         observers: Calls all of it: no request depends on it.
     """

@@ -2,9 +2,9 @@
 
 An engine frees an adapter's slot when the last of its requests there has ended. Where an adapter
 runs, one more request for it needs no slot of its own, so popular ones would keep theirs for ever.
-Whoever is asked for in vain for want of a slot therefore *reserves* one, on one endpoint: the
-adapter that lets it go gets no more requests there, and what becomes free there is for nobody else
-but those that go before the one that waits. An adapter lets its slot go
+A request that is asked for in vain for want of a slot therefore *reserves* one, on one endpoint.
+The adapter that lets it go gets no more requests there. Room that becomes free there is only for
+the waiting request and those that go before it. An adapter lets its slot go
 
 - for a request of a higher priority;
 - for one of the same priority, whose tenant was served less (`fairness`);

@@ -17,7 +17,7 @@ offers it at once, and what it picks is known here by then. Two messages of a ro
 
 
 class Schedule:
-    """Times of offers. Those that are asked for at a time of their own are the caller's: `next_s`.
+    """Times of offers. The caller adds requests with a time of their own: `next_s`.
 
     Args:
         at: Has an offer made at a time, instead of the time that it was called with before.

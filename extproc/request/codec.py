@@ -44,7 +44,7 @@ _MODES = {mode.value: mode for mode in BodyMode}
 
 
 class _Context(NamedTuple):
-    """What a message says beside its phase."""
+    """The contents of a message beside its phase."""
 
     mode: BodyMode | None
     sends_early: bool
@@ -197,7 +197,9 @@ class Codec(Encoder):
 
 
 def _headers(headers: Iterable[Any], needed: Collection[str]) -> dict[str, str]:
-    """Return those that are needed. Who repeats one does not replace it: its values are joined."""
+    """Return those that are needed. A repeated header does not replace the first: the values are
+    joined.
+    """
     found: dict[str, str] = {}
     for header in headers:
         name = header.key.lower()

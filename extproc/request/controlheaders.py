@@ -4,9 +4,9 @@ The names are those of inference gateways' endpoint pickers, each with the older
 still send (llm-d-router, pkg/epp/metadata). They are for the router alone, so no endpoint sees
 them.
 
-A hint has one value: all that is said of it under the names that are trusted, repeated or joined
-with commas, must be the same, or the request is refused. Who may add to what a gateway sets can so
-have a request refused, and never have a value of its own count.
+A hint has one value. All values under its trusted names, repeated or joined with commas, must be
+the same, or the request is refused. A client that may add to a gateway's headers can so have a
+request refused, and never have a value of its own count.
 """
 
 from __future__ import annotations

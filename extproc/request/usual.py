@@ -56,7 +56,7 @@ def _prefix(name: str) -> str:
 
 
 class Head(NamedTuple):
-    """What a message with headers says.
+    """The contents of a message with headers.
 
     Attributes:
         headers: Those that are needed.

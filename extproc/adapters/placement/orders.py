@@ -16,7 +16,7 @@ _Draw = tuple[bytes, str]
 def order(adapter: str, addresses: Iterable[str]) -> list[str]:
     """Return the addresses from the adapter's first home to its last: the same in every router.
 
-    An endpoint that joins or leaves changes nothing in the order of the others.
+    An endpoint that joins or leaves changes nothing in the order of the rest.
     """
     return [address for _, address in sorted(_draws(adapter, addresses))]
 

@@ -39,7 +39,7 @@ it half written in between."""
 
 
 class _Kept(Struct):
-    """What is known of one key: the content last seen, and what the last good one said."""
+    """The knowledge of one key: the content last seen, and the last good declaration."""
 
     content: bytes | StoreError
     good: Stored | None = None
@@ -124,7 +124,7 @@ class Store:
         Args:
             declaration: It must stand (`Declaration.check`).
             if_match: The tag of what it replaces, or `ANY_TAG`; None if it replaces nothing, or the
-                same. What is deleted counts as nothing.
+                same. A deleted declaration counts as none.
 
         Raises:
             ConflictError: Something else is there, or pods could mistake another one for it.
@@ -197,8 +197,8 @@ class Store:
     async def lease(self, holder: str, *, ttl_s: float = 15.0) -> bool:
         """Take or renew the lease; return whether `holder` has it for the next `ttl_s`.
 
-        Two may have it for a while, after a clock has jumped or a holder has slept, and where
-        people may put files all have it: what the lease guards must bear that.
+        Two may have it for a while, after a clock has jumped or a holder has slept. Where people
+        may put files, all have it. The guarded work must bear that.
 
         Raises:
             StoreError: The medium cannot be used.
@@ -279,7 +279,7 @@ class Store:
         self._hand_on(entries)
 
     def _take_names(self, entries: Mapping[str, Stored]) -> dict[str, str]:
-        """Return which entries cannot stand beside the others, and why.
+        """Return which entries cannot stand beside the rest, and why.
 
         Two writers may have declared them at the same moment, or somebody wrote past us. The
         shorter name counts, so that it is the same one for all routers.

@@ -1,7 +1,8 @@
-"""What a write makes of what is there; and several writes in one, of which all are made or none.
+"""The effect of a write on the present contents; and several writes in one, of which all are made
+or none.
 
 Each of several is looked at before the first one is written. A medium writes one content at a time:
-if it fails midway, what was written is taken back. Others may see a part of it meanwhile.
+if it fails midway, the written ones are taken back. Other readers may see a part of it meanwhile.
 """
 
 from __future__ import annotations
