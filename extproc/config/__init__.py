@@ -3,7 +3,7 @@
 A large section has a file of its own; the rest are in `sections`. Every field has a unit in its
 name or description, a default, a range and a sentence that describes it; `docs/configuration.md` is
 generated from them. Fields whose description ends with "Live." take effect as soon as the file has
-changed and is valid; changes of the others need a restart.
+changed and is valid; changes of other fields need a restart.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _TOO_MANY_REQUESTS = 429
 
 
 class CappedLabel:
-    """The first `max_values` values of a label; all others become OTHER."""
+    """The first `max_values` values of a label; all further ones become OTHER."""
 
     def __init__(self, max_values: int) -> None:
         self._max_values = max_values

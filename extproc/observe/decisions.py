@@ -2,10 +2,10 @@
 
 1. Without watchers, a decision costs one append: the core's own values are kept, and described only
    on request.
-2. With watchers, it is encoded once for all of them (and once more for those that want the reason
-   in words), after the response, in passes of `MAX_PER_PASS` that use at most `MAX_SHARE` of the
-   loop's time. Decisions that a watcher is too slow for are dropped and counted; it sees the gap in
-   the sequence numbers.
+2. With watchers, it is encoded once for all of them, and once more for those that want the reason
+   in words. That happens after the response, in passes of `MAX_PER_PASS` that use at most
+   `MAX_SHARE` of the loop's time. Decisions that a watcher is too slow for are dropped and counted;
+   it sees the gap in the sequence numbers.
 3. A watcher that does not read must not fill the memory, and the transport does not report who
    reads. So a call is ended after a volume of bytes (the client calls again and resumes), and the
    number of watchers is bounded: together they can hold `max_watchers * max_watch_bytes`.
@@ -287,17 +287,17 @@ class _Watcher:
         return self.num_ends if self.wants_outcomes else 0
 
     def knows_end(self, record: DecisionRecord) -> bool:
-        """Return whether the end of `record` is to be told with it: it will not come as news."""
+        """Return whether the end of `record` is to be sent with it: it will not come as news."""
         is_news = self.wants_outcomes and record.end_number > self.num_ends
         return record.end is not None and not is_news
 
     def follow(self, record: DecisionRecord, *, ends: bool) -> None:
-        """Remember whether the one request has been told with its end."""
+        """Remember whether the one request has been sent with its end."""
         if self._request.request and isinstance(record.decision, Pick):
             (self._followed.discard if ends else self._followed.add)(record.decision.id)
 
     def end_if_told(self) -> None:
-        """End a call about one request that has been told to its end."""
+        """End a call about one request that has been sent with its end."""
         if self._request.request and not self._followed:
             self._end(Code.OK, "")
 

@@ -26,7 +26,7 @@ MAX_SENTENCE_CHARS = 2000
 
 
 def explain(decision: Pick | Rejection) -> str:
-    """Say which pod was chosen, why and over which others, or the rejection.
+    """Say which pod was chosen, why and over which other pods, or the rejection.
 
     A look at each candidate: for those who read it, not for each request.
     """

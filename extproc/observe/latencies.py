@@ -1,10 +1,10 @@
 """How long requests took, by model and by endpoint, of the access log's entries.
 
-An entry is kept as it is, and counted at a scrape of the metrics or with `MAX_UNCOUNTED` others.
+An entry is kept as it is, and counted at a scrape of the metrics or in a batch of `MAX_UNCOUNTED`.
 
 1. The time to first token is that of streamed responses alone (`first_token_s`). By model it is
-   from the request's arrival, as its client sees it. By endpoint it is from the pick: what the
-   router held a request for is not the endpoint's.
+   from the request's arrival, as its client sees it. By endpoint it is from the pick: a hold by the
+   router is not the endpoint's time.
 2. The duration is that of requests answered without an error, from the same times to the last byte.
 3. A request of which Envoy tried more than one endpoint counts for none of them.
 """

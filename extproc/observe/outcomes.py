@@ -1,7 +1,7 @@
 """How a pick ended, for those who read it: plain values, and a sentence.
 
-A sentence says the status that the client got, the time to the first token, the whole duration, and
-which pod served it in how many attempts, as far as the access log knows them.
+A sentence gives the client's status, the time to the first token, the whole duration, the pod that
+served it and the attempts, as far as the access log knows them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Events of requests are counted in plain numbers; the state of endpoints is read from the pool's
 snapshot. Both become metric families only at a scrape of the metrics. A pick is kept as it is, and
-counted then or with `MAX_UNCOUNTED` others; where the choice does not know its affinity and its
-price (`Pick`), that is a look at each candidate more, and the terms of the price at once.
+counted then or in a batch of `MAX_UNCOUNTED`. Where the choice does not know its affinity and its
+price (`Pick`), that takes one more look at each candidate, and the terms of the price at once.
 prometheus_client's own counters and histograms take far more. Event loop only: there are no locks.
 
 Names begin with `extproc_` and end with their unit; `endpoint` labels are addresses (`ip:port`)
@@ -254,8 +254,8 @@ class Telemetry:
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for the registry.
 
-        All are of one moment, though others may run before the next is taken: that of the first.
-        Counts and readings are taken then; the endpoints' families are made one by one, of a
+        All are of one moment, that of the first, though other tasks may run before the next is
+        taken. Counts and readings are taken then; the endpoints' families are made one by one, of a
         snapshot from then.
         """
         snapshot = self._snapshot()

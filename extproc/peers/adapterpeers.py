@@ -75,7 +75,7 @@ HEARD_S = 0.1
 
 
 class AdapterPeers:
-    """The updates of the other routers, and this router's own; none where there are no others.
+    """The updates of the other routers, and this router's own; none where there is no other router.
 
     Args:
         router_id: Of this one.

@@ -98,7 +98,7 @@ def longest_without_slot(tickets: Sequence[Ticket], now: float, turn_s: float) -
     """Return all requests for adapters of which one has waited for a slot for `turn_s`, 0 for none.
 
     The adapter that has waited longest is first, with all of its requests: they share its slot.
-    Those that are refused once they are late are left to their order.
+    Requests that are refused once they are late are left to their order.
     """
     if not turn_s:
         return []

@@ -1,9 +1,9 @@
 """The next request, of all that are held.
 
-From the outside in: levels (`tickets.level`), in a level the flow that was served least
-(`fairness`), in a flow first adapters that have waited long for a slot, then the configured order
-(`orders`). A flow has the requests of one tenant, over all adapters and routes without a share of
-their own (`Claim._flow`).
+From the outside in: levels (`tickets.level`), then in a level the flow that was served least
+(`fairness`). In a flow, adapters that have waited long for a slot come first, then the configured
+order (`orders`). A flow has the requests of one tenant, over all adapters and routes without a
+share of their own (`Claim._flow`).
 """
 
 from __future__ import annotations

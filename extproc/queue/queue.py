@@ -1,8 +1,8 @@
 """The queue: requests that their policy held, until there is room for them.
 
 1. Nobody polls. Every event that frees room calls `freed`. Then, and when a policy wanted to be
-   asked again, the queue makes an *offer*: it goes through the requests in order, and the policy is
-   asked for one after the other. A request without an endpoint holds up other requests for a while
+   asked again, the queue makes an *offer*. It goes through the requests in order, and asks the
+   policy for one after the other. A request without an endpoint holds up other requests for a while
    at most (`precedence`), and has a slot kept (`reservations`).
 2. The order: levels (priority and age), in a level the tenant that was served least, of its
    requests the configured order.

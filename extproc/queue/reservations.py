@@ -15,8 +15,8 @@ the waiting request and those that go before it. An adapter lets its slot go
 Of several the one that will be done soonest is taken: it has had no new request for long, or has
 few. Capacity is lost by no more than what that adapter could have had there until then.
 
-A slot that became free as another router's request ended is that router's to give, for a moment:
-both would give it away, and one of the two requests would wait in the engine.
+A slot that became free as another router's request ended belongs to that router for a moment.
+Otherwise both would give it away, and one of the two requests would wait in the engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A request's body as it arrives, and the model in it.
 
-Every chunk is read once, pass by pass, and freed: no pass holds the event loop for more than some
-milliseconds, and only bytes that still have to be sent on are kept. A part of a body decides only
-where the data plane sends no more, or where waiting for the end would stall a body longer than it
+Every chunk is read once, pass by pass, and freed. No pass holds the event loop for more than some
+milliseconds. Only bytes that still have to be sent on are kept. A part of a body decides only where
+the data plane sends no more, or where waiting for the end would stall a body longer than it
 buffers. The rest must then name the same model.
 """
 

@@ -124,8 +124,8 @@ class StoreRunner:
     async def _lead(self) -> None:
         """Take the lease and renew it; without it another router loads.
 
-        While the store cannot say who has it, all go on that did, and one that starts begins: two
-        at once do no harm, and none would leave pods that restart without their adapters.
+        While the store cannot say who has it, all routers that loaded go on, and one that starts
+        begins. Two at once do no harm. Without any, pods that restart would lack their adapters.
         """
         assert self._store is not None
         is_known = False

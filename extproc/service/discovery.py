@@ -170,7 +170,7 @@ class Discovery:
             self._on_endpoints(make_endpoints(entries, scheme=self._scheme))
 
     def _load(self, name: str, section: Any, clocks: Clocks) -> Source | None:
-        """Return the source that is one file of `discovery`; None for the others."""
+        """Return the source that is one file of `discovery`; None for any other."""
         if name in ("static", "file", "kubernetes"):
             return None
         module = import_module(f"extproc.discovery.{name}")

@@ -1,6 +1,6 @@
-"""Declared adapters, kept loaded: the planner's calls are made, and it is told what came of them.
+"""Declared adapters, kept loaded: the planner's calls are made, and it gets their results.
 
-Every router may do so at once: what a pod has already is no failure.
+Every router may do so at once: an adapter that a pod already has is no failure.
 """
 
 from __future__ import annotations

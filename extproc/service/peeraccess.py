@@ -1,4 +1,4 @@
-"""What proves who is a peer, and the checks of that and of `peers` at the start."""
+"""The proof of being a peer, and the checks of that and of `peers` at the start."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Recorder:
-    """Records the outcomes of requests: what streams report (`StreamObserver`), and what others do.
+    """Records the outcomes of requests, as reported by streams (`StreamObserver`) and by other
+    sources.
 
     Attributes:
         knows_times: Whether completions carry response times; if not, attainment is not recorded.

@@ -101,7 +101,7 @@ class Limits:
         connection_window_bytes: Receive window of a connection; replenished as bytes arrive.
         handshake_timeout_s: From the connection to the preface and the acknowledged SETTINGS.
         keepalive_s: Silence after which we send PING.
-        keepalive_timeout_s: Silence after that PING until the peer is considered dead.
+        keepalive_timeout_s: Silence after that PING until the connection is considered lost.
         idle_timeout_s: Time without streams after which a connection is drained.
         message_timeout_s: From the first byte of a message to its last.
         stall_timeout_s: Time for which queued responses make no progress: those streams are reset,

@@ -1,6 +1,6 @@
 """`extproc up`: a real Envoy and the router before pods that run already, or fake ones.
 
-What it runs are two files, which `--print` prints.
+It runs two configuration files, which `--print` prints.
 """
 
 from __future__ import annotations

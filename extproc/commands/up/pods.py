@@ -101,7 +101,7 @@ def _resolve(given: Address) -> list[Pod]:
     """Return the pods at a host: one for an IP address, one for each address of a name.
 
     The system looks a name up, once. As in `discovery.dns`, IPv6 addresses count only where there
-    are no others: most hosts have one of each family.
+    is no IPv4 address: most hosts have one of each family.
 
     Raises:
         PodError: The name has no address.

@@ -38,16 +38,16 @@ T = TypeVar("T")
 
 
 class Reading(Struct, Generic[T], frozen=True):
-    """What one object says.
+    """The contents of one object.
 
     Attributes:
-        origin: What people know it by: `llmroute NAMESPACE/NAME`.
+        origin: Its name for people: `llmroute NAMESPACE/NAME`.
         generation: Of its spec.
         declared: None where there is a problem.
         problem: Why it cannot count; "" for none.
-        ignored: What of it has no effect; "" for nothing.
-        withheld: Name of the adapter that it is about, where it cannot count: nobody is to get
-            that instead, as nobody knows whose it is.
+        ignored: The part without effect; "" for none.
+        withheld: Name of the adapter that it is about, where it cannot count. Nobody gets that
+            adapter then, as its owner is not known.
     """
 
     origin: str
@@ -59,14 +59,14 @@ class Reading(Struct, Generic[T], frozen=True):
 
 
 class Declared(Generic[D, T]):
-    """One kind of objects: what is kept of them, and what each says.
+    """One kind of objects: the copies that are kept, and the contents of each.
 
     Of objects copies are kept, not the pages that they came in; each is read once, however often
     it is listed.
 
     Args:
-        is_ours: Whether an object is of a pool of ours; of others nothing is kept.
-        read: Returns what an object declares, and what of it has no effect. Raises ValueError where
+        is_ours: Whether an object is of a pool of ours; other objects are not kept.
+        read: Returns an object's declarations, and the part without effect. Raises ValueError where
             it cannot count.
         named_in: Returns which adapter an object that cannot count is about, "" for none.
     """

@@ -1,6 +1,6 @@
 """From Kubernetes' objects to endpoints, and to the priorities of objectives.
 
-1. Every pod with an address is an endpoint. It is *ready* if it may get new requests: a pod that is
+1. Every pod with an address is an endpoint. It is *ready* if it may get new requests. A pod that is
    being deleted or fails its readiness probe stays, unready, until it is gone, so that its requests
    are still accounted for.
 2. A pod that has ended keeps its address in its status while another may have it already: it is no
@@ -40,8 +40,8 @@ def pod_endpoints(
 ) -> tuple[Endpoint, ...]:
     """Return an endpoint per port of each pod, sorted by address; our own calls use `scheme`.
 
-    With several ports an endpoint's name tells them apart: `pod:port`. Its group is what the pod's
-    label says. A pod that names its active ports has no others.
+    With several ports an endpoint's name tells them apart: `pod:port`. Its group is the value of
+    the pod's label. A pod that names its active ports has only these.
     """
 
     def found() -> Iterator[Endpoint]:

@@ -2,14 +2,14 @@
 
 1. After the first list, a watch continues from the last resource version, with bookmarks. A new
    list follows when the server demands it (410, as status or as event), after repeated failures,
-   and within `relist_s`: a list repairs a lost event.
+   and within `relist_s`. A list repairs a lost event.
 2. Every watch has an end that we set, by `timeoutSeconds` and by a deadline of our own a little
-   later: a silently dead connection is noticed by then.
+   later. A connection that broke without notice is noticed by then.
 3. After a failure there is a rest that doubles with each one, with jitter, and is at least as long
    as the server asks for. It is short again once a watch has delivered something, or has held for a
    while.
-4. Where a page is longer than the client reads, pages of fewer objects are asked for: whoever may
-   create large objects must not keep the others from being read.
+4. Where a page is longer than the client reads, pages of fewer objects are asked for: large objects
+   must not keep the rest from being read.
 5. Only a response of the server changes the state: while it is unreachable, the last state stands.
    No failure ends the loop.
 6. A cluster need not have a definition of an optional kind, and several API groups may define it:

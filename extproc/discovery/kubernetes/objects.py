@@ -6,8 +6,8 @@ Pod, are skipped while decoding.
 Sources: kubernetes.io/docs/reference/kubernetes-api (Pod v1, EndpointSlice discovery.k8s.io/v1)
 and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1).
 
-The kinds that declare something have their spec and status as bytes: a definition may be laxer than
-we know it, and one object that is wrong must not hide the others of its list.
+The kinds that declare something have their spec and status as bytes. A definition may be laxer than
+we know it, and one wrong object must not hide the rest of its list.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ class InferenceObjective(KubeObject, frozen=True):
 
 
 class Withheld(Struct, frozen=True):
-    """What is kept of a spec that is not: its length, and the name of the adapter it is about."""
+    """The remains of a spec that is not kept: its length, and the name of the adapter it is
+    about.
+    """
 
     num_bytes: int
     named: str
@@ -199,7 +201,7 @@ T = TypeVar("T", bound=KubeObject)
 
 
 class Keeper(Protocol):
-    """What is kept of the objects of a query."""
+    """The kept parts of the objects of a query."""
 
     def one(self, found: Any) -> Any | None:
         """Return what to keep of an object; None for nothing."""

@@ -1,7 +1,7 @@
 """Which of a query's APIs a cluster has: several groups may define a kind, or none does.
 
-Unknown is not absent. What may not be listed is unknown, unless the API server says that it has no
-such kind: it does not ask who may know that.
+Unknown is not absent. A kind that may not be listed is unknown, unless the API server says that it
+has no such kind: that answer needs no right.
 """
 
 from __future__ import annotations

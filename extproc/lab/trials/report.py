@@ -199,7 +199,9 @@ def _within(lines: Sequence[Series], highest: float) -> list[Series]:
 
 
 def near(rate_rps: float, rates: Sequence[float]) -> float:
-    """Return a common rate as it is, others rounded: runs of different seeds' searches meet."""
+    """Return a common rate as it is, any other one rounded: runs of different seeds' searches
+    meet.
+    """
     if rate_rps in rates:
         return rate_rps
     return float(f"{RATE_RATIO ** round(log(rate_rps, RATE_RATIO)):.3g}")

@@ -2,7 +2,7 @@
 
 Trials share nothing, so a suite's result does not depend on how many run at once. Within a trial
 the search for a seed's capacity begins at the earlier seeds' capacity. Runs at the suite's own
-rates are complete; others end once they can only fail.
+rates are complete; other runs end once they can only fail.
 """
 
 from __future__ import annotations

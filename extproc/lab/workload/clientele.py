@@ -57,7 +57,8 @@ class TenantSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     """Clients beside those of a workload, for the same adapters, of which the same are popular.
 
     Attributes:
-        times: Their rate over that of the others, which stays as it is: they come on top.
+        times: Their rate over that of the workload's own clients, which stays as it is: they come
+            on top.
         priority: See `Tenant`, like the two below.
         cv: As in `WorkloadSpec`, like those below; None for the workload's.
     """
@@ -73,7 +74,7 @@ class TenantSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
     @property
     def tenant(self) -> Tenant:
-        """What they claim."""
+        """Their claim."""
         return Tenant(self.priority, self.weight, self.has_objectives)
 
     def of(self, spec: WorkloadSpec) -> WorkloadSpec:

@@ -2,8 +2,8 @@
 
 Modelled on published statistics of real services (alibaba/ServeGen, Apache-2.0, 14 days in windows
 of 10 minutes): the number of clients, the shares of the largest, how many make up 90 %, how many
-are active at a time, and the coefficient of variation of their gaps. Client rates stand in for
-adapter rates; there is no public trace with the adapters of a production service.
+are active at a time, and the variation of their gaps (cv). Client rates stand in for adapter rates;
+there is no public trace with the adapters of a production service.
 """
 
 from __future__ import annotations

@@ -127,7 +127,9 @@ def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
 
 
 def shared_text(arrival: Arrival) -> str:
-    """Return the beginning that a prompt shares with others, of four bytes a token; "" for none."""
+    """Return the prefix that a prompt shares with other prompts, of four bytes a token; "" for
+    none.
+    """
     return "".join(Random(f"prefix/{arrival.prefix}").choices(_VOCABULARY, k=arrival.prefix_tokens))
 
 
