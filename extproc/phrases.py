@@ -12,7 +12,7 @@ MAX_NAME_CHARS = 80
 MAX_NAMED = 3
 """Alternatives that a sentence names; the rest are a number."""
 SHOWN_S = 5e-5
-"""Shorter durations are not told apart."""
+"""Shorter durations count as equal."""
 
 
 def shortened(text: str, max_chars: int) -> str:
@@ -85,7 +85,7 @@ FOR_POD = "pod"
 FOR_SLOT = "slot"
 """Of those that wait for an adapter slot."""
 FOR_TURN = "turn"
-"""Of those that let others go first."""
+"""Of those that let other requests go first."""
 _HELD_FOR = {
     FOR_SLOT: " for a slot",
     "room": " for room",

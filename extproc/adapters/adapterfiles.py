@@ -31,7 +31,7 @@ from extproc.phrases import MAX_NAMED, short
 # versions have are left to the engine.
 
 _SAVED = ("classifier", "score")
-"""What vLLM can replace whole: the heads of classification models."""
+"""Modules that vLLM can replace whole: the heads of classification models."""
 
 
 class AdapterConfigError(ValueError):

@@ -26,7 +26,7 @@ class Book:
 
     Attributes:
         kept: Declared adapters by name.
-        deleted: Those that are declared no longer, and that a pod may have.
+        deleted: Adapters that are declared no longer, and that a pod may have.
         old: Served names that are to be unloaded, and since when.
         open: Names of adapters that are to be loaded somewhere.
         rates: Seconds of work per second by name, where there is any.

@@ -29,10 +29,13 @@ STAY_S = 5.0
 their way."""
 CROWDED_RATIO = 2
 """Adapters that a pod may list, over the places in its memory, before requests wait for one to go.
-An engine lists as many as it is told to load, and reads those again that its memory lacks."""
+An engine lists every adapter that it was asked to load, and reads those again that its memory
+lacks.
+"""
 UNKNOWN_S = 5.0
-"""What is deleted and stays for so much longer is not known to the router that leads: it has
-started since then."""
+"""An adapter that was deleted and stays for so much longer is not known to the router that leads:
+that router has started since then.
+"""
 SLOW_S = 2.0
 """A load that takes longer is not waited for: another pod gets what requests wait for."""
 

@@ -57,9 +57,9 @@ class Terms(Struct, frozen=True):
     """How the requests for a declared name are served, apart from where its adapter is.
 
     Attributes:
-        tenants: Who may use it, by their fairness id; empty for all.
+        tenants: Tenants that may use it, by their fairness id; empty for all.
         priority: The higher the sooner; None leaves it to routes and objectives.
-        targets: What pods read instead: the name is an alias, and no adapter.
+        targets: Models that pods read instead: the name is an alias, and no adapter.
     """
 
     tenants: frozenset[str] = frozenset()
@@ -100,7 +100,8 @@ class Declaration(Struct, frozen=True):
         min_replicas: Pods that should hold it, where so many can.
         max_replicas: Pods that may; None for all.
         pools: Names of the pools whose pods may; empty for all.
-        origin: Who declared it, for people: `config`, `store`, `llmroute NAMESPACE/NAME`.
+        origin: The source of the declaration, for people: `config`, `store`, `llmroute
+            NAMESPACE/NAME`.
         terms: How its requests are served, where the same declaration says so.
     """
 

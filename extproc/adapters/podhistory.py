@@ -55,7 +55,7 @@ class Seen(Struct, frozen=True):
     Attributes:
         changed: Names that it lists anew, no longer, or with another root; all if it went or came.
         left: Names that it said are unloaded, and lists no longer.
-        lied: Those that it lists all the same.
+        lied: Names that it said are unloaded, and still lists.
         is_back: It is up again, or new.
     """
 

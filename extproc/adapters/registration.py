@@ -82,7 +82,7 @@ class Registration:
 
     Args:
         declarations: Where adapters are declared.
-        tokens: Who may.
+        tokens: The tokens that may do so.
         status: Returns what the pods have of an adapter by its name, as plain values.
         wait_until_ready: Returns whether enough pods list an adapter, within so many seconds.
         why_not: Returns why a declaration would not count, for people; "" if it would. Raises

@@ -226,7 +226,7 @@ def refused_list(
     Args:
         items: All of it.
         errors: By their place from 0; `refusal` knows each.
-        what: What came of the list, for people.
+        what: The result for the list, for people.
         mixed: The status where the items' statuses differ.
     """
     whys: dict[int, tuple[str, RefusedError]] = {}

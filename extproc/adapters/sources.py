@@ -11,7 +11,7 @@ class SourceStatus(Struct, frozen=True):
     """How one source of declarations is: a store, or a kind of objects in a cluster.
 
     Attributes:
-        name: What people know it by.
+        name: Its name for people.
         has_terms: It may say who may use an adapter, or that one is gone. Others only name models.
         is_read: It has been read as a whole once, or there is none.
         is_complete: Besides, all that was in it then could be used.

@@ -32,8 +32,8 @@ class Token(Struct, frozen=True):
     """One token.
 
     Attributes:
-        secret: What its holder sends.
-        name: What it is called in the log.
+        secret: The text that its holder sends.
+        name: Its name in the log.
         patterns: The adapters that it may see and change: names in which `*` stands for anything;
             empty for all.
     """

@@ -3,7 +3,7 @@
 For docker-compose, headless Services, Consul and the like. Repeated lookups must survive the usual
 behaviour of DNS servers:
 
-1. No response (timeout, SERVFAIL, REFUSED, no network) changes nothing: each question keeps its
+1. No response (timeout, SERVFAIL, REFUSED, no network) changes nothing. Each question keeps its
    last result, so a server that fails for AAAA alone, or for one target of an SRV record, loses
    nothing.
 2. "There is no such name" and "it has no addresses" are responses. But servers also send them while

@@ -14,7 +14,7 @@ from math import inf
 from extproc.types import EndpointView
 
 MAX_MODELS = 16_384
-"""Models whose endpoints are remembered, until an endpoint lists others."""
+"""Models whose endpoints are remembered, until an endpoint's list changes."""
 _NO_ROWS: Mapping[int, int] = {}
 _NONE: Set[int] = frozenset()
 
@@ -28,7 +28,7 @@ class Columns:
         num_pending: As the view has it, like the next two.
         done_s: `prompts_done_s`.
         has_room: `has_room`.
-        s_per_byte: What a byte of a prompt costs.
+        s_per_byte: The cost of a byte of a prompt.
         num_slots: Adapter slots; 0 where unknown.
         num_used: Distinct adapters with unfinished requests.
         all_slots: The sum of `num_slots`; `all_free` of those that are free.

@@ -26,7 +26,7 @@ rare elsewhere."""
 MAX_RARE_RATIO = 0.1
 """Of requests that fail without an explanation: with a higher one, it is not rare."""
 NUM_BEFORE = 26
-"""So many requests at most count that others had before a row of failures began: enough for six."""
+"""Most requests of other endpoints that count from before a row of failures: enough for six."""
 ANY = None
 """The kind of all requests, for failures that no request explains."""
 

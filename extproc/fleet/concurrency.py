@@ -7,7 +7,7 @@ limit it reached. More requests than those, and a few that keep it busy until th
 better in the router's queue, which knows order, turns and patience.
 
 Rules:
-1. A report with requests that wait says that the engine runs as many as run in it; the highest of
+1. A report with requests that wait shows that the engine runs as many as run in it. The highest of
    the last `NUM_WAITING` such reports counts, as one may fall between the end of many and the
    admission of the next. Waiting says nothing where requests picked since the report before explain
    it: the engine may not have looked at those yet. Waiting for an adapter slot alone says nothing
@@ -18,8 +18,9 @@ Rules:
    on. It has not run so many for `FORGET_S`: nothing is known, as at first.
 4. The requests there are those that routers know of, and no more than the last report has and picks
    that it may not show: we may hear of ends late. A page shows the end of a step, and a step begins
-   with those who came before; so a report has a pick for sure once its page has changed twice, or
-   those that run have got two tokens each. A report that is not trusted says nothing.
+   with the requests that came before. So a report has a pick for sure once its page has changed
+   twice, or the running requests have got two tokens each. A report that is not trusted says
+   nothing.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ FIRST_HOLD_S = 1.0
 MAX_HOLD_S = 10.0
 MAX_STEP = 64
 SHOWN_S = 30.0
-"""What reports have shown holds for the last half to whole of it."""
+"""Reports count for the last half to whole of it."""
 MAX_OPEN = 64
 """Refusals kept of which it is not known yet whether another endpoint took the request."""
 

@@ -35,7 +35,9 @@ of sums, which is not, half as much is served well at three times a capacity."""
 MAX_INTERVAL_S = 5.0
 """Between two reports; a longer time is a gap."""
 PROGRESS_S, NUM_PROGRESS = 1.0, 128
-"""Spans whose tokens are remembered, and how many: so long a response's tokens can be told."""
+"""Spans whose tokens are remembered, and how many: tokens are known of responses up to that
+length.
+"""
 MAX_ALONE = 1.5
 """Running requests, on average, of a window that shows what a token takes alone."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0

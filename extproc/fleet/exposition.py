@@ -50,7 +50,7 @@ class Figures(Struct):
         running: One value per engine, as in all fields of this type; None where one of them cannot
             be known.
         times_s: When the engine was last in the state that a LoRA series describes, one by one.
-        states: What each of them says: slots and adapters.
+        states: The contents of each of them: slots and adapters.
     """
 
     running: list[float] | None

@@ -67,8 +67,9 @@ class ForeignRequests(Generic[At]):
 
     Attributes:
         flights: The received picks that have not ended, in the order of their arrival.
-        num_foreign: Further requests by the last report: of routers that do not tell us.
-        adapters: Those that the last report names and that may be of routers that do not tell us.
+        num_foreign: Further requests by the last report: of routers that send us no picks.
+        adapters: Adapters that the last report names and that may be of routers that send us no
+            picks.
         num_reported: Requests that the last report leaves beside ours.
         num_before: Of `flights`, those that were picked before the last report.
         counts_first: The requests that the next report shows count for the choice at once: routers
@@ -172,8 +173,9 @@ class ForeignRequests(Generic[At]):
 
 STILL_S = 10.0
 """Longer than a step: the longest has a whole chunk of a prompt, 8,192 tokens, which a slow server
-computes at 1,000 a second. Shorter than it takes until others' requests count for a choice
-(`STEADY_S`), so that those of an old report never do."""
+computes at 1,000 a second. Shorter than the time until foreign requests count for a choice
+(`STEADY_S`), so that those of an old report never do.
+"""
 
 
 class Belief:

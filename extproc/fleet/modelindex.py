@@ -14,7 +14,9 @@ from msgspec import Struct
 from extproc.types import ModelCard
 
 _MAX_RECENT = 4
-"""Lists of names that others are compared with: while an adapter comes or goes, there are two."""
+"""Lists of names that later lists are compared with: while an adapter comes or goes, there are
+two.
+"""
 _Content = tuple[object, ...]
 
 

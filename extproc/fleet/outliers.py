@@ -53,11 +53,13 @@ nothing."""
 MAX_CHANGES = 100
 """Ejections and readmissions kept for `take_changes`."""
 MAX_CHANCE = 1e-6
-"""With a higher one, an endpoint may fail more than others by coincidence."""
+"""With a higher one, an endpoint may fail more than other endpoints by coincidence."""
 MAX_TRIAL_CHANCE = 0.05
 """The same on trial: it is known to have failed."""
 EXONERATING_CHANCE = 1e-4
-"""From this one on, what ejected an endpoint was no more than what others fail."""
+"""From this one on, the failures that ejected an endpoint were no more than those of other
+endpoints.
+"""
 
 
 class Cause(StrEnum):
@@ -271,9 +273,9 @@ class Outliers:
     def standing(self, address: str, *, now: float) -> tuple[bool, bool, float]:
         """Return how an endpoint stands.
 
-        That is whether it should get no requests now that other endpoints can take; whether a
-        request there was broken off, and no call of ours was answered since; and the end of its
-        last ejection, minus infinity without one.
+        The first part: whether it should get no requests now that other endpoints can take. The
+        second: whether a request there was broken off, and no call of ours was answered since. The
+        third: the end of its last ejection, minus infinity without one.
         """
         health = self._health[address]
         return health.is_out(now), health.broke_s > health.asked_s, health.until_s

@@ -21,8 +21,9 @@ QUIET_AFTER_S: Final = 1.0
 QUIET_GROWTH: Final = 1.5
 """From the usual 50 ms to the bound in eight questions, two seconds."""
 MAX_QUIET_S: Final = 1.0
-"""Between two questions to a quiet pod. What others sent there counts for a choice only after
-`foreign.STEADY_S` (15 s) anyway, so the one that sees it a second late chooses no worse."""
+"""Between two questions to a quiet pod. Foreign requests there count for a choice only after
+`foreign.STEADY_S` (15 s) anyway, so a router that sees them a second late chooses no worse.
+"""
 AGE_SHARE: Final = 0.5
 """Of a report's expiry: one question may go unanswered for as long again."""
 LATE_S: Final = 0.01

@@ -24,8 +24,9 @@ from extproc.types import Endpoint
 INTERVAL_S: Final = 1.0
 """Between two questions of a kind to one pod, however many failures raise them."""
 DEAD: Final = frozenset((HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE))
-"""What `/health` answers where the server is there and its engine is not: vLLM 503, SGLang 503,
-and servers that do not catch the failure 500. Anything else but 200 says nothing of the engine."""
+"""Statuses of `/health` where the server is there and its engine is not: vLLM 503, SGLang 503, and
+servers that do not catch the failure 500. Any other status but 200 says nothing of the engine.
+"""
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_VERSION_CHARS: Final = 100
 

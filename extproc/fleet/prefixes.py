@@ -33,13 +33,15 @@ MARKS_BYTES = tuple(
     _KIB * num_kib
     for num_kib in (*range(1, 8), *(step << power for power in range(1, 6) for step in range(4, 8)))
 )
-"""Lengths of beginnings that are compared: each KiB, and above 8 KiB four for each factor of 2. So
-at most a fifth of what two prompts have in common goes unseen, with few hashes for a long one."""
+"""Lengths of prefixes that are compared: each KiB, and above 8 KiB four for each factor of 2. So at
+most a fifth of the common part of two prompts goes unseen, with few hashes for a long one.
+"""
 DEFAULT_KV_CACHE_TOKENS = 100_000
-"""Where the engine does not say it: 40 GB with an 8B model have three times as much, the 10 GB that
-a 13B model leaves on a GPU of 40 GB an eighth."""
+"""Where the engine does not report it. 40 GB with an 8B model have three times as much. The 10 GB
+that a 13B model leaves on a GPU of 40 GB have an eighth.
+"""
 KEPT_RATIO = 0.5
-"""Part of the KV cache that counts for beginnings: answers and running requests have the rest."""
+"""Part of the KV cache that counts for prefixes: answers and running requests have the rest."""
 
 MAX_PLACES = 100_000
 """Remembered by default: 100 pods of 100,000 tokens keep about so many."""
@@ -94,7 +96,7 @@ class KvCache(Struct, eq=False, gc=False):
 
 
 _Places = dict[KvCache, int]
-"""Where a beginning is: what the endpoint had computed by then."""
+"""The endpoints that have a prefix, each with the bytes that it had computed by then."""
 _NOWHERE: Mapping[KvCache, int] = {}
 
 

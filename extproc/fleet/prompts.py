@@ -26,8 +26,9 @@ from extproc.types import LoadReport
 MAX_QUEUE_S = 60.0
 """Of prompts to be computed: what other routers tell of may be false, and passes by then."""
 MAX_AGE_S = 1.0
-"""Of a request that is new here. Routers tell within milliseconds; what they tell later they mostly
-tell again, over a new link, and have told before."""
+"""Of a request that is new here. Routers report within milliseconds. Later reports mostly repeat
+earlier ones, over a new link.
+"""
 UNSEEN_S = 1.0
 """Age from which a report shows a request: not before the step that runs when it arrives has ended,
 and the longest computes 8,192 tokens."""

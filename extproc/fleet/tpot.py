@@ -87,13 +87,13 @@ class Tpots:
     def record(
         self, claim: Claim, num_bytes: int, streamed_s: float, num_tokens: float | None
     ) -> float | None:
-        """Record a streamed response; return its time per output token by what was learned before.
+        """Record a streamed response; return its time per output token, by earlier responses.
 
         Args:
             claim: Of the request that it answers.
             num_bytes: Of its body.
             streamed_s: From its first token to its last.
-            num_tokens: Those that its endpoint's requests got in this time, None where unknown.
+            num_tokens: Tokens that its endpoint's requests got in this time, None where unknown.
 
         Returns:
             None for a short response, and where the error is not known to be small.

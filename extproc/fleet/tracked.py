@@ -73,7 +73,7 @@ class Tracked:
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
         view_expires_s: After that, it is not either.
-        facts: What the view says and no request changes, until `facts_until_s`; None likewise.
+        facts: The part of the view that no request changes, until `facts_until_s`; None likewise.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """How a pick ended, for those who read it: plain values, and a sentence.
 
-A sentence gives the client's status, the time to the first token, the whole duration, the pod that
-served it and the attempts, as far as the access log knows them.
+A sentence gives the client's status, the times to the first token and to the end, the serving pod
+and the attempts, as far as the access log has them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Events of requests are counted in plain numbers; the state of endpoints is read from the pool's
 snapshot. Both become metric families only at a scrape of the metrics. A pick is kept as it is, and
 counted then or in a batch of `MAX_UNCOUNTED`. Where the choice does not know its affinity and its
-price (`Pick`), that takes one more look at each candidate, and the terms of the price at once.
-prometheus_client's own counters and histograms take far more. Event loop only: there are no locks.
+price (`Pick`), that takes one more look at each candidate, and the terms of the price at once. The
+counters and histograms of prometheus_client take far more. Event loop only: there are no locks.
 
 Names begin with `extproc_` and end with their unit; `endpoint` labels are addresses (`ip:port`)
 and disappear when their endpoint leaves the pool.
@@ -363,8 +363,8 @@ def affinity_of_views(pick: Pick, adapter: str) -> str:
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     (
         "endpoint_ready",
-        "1 if the pod may get requests: discovery says so, and its engine is "
-        "neither asleep nor dead.",
+        "1 if the pod may get requests: discovery says so, and its engine is neither asleep nor "
+        "stopped.",
         lambda view: view.is_ready,
     ),
     (
@@ -404,7 +404,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     ),
     (
         "endpoint_dead",
-        "1 if the pod's /health says that its engine is dead. The pod gets no requests.",
+        "1 if the pod's /health says that its engine has stopped. The pod gets no requests.",
         lambda view: view._died_at_s is not None,
     ),
     (

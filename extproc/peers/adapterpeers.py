@@ -28,8 +28,9 @@ BELIEVED_S = 5.0
 SAY_S = 1.0
 """From one update to the next where nothing is new."""
 LEAVING_S = 2.0
-"""Time for which no request goes to an adapter that is being unloaded, after the last update of
-that: by then the pod's list of models says whether it still has it."""
+"""Time for which no request goes to an adapter that is being unloaded, after the last update about
+it. By then the pod's list of models says whether it still has it.
+"""
 
 MAX_LEAVING = 4096
 """Of these, and as many again as an update has."""
@@ -71,7 +72,9 @@ def digest(declarations: Iterable[Declaration]) -> int:
 
 
 HEARD_S = 0.1
-"""By then others have heard an update, and their last requests before it have reached the pods."""
+"""By then other routers have heard an update, and their last requests before it have reached the
+pods.
+"""
 
 
 class AdapterPeers:

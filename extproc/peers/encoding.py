@@ -16,13 +16,13 @@ from extproc.queue.reservations import MAX_RESERVED, Reservation
 from extproc.tenancy import Share
 
 MAX_TOLD = 256
-"""Picks and ends in one message: some 3 ms of the receiver. What is beyond is not read."""
+"""Picks and ends in one message: some 3 ms of the receiver. Further ones are not read."""
 MAX_ADAPTER_CHARS = 256
-"""Longest name told; a pick of a longer one is told, and counted, without it."""
+"""Longest name sent; a pick of a longer one is sent, and counted, without it."""
 MAX_FLOW_CHARS = 512
-"""Longest name of a flow; a pick of a longer one is told without its share."""
+"""Longest name of a flow; a pick of a longer one is sent without its share."""
 MAX_REASON_CHARS = 512
-"""Longest reason, and message, of an adapter that cannot be loaded; longer ones are cut."""
+"""Longest reason, and message, of an adapter that cannot be loaded; longer ones are shortened."""
 _MAX_AGE_MS = 2**32 - 1
 _MAX_PRIORITY = 2**31 - 1
 _NO_SHARE = Share("", 0, 0.0)

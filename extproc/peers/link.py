@@ -89,9 +89,9 @@ class PeerLink:
         begun_at_s: When it began.
         is_inbound: The other side dialled.
         link: Its place in the relay, from the other side's hello, and proof, to the end.
-        is_believed: What the other side says counts.
-        is_heard: What we say counts there.
-        has_begun: To tell: the picks that were in flight then.
+        is_believed: The other side's messages count.
+        is_heard: Our messages count there.
+        has_begun: The picks that were in flight at its start have been sent.
     """
 
     def __init__(

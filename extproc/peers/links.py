@@ -20,7 +20,7 @@ from extproc.queue import Waiting
 from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
 MAX_FIRST_BYTES = MAX_UNREAD_BYTES // 2
-"""Of the picks that a link begins with, some 5,000; the oldest beyond that are not told."""
+"""Of the picks that a link begins with, some 5,000; the oldest beyond that are not sent."""
 BEGIN_INTERVAL_S = 1.0
 """Links that open within this begin together: to tell 20,000 picks takes some 30 ms."""
 
@@ -176,9 +176,9 @@ class Links:
 METHOD = "/extproc.v1.Peers/Link"
 
 MAX_LINKS = 256
-"""Links that others may open to us; far more than the replicas of one router."""
+"""Links that other routers may open to us; far more than the replicas of one router."""
 OPEN_S = 5.0
-"""From the beginning of a link to the other side's hello, and its proof where there is a key."""
+"""From the start of a link to the other side's hello, and its proof where there is a key."""
 
 OnEntries = Callable[[Sequence[bytes]], None]
 
@@ -188,7 +188,7 @@ class PeersService(Service):
     """Opens and ends links, whoever dials.
 
     Attributes:
-        links: Those that are there.
+        links: The present links.
         on_entries: Called with the entries relayed by a peer.
         num_received: Entries relayed by peers.
     """

@@ -21,8 +21,9 @@ from extproc.tenancy import Share
 from extproc.types import Pick
 
 FLUSH_S = 0.002
-"""From one message to the next, at least: a pick after a pause is told at once. The laboratory
-finds a gain down to 2 ms from a pick to all others, and little below."""
+"""From one message to the next, at least: a pick after a pause is sent at once. The laboratory
+finds a gain down to 2 ms from a pick to all other routers, and little below.
+"""
 MAX_WAITING = 16_384
 """Picks and ends that wait for a flush: more come only while the event loop stands still. The
 links then begin again."""
@@ -183,7 +184,7 @@ class Hearing:
         )
         telemetry.add_counters(
             "told_picks",
-            "Picks that routers told each other. out: once for each router. in: received.",
+            "Picks that routers sent to each other. out: once for each router. in: received.",
             "direction",
             lambda: {"in": told.num_received, "out": links.num_told},
         )

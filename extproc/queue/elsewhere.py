@@ -2,7 +2,7 @@
 
 Each router has a queue of its own for the same endpoints. A request that waits at one router could
 be overtaken by a later one of another router, which sees the room first that its own requests free.
-So each router reports the requests that hold up others at it, and the slots that it keeps
+So each router reports the requests that hold up other requests at it, and the slots that it keeps
 (`Waiting`). Both count here as if those requests waited here. A report is void at the time that it
 names, within the times that this router would allow itself, or with the next report.
 """
@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
     Attributes:
         addresses: Of the endpoints, of which a reach has a bit for each, the first the lowest.
         urgent: The reach of those of priority 0 and above, before which none below 0 goes.
-        firsts: Those that hold up other requests.
+        firsts: Flows that hold up other requests.
         kept: The slots that are kept.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
-"""What a token of a prompt and one of a response count for: `w_p` and `w_q` of the paper."""
+"""The weights of a token of a prompt and of a response: `w_p` and `w_q` of the paper."""
 
 MAX_TENANTS = 10_000
 """Tenants that are remembered while they hold nothing. Those with least service are forgotten

@@ -30,7 +30,7 @@ AGAIN_RATIO = 2
 """From the begin of one hold-up in vain to that of the flow's next, over its length."""
 
 MAX_FIRST = 16
-"""Flows that hold up others at a time: the first in order hold up the most."""
+"""Flows that hold up other flows at a time: the first in order hold up the most."""
 MAX_KNOWN = 4096
 """Models, each with the addresses that the data plane allows, whose endpoints are remembered."""
 

@@ -67,13 +67,13 @@ class _LeftElsewhere(NamedTuple):
 
 
 class Reservations:
-    """Those in force, one for an adapter.
+    """The reservations in force, one for an adapter.
 
     Args:
         served: Returns what a flow of a priority has got.
 
     Attributes:
-        elsewhere: Those that other routers keep.
+        elsewhere: Slots that other routers keep.
     """
 
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:

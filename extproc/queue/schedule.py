@@ -7,7 +7,7 @@ from math import exp, inf
 
 LOOK_S = 100e-6
 ORDER_S = 2e-6
-"""What a look, and a place in the order, take of a slow core."""
+"""The time that a look, and a place in the order, take on a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took but for those that got an endpoint."""
 TOLD_WAIT_S = 0.01

@@ -24,11 +24,13 @@ from extproc.types import Pick, Rejection, RequestInfo, Wait
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
 FLOW_LOOKS = MAX_LOOKS // 4
-"""Of those, how many one flow has before all others had theirs: clients may make as many kinds of
-requests as they like."""
+"""Of those, how many one flow has before all other flows had theirs: clients may make as many kinds
+of requests as they like.
+"""
 MAX_SENT = 256
-"""Requests that one offer gives an endpoint: others come in between, and pods get no more new
-connections at once than they can accept."""
+"""Requests that one offer gives an endpoint: other work comes in between, and pods get no more new
+connections at once than they can accept.
+"""
 LATE_LOOK_S = 1.0
 """From one look at a request that is late to the next, give or take a half."""
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
@@ -42,7 +44,7 @@ class Sweep:
     Attributes:
         next_s: When the first is to be looked at again.
         reservations: Of slots.
-        elsewhere: Those that wait at other routers.
+        elsewhere: Requests that wait at other routers.
 
     Args:
         served: As `Precedence` wants it.

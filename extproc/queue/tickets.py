@@ -232,7 +232,7 @@ class End(StrEnum):
 
 
 FOR_WANT_OF_TIME = frozenset({End.LATE, End.EXPIRED})
-"""Of those that had waited: what others got meanwhile was not for them."""
+"""Of those that had waited: room that other requests got meanwhile was not for them."""
 
 _WHY = {
     End.LATE: "Its first token would come late",

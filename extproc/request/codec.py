@@ -31,7 +31,7 @@ NEEDED_HEADERS = CONTROL_HEADERS | {
     *(":method", ":path", "x-request-id"),
     *("content-type", "content-length", "content-encoding"),
 }
-"""Request headers that are read. No others are decoded, credentials among them."""
+"""Request headers that are read. No other headers are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
 MAX_CONTEXTS = 256
 MAX_CONTEXT_BYTES = 64

@@ -38,8 +38,9 @@ MAX_NAME_BYTES = 253
 """Of an objective or a fairness id: the longest name of a Kubernetes object."""
 
 _NUMBER = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-"""What Go's ParseFloat, with which other pickers read these, takes of decimal numbers. Python's
-`float` takes more."""
+"""Decimal numbers that Go's ParseFloat accepts, with which other pickers read these. Python's
+`float` accepts more.
+"""
 MAX_NUMBER_CHARS = 32
 MAX_MILLISECONDS = 1e12
 """Thirty years."""
@@ -53,7 +54,7 @@ _NAMES = {
     "model_rewrite": MODEL_REWRITE,
 }
 TRUSTABLE = tuple(_NAMES)
-"""What may be trusted under any name; `slo` stands for both times."""
+"""The hints that may be trusted under any name; `slo` stands for both times."""
 
 
 def names_of(trusted: Iterable[str]) -> frozenset[str]:

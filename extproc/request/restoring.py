@@ -101,7 +101,7 @@ class JsonRestorer:
 class EventRestorer:
     """Changes a stream of server-sent events, each with JSON in its lines of data.
 
-    The events of a response begin alike, up to their model: after the first one, that beginning is
+    The events of a response begin alike, up to their model. After the first one, that part is
     recognised without reading it again.
     """
 

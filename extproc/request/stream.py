@@ -40,7 +40,7 @@ HOLD_MARGIN_S = 5.0
 _ANSWERED = frozenset(
     (RouteKind.HEALTH, RouteKind.VERSION, RouteKind.LIST_MODELS, RouteKind.GET_MODEL)
 )
-"""What no endpoint gets."""
+"""Headers that no endpoint gets."""
 _END = m.End()
 
 

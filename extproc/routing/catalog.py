@@ -20,8 +20,9 @@ from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import ModelCard, Pick, Rejection, RequestInfo, Wait
 
 RESPONSE_WORK_S = 0.01
-"""What a response costs the others in the batch: 128 tokens, each of which makes a step of the
-engine longer by 0.04 ms (H100) to 0.1 ms (A100)."""
+"""The cost of a response for the other requests in the batch: 128 tokens, each of which makes a
+step of the engine longer by 0.04 ms (H100) to 0.1 ms (A100).
+"""
 
 
 class Undeclared(StrEnum):
@@ -220,7 +221,7 @@ class Catalog:
         It is for the pods alone that have what is declared, and for the version that serves now.
 
         Args:
-            listed: What pods list.
+            listed: The models that pods list.
         """
         name = request.model
         found = self._served(request, name)

@@ -24,7 +24,7 @@ from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.rewrites import Rule
 
 MAX_TOLD = 5
-"""Losses that are told of one object; a rule may have thousands of names."""
+"""Losses that are reported of one object; a rule may have thousands of names."""
 
 
 class ResponseModel(StrEnum):
@@ -38,7 +38,8 @@ class Offer(Struct, frozen=True):
     """An adapter that someone declares, and the terms on which it is served.
 
     Attributes:
-        tenants: Who may use it, by their fairness id; empty for all. Others find no such model.
+        tenants: Tenants that may use it, by their fairness id; empty for all. Other tenants find no
+            such model.
         response_model: None leaves it to the router's setting.
         fallback: Model that serves its requests where nothing else is left; "" for none.
         route: Its priority and objectives; None where nothing is said of them.

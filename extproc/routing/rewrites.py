@@ -110,7 +110,7 @@ class Rewrites:
         """Return the name for the pod; to be asked once for each request, as it may be drawn.
 
         Args:
-            model: What the client wrote; "" for a body without a model.
+            model: The client's name; "" for a body without a model.
             hinted: By its header; "" for none.
 
         Returns:

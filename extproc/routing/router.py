@@ -31,8 +31,9 @@ from extproc.types import (
 )
 
 OBJECTIVE_RATIO = 0.8
-"""Part of an objective within which a held request is taken to be in time: the estimate of what it
-still needs leaves out the step that runs already, and that all share the engine."""
+"""Part of an objective within which a held request counts as in time. The estimate of its remaining
+time leaves out the step that runs already, and the sharing of the engine.
+"""
 
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 

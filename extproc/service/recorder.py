@@ -30,7 +30,7 @@ class Recorder:
 
     Attributes:
         knows_times: Whether completions carry response times; if not, attainment is not recorded.
-        claim_of: Returns what a model's requests may claim by their route.
+        claim_of: Returns the claim of a model's requests by their route.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
     """

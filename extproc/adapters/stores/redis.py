@@ -52,8 +52,9 @@ are doubles, count so far without rounding. More is somebody's mistake."""
 MAX_NAME_BYTES = 256
 """Of the names of contents; what has a longer one is not read."""
 _PROBLEMS = {0: "too large", -1: "gone"}
-"""What the script says in place of a content. One is gone that was written and deleted since: the
-next read has no such name."""
+"""The script's answers in place of a content. One is gone that was written and deleted since: the
+next read has no such name.
+"""
 
 T = TypeVar("T")
 

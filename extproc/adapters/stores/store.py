@@ -56,7 +56,7 @@ class Store:
     """Declarations by name, the deleted ones included until they are forgotten, if they are kept.
 
     Attributes:
-        entries: What was last read; it is replaced at each change, never changed.
+        entries: The declarations last read; replaced at each change, never changed.
         problems: Why a content cannot be used, by its key, for people.
         failure: Why the medium could not be read at the last look; "" if it could.
     """

@@ -67,7 +67,7 @@ class Swaps:
         """Add one.
 
         Args:
-            content: What is there of it.
+            content: The present content of it.
             replaces: Whether it replaces what is declared otherwise.
             names: All that are declared; it is added to them.
         """

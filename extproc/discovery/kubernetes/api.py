@@ -8,7 +8,7 @@ cannot tell a broken connection from a completed watch. The alternatives: `kr8s`
 httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
 
 Credentials are read again after a 401 and after a failed TLS handshake, in addition to the token's
-own renewal: a rotated CA or an expired exec credential needs no restart.
+own renewal. So a rotated CA or an expired exec credential needs no restart.
 """
 
 from __future__ import annotations

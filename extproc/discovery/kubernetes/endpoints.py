@@ -29,7 +29,7 @@ from extproc.types import Endpoint
 
 _ENDED = ("Succeeded", "Failed")
 GROUP_LABEL = "extproc/group"
-"""Of pods that differ from others; a Service's endpoints do not show the pods' labels."""
+"""Of pods that differ from the rest; a Service's endpoints do not show the pods' labels."""
 ACTIVE_PORTS_ANNOTATIONS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 """Of a pod that serves on some of its ports only: their numbers, with commas in between. The second
 is the older one (kubernetes-sigs/gateway-api-inference-extension, pull request 2256)."""

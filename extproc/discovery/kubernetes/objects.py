@@ -214,14 +214,14 @@ class Query(Struct, Generic[T], frozen=True):
     """A list that can be watched: all that is to be known of a kind.
 
     Attributes:
-        kind: What is read of an object.
+        kind: The parts of an object that are read.
         resource: Plural, as in RBAC rules.
         apis: Paths of the API groups and versions that may define the kind; the first one that is
             served counts.
         namespace: Empty for the client's own.
         selector: The query parameter that narrows the list.
         is_optional: A cluster need not have a definition of it.
-        keeper: What is kept of it; None for all that is read.
+        keeper: The parts of it that are kept; None for all that is read.
     """
 
     kind: type[T]

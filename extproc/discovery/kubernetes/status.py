@@ -116,7 +116,7 @@ def patch(source: DeclaringObject, part: Part, *, wall_time: str) -> Mapping[str
 
     Args:
         source: The object as it is known.
-        part: What is to be said of it.
+        part: The new fields of it.
         wall_time: Now, as RFC 3339 has it.
     """
     known = _read(source)

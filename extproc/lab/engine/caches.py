@@ -26,7 +26,7 @@ PrefixKey = tuple[str | None, str, int]
 """Adapter, name of the prefix, and its length in blocks."""
 
 _KEPT: PrefixKey = (None, "", 0)
-"""No shared beginning has this key."""
+"""No shared prefix has this key."""
 
 
 @dataclass(slots=True, eq=False)

@@ -10,11 +10,11 @@ every endpoint within the lowest n-th part of the range; the choice among the re
 random.
 
 **llm-d's blend of scorers around LoRA affinity**, as shipped and as it counts requests:
-llm-d/llm-d-router v0.10.0, `pkg/epp/framework/plugins/scheduling/scorer/`: lora-affinity (1.0 if
-the adapter is active, 0.8 if there is room, else 0), queue and kv-cache-utilization, each weighted,
-the maximum drawn among ties. Weights: 2 for queue and KV (the default configuration), 4 for
-lora-affinity (what KServe injects). With active-request-scorer in the place of the queue, the queue
-is the picker's own requests in flight.
+llm-d/llm-d-router v0.10.0, `pkg/epp/framework/plugins/scheduling/scorer/`. The scorers are
+lora-affinity (1.0 if the adapter is active, 0.8 if there is room, else 0), queue and
+kv-cache-utilization, each weighted. The maximum is drawn among ties. Weights: 2 for queue and KV
+(the default configuration), 4 for lora-affinity (what KServe injects). With active-request-scorer
+in the place of the queue, the queue is the picker's own requests in flight.
 
 Its test for room counts the active adapters twice, because vLLM writes the same names into both
 labels (llm-d-router issue 2605). `LoadState` is the successor proposed in pull request 2792: 1.0 in

@@ -5,7 +5,7 @@
   it (as a latency it is a reference, not a proof). It serves in order and sheds nothing, so in a
   run too short for its queue to form a policy that sheds can pass it.
 - **B1, pooled slots**: the same engine with all pods' slots and CPU caches, the true adapters,
-  loads and gate: no adapter needs a second slot, and no pod is full while another has room. A load
+  loads and gate. No adapter needs a second slot, and no pod is full while another has room. A load
   stalls the whole engine, for an Nth of its time. It serves in order as far as slots allow, and
   drops requests that wait beyond the objective. So it bounds what placement and balance can give
   near the target. Far below it B3 passes it, because B3 chooses which requests to drop.

@@ -56,7 +56,7 @@ LEAST_WAIT_S = 0.01
 """About a step of an 8B model on an H100: nothing changes in less time."""
 
 MOST_WAIT_S = 0.05
-"""Meanwhile others may have been sent to a slot that this one can share."""
+"""Meanwhile other requests may have been sent to a slot that this one can share."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Oracle:
     """B3, and with an age B4.
 
     Args:
-        slo: What requests must meet.
+        slo: The SLO of requests.
         age_s: Age at which a pod's state is observed again; 0 for B3.
         slot_price: See `SLOT_PRICE`.
     """

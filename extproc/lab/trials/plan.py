@@ -1,7 +1,7 @@
 """The runs of a suite: a search for the capacity of each policy, or its runs at fixed rates.
 
 Policies get the same requests for the same seed, so their difference is known much better than
-either part: at one rate, a minute shows what a search for capacities shows in an hour. Where a
+either part. At one rate, a minute shows as much as a search for capacities in an hour. Where a
 workload has tenants beside its own clients, those clients are run alone as well. They send the same
 requests, so the difference is the cost of the other tenants.
 """

@@ -31,7 +31,7 @@ Chart = tuple[str, str, str]
 RATE_RATIO = 1.1
 """Runs at rates that differ by less are one point of a curve."""
 MAX_BOUND_RATIO = 2.5
-"""Bounds further above the best policy are written as text: their bars would dwarf the others."""
+"""Bounds further above the best policy are written as text: their bars would dwarf the rest."""
 
 _COLUMNS = (
     ("served well", "attainment", "{:.1%}"),

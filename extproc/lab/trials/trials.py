@@ -46,7 +46,7 @@ class Trial:
     Attributes:
         scenario: One of the suite's, or a variation of it.
         policy: A policy or a bound.
-        label: What its results are called; the policy if empty.
+        label: The name of its results; the policy if empty.
         seeds: One run each at every rate.
         rates_rps: Rates at which runs are complete.
         sweep: Its sweep, or "".

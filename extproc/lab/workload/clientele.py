@@ -104,11 +104,12 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
         prompt_tokens: Median prompt of `chat`.
         output_tokens: Median response of `chat`; 129 is that of Azure's conversation trace.
         sigma: Standard deviation of the logarithm of both.
-        prefixes: Beginnings that prompts share, for each adapter at a time; 0 for none.
+        prefixes: Prefixes that prompts share, for each adapter at a time; 0 for none.
         prefix_tokens: Length of each, which lengthens the prompt.
         turns: Mean number of requests that share one until another replaces it.
         num_requests: Instead of the suite's; None for the suite's.
-        tenant: Who sends the requests; "" for nobody in particular (each of `clients` is its own).
+        tenant: The sender of the requests; "" for nobody in particular (each of `clients` is its
+            own).
         beside: Further tenants. Rate and number of requests are those of the clients above.
     """
 

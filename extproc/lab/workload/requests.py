@@ -59,7 +59,7 @@ class Tenant:
 
 
 PLAIN = Tenant()
-"""What is taken of tenants that a workload says nothing of."""
+"""The claim of tenants that a workload does not describe."""
 NO_TENANTS: Mapping[str, Tenant] = MappingProxyType({})
 
 

@@ -22,8 +22,9 @@ from extproc.routing.policies.rows import RowChoice, lowest_rows
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 DEFAULT_THRESHOLD = 16
-"""Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100:
-10.5 ms a step and 0.044 ms more per sequence), so packing up to here costs next to nothing."""
+"""Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100: 10.5
+ms a step and 0.044 ms more per sequence). So packing up to here costs next to nothing.
+"""
 
 
 class Founding:

@@ -25,9 +25,9 @@ free, or the adapter runs. The last free slots are for requests of priority 0 an
 endpoint has room, the request is held. In the queue it can still take whatever becomes free first,
 and it keeps its place in the queue's order.
 
-Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
-what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
-docs/archive/policy-evidence.md has what each part gains.
+Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds. 5 and 6
+follow from a gate of `max_loras` slots. 7 is rendezvous hashing (Thaler and Ravishankar, 1998). The
+gain of each part is in docs/archive/policy-evidence.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TPOT_RATIO = 0.9
 """Part of the objective for a token's time within which one more request may run: those that run
 get slower before reports show it."""
 SPARE_S = 10.0
-"""For which a request of a priority below 0 leaves the last slots to others."""
+"""For which a request of a priority below 0 leaves the last slots to other requests."""
 
 
 class LeastHarm:

@@ -99,7 +99,8 @@ class Search:
         now: float,
     ) -> dict[int, Price]:
         """Look at the rows where the adapter runs, or at all where none is asked for; then at the
-        others, which need a slot, until no further one can be cheaper than the best so far."""
+        rest, which need a slot, until no further one can be cheaper than the best so far.
+        """
         # Written out: a call for each endpoint is what this loop would cost.
         adapter, running, slot_s, pending_s = (
             request.adapter,

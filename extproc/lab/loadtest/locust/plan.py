@@ -82,7 +82,7 @@ class LoopThread:
             meanwhile: Called here now and then, and a last time when the coroutine has ended.
 
         Raises:
-            Exception: What the coroutine raised.
+            Exception: The error of the coroutine.
         """
         tasks: list[asyncio.Task[_T]] = []
         has_ended, watcher = Event(), gevent.get_hub().loop.async_()
