@@ -62,7 +62,7 @@ class Book:
         self._place_at_s = -inf
         self.leaving_elsewhere: Collection[tuple[str, str]] = ()
 
-    # --- what is told -----------------------------------------------------------------------
+    # --- inputs -----------------------------------------------------------------------------
 
     def configure(self, settings: AdapterSettings) -> None:
         """Apply other limits."""

@@ -37,7 +37,7 @@ class ReplicasConfig(Section):
 class AdapterConfig(Section):
     """An adapter that the router has the pods load."""
 
-    # What else its fields may be is said by `Declaration.check`, as for all who declare.
+    # `Declaration.check` has the other rules for its fields, the same for all sources.
 
     source: str = Field(
         "",

@@ -120,7 +120,7 @@ class PeerPicks:
     def begin(self, router_id: str, *, now: float) -> None:
         """Listen to a router from now on; its earlier messages are void."""
         for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():
-            # Those that it tells again are taken from others' requests (`Tracked.begin_told`).
+            # Picks that it sends again are taken from foreign requests (`Tracked.begin_told`).
             others = tracked.others
             others.leave_to_reports([each for each in void if others.is_reported(each)])
         self._routers.pop(router_id, None)

@@ -59,7 +59,7 @@ class PodState(Struct, frozen=True):
         )
 
 
-# What is known of engines by their versions.
+# Facts about engines by their versions.
 
 _RELEASE = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", re.ASCII)
 

@@ -197,7 +197,7 @@ class _Group:
     ) -> None:
         """Record a first token without a load that came at `at_s`, as `_Tokens.record` has it."""
         own = self.endpoints[tracked]
-        # They are told of when responses end.
+        # First tokens are reported when responses end.
         now = self._latest_s = max(self._latest_s, at_s)
         is_time = own.record(prompt, alone, behind, now)
         if is_time:

@@ -368,7 +368,7 @@ class Tracked:
         of another router.
         """
         costs = self.prompts.costs
-        if now - at_s <= MAX_AGE_S:  # an older one has been told before, over another link
+        if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
             self.kv_cache.computed_bytes += num * num_bytes
         load_s = 0.0
         if adapter is not None and adapter not in self.adapters:

@@ -169,9 +169,9 @@ def _text(text: str) -> str:
     return plain(text, MAX_TEXT_CHARS)
 
 
-# The price of a choice in words: a score, and which of its terms made the difference.
+# The score of a choice in words, and the terms that made the difference.
 #
-# It is told without a unit: the seconds of a price are harm to all, and nobody waits that long.
+# It has no unit: the seconds of a price are harm to all, and nobody waits that long.
 
 MAX_TERMS = 3
 """Terms that a sentence names."""

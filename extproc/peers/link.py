@@ -110,7 +110,7 @@ class PeerLink:
         self._other: End | None = None
         self._is_over = False
         self._num_unread_bytes = 0
-        self._is_behind = False  # has dropped what was to be told, and has not read since
+        self._is_behind = False  # has dropped messages, and has not read since
         hello = peers_pb2.Hello(
             router_id=service.router_id,
             nonce=self._own.nonce,
@@ -241,7 +241,7 @@ class PeerLink:
         elif content.HasField("acknowledgement"):
             self._handle_acknowledgement(link)
         elif not self.is_believed:
-            pass  # whoever dials us may say anything
+            pass  # a caller may send anything
         elif content.HasField("picks"):
             self._service.listener.hear(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):

@@ -150,7 +150,7 @@ class Reservations:
         if now >= until_s or adapter in self._fresh:
             return
         claim, known = ticket.request.claim, self._all.pop(adapter, None)
-        # Those that come after it leave it what is reserved for them.
+        # Requests that come after it leave it the slots reserved for them.
         first = [each for each in self if self._goes_first(each, claim)]
         if len(first) >= MAX_RESERVED:
             return

@@ -53,7 +53,7 @@ class Lists:
     max_wait_s: float = MAX_WAIT_S
     unsent_bytes: int = 0
     _step: float = 0.0
-    # What may be sent now, negative after a large list; a second's worth at most.
+    # Bytes that may be sent now, negative after a large list; a second's worth at most.
     _left_bytes: float = 0.0
     _counted_s: float = float("-inf")
     _line: dict[Place, None] = field(default_factory=dict)

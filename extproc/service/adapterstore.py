@@ -118,7 +118,7 @@ class StoreRunner:
         for name in names:
             try:
                 await self._store.forget(name)
-            except ExtprocError as error:  # it stays, and is told again after the next start
+            except ExtprocError as error:  # it stays, and is reported again after the next start
                 log.warning("adapters.store: %s could not be removed: %s", name, error)
 
     async def _lead(self) -> None:

@@ -183,7 +183,7 @@ class DeclaringObject(KubeObject, frozen=True):
         """Return whether the spec, or that it counts, is another: our own writes are no news."""
         old, new = before.metadata, self.metadata
         return (
-            not new.generation  # not counted: nothing can be told by it
+            not new.generation  # not counted: it shows nothing
             or (old.uid, old.generation, old.deletion_timestamp)
             != (new.uid, new.generation, new.deletion_timestamp)
         )

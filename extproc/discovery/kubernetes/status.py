@@ -164,7 +164,7 @@ def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
     if found is None:
         return Part(STATE, ())
     generation = reading.generation
-    # Those that are nowhere are left out first.
+    # Versions that are nowhere are left out first.
     kept = sorted(found.versions, key=lambda each: not (each.desired or each.ready))
     versions = tuple(sorted(kept[:MAX_VERSIONS], key=_by_name))
     is_short = any(each.ready < each.desired for each in versions)
