@@ -1,11 +1,12 @@
 """An Envoy external processor that routes OpenAI-API requests to vLLM pods by LoRA adapter.
 
-Its rooms answer one question each: bytes to messages (`wire`), a request's messages (`request`),
-the choice (`routing`), who waits (`queue`), what is known of pods (`fleet`), adapters kept loaded
-(`adapters`), other routers (`peers`), which pods there are (`discovery`), what else is said to
-Envoy (`envoy`), what is going on (`observe`), settings (`config`), composition (`service`); and on
-one machine (`stack`), at the terminal (`commands`), measured (`lab`). A policy of your own needs
-only the names exported here (docs/policy-api.md).
+Its packages have one subject each. A request passes `wire` (bytes to messages), `request` (its
+messages), `routing` (the choice) and `queue` (held requests). The state is in `fleet` (pods),
+`adapters` (adapters kept loaded), `peers` (other routers) and `discovery` (the list of pods).
+Around them are `envoy` (further services for Envoy), `observe` (metrics and decisions), `config`
+(settings) and `service` (composition). `stack` runs processes on one machine, `commands` is the
+command line, `lab` measures. A policy of your own needs only the names exported here
+(docs/policy-api.md).
 """
 
 from extproc.costs import Costs

@@ -1,4 +1,4 @@
-"""What work costs an engine, as far as a router can know it."""
+"""The cost of work on an engine, as far as a router can know it."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class Costs(Struct, frozen=True):
     def _most_running(self, tpot_s: float) -> float:
         """Return how many requests can run with a mean of `tpot_s` per output token: at least 1.
 
-        Only an endpoint that is too slow has a bound, others an infinite one. It is the mildest: as
-        if a step took no time but for its requests. Held there, the endpoint settles at `tpot_s`.
+        Only an endpoint that is too slow has a bound; for any other it is infinite. It is the
+        mildest: as if a step took no time but for its requests. Held there, the endpoint settles at
+        `tpot_s`.
         """
         decode = self._decode
         if decode is None or decode.token_s <= tpot_s:
@@ -66,7 +67,7 @@ class Costs(Struct, frozen=True):
     def _can_have(self, tpot_s: float) -> bool:
         """Return whether an output token may take no longer than that, with no other request.
 
-        It takes as long as it was seen to, and at least its part of a step with others.
+        It takes as long as observed, and at least its part of a step with other requests.
         """
         decode = self._decode
         if decode is None:
@@ -86,7 +87,7 @@ class Load(Enum):
 
 
 class Probe(Struct, frozen=True):
-    """What a first token tells of: so many bytes of a prompt, and a load.
+    """The work behind a first token: so many bytes of a prompt, and a load.
 
     Attributes:
         before_bytes: Of all prompts that were ever sent there before.

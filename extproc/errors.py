@@ -1,6 +1,6 @@
 """Exceptions: malformed input and broken protocol, never expected outcomes.
 
-And what every part says of an extra that is not installed.
+And the message about an extra that is not installed.
 
 ExtprocError
 ├── RequestError      the client's request cannot be routed; carries its `Rejection`
@@ -23,7 +23,7 @@ def needs_extra(what: str, extra: str, error: ImportError | None = None) -> str:
     Args:
         what: The setting or the command that uses it.
         extra: Its name in pyproject.toml.
-        error: What is missing, if it is known: an extra may be there, but broken.
+        error: The missing module, if it is known: an extra may be there, but broken.
     """
     missing = f" ({error})" if error else ""
     return f"{what} needs the extra `{extra}`: in a checkout, pip install '.[{extra}]'{missing}"

@@ -80,7 +80,7 @@ Encoded = MutableMapping[str, tuple[ModelCard, bytes]]
 def models_body(cards: Iterable[ModelCard], encoded: Encoded | None = None) -> bytes:
     """Return the body of `GET /v1/models`: base models first, then adapters, each by id.
 
-    A card that equals its `encoded` one is not encoded again; others are kept there.
+    A card that equals its `encoded` one is not encoded again; new ones are kept there.
     """
     kept = {} if encoded is None else encoded
     bases, adapters = list[bytes](), list[bytes]()

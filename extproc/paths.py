@@ -3,11 +3,11 @@
 A model server exposes more than inference on its port (adapter loading, metrics, sleep, RPC into
 the workers), so every other path is rejected. A path is compared in the form in which the engine's
 router will see it: without its query, percent-decoded once. The request is forwarded with the path
-that the client wrote, so a path that another hop could read differently (dot segments, empty
-segments, double encoding) is not repaired but rejected: resolved here and taken literally there,
+that the client wrote. So a path that another hop could read differently (dot segments, empty
+segments, double encoding) is not repaired but rejected. Resolved here and taken literally there,
 `/metrics/../v1/completions` would return the metrics page. Escaped slashes are for the names of
-models alone, which clients escape whole, and whose paths no pod gets.
-Envoy's own `normalize_path` and `merge_slashes` come before this and do not touch a normal path.
+models alone, which clients escape whole, and whose paths no pod gets. Envoy's own `normalize_path`
+and `merge_slashes` come before this and do not touch a normal path.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def match_without_path(method: str, content_type: str) -> Route | Rejection:
 def path_label(path: str) -> str:
     """Return `path`, in normal form, as a label: with a placeholder for a response's id.
 
-    For routed paths only: clients can make up any number of others.
+    For routed paths only: clients can make up any number of other paths.
     """
     if not path.startswith(RESPONSES_PATH):
         return path
@@ -223,9 +223,10 @@ def path_label(path: str) -> str:
 def normalize_path(path: str) -> str | None:
     """Return the path that an engine's router compares: no query, percent-decoded once.
 
-    None where readers could disagree about it: not starting with `/` (absolute form, `*`),
-    invalid escapes, not UTF-8, control characters, `?`, `#`, `%` or a backslash after decoding,
-    empty segments (so the root and a trailing slash too), dot segments. Idempotent.
+    None where readers could disagree about it. That is a path that does not start with `/`
+    (absolute form, `*`), has invalid escapes, is not UTF-8, or has control characters. It is also
+    one with `?`, `#`, `%` or a backslash after decoding, with empty segments (so the root and a
+    trailing slash too), or with dot segments. Idempotent.
     """
     normal = path.partition("?")[0]
     if not normal.startswith("/"):

@@ -12,11 +12,11 @@ MAX_NAME_CHARS = 80
 MAX_NAMED = 3
 """Alternatives that a sentence names; the rest are a number."""
 SHOWN_S = 5e-5
-"""Shorter durations are not told apart."""
+"""Shorter durations count as equal."""
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """Return `text` as `plain` does, but with an ellipsis where it is cut."""
+    """Return `text` as `plain` does, but with an ellipsis where it is shortened."""
     if len(text) <= max_chars:
         return plain(text, max_chars)
     return f"{plain(text, max_chars - 1)}…"
@@ -48,7 +48,7 @@ def whereabouts(view: EndpointView, adapter: str) -> str:
 
 
 def pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
-    """Say how many requests are pending on the chosen pod and on the others."""
+    """Say how many requests are pending on the chosen pod and on the other pods."""
     return f"{chosen.num_pending} pending, {spread([v.num_pending for v in others])} elsewhere"
 
 
@@ -85,7 +85,7 @@ FOR_POD = "pod"
 FOR_SLOT = "slot"
 """Of those that wait for an adapter slot."""
 FOR_TURN = "turn"
-"""Of those that let others go first."""
+"""Of those that let other requests go first."""
 _HELD_FOR = {
     FOR_SLOT: " for a slot",
     "room": " for room",
@@ -97,7 +97,7 @@ _HELD_FOR = {
 
 
 def listed(names: Sequence[str], at_most: int = MAX_NAMED) -> str:
-    """Return the first names, and how many others there are."""
+    """Return the first names, and how many more there are."""
     num_others = len(names) - at_most
     named = ", ".join(names[:at_most])
     return f"{named} and {num_others} more" if num_others > 0 else named

@@ -1,8 +1,8 @@
 """The names of the dynamic metadata and headers by which Envoy and the router name endpoints.
 
-The namespace `envoy.lb` holds the keys of the endpoint picker protocol (proposal 004) and no more:
-Envoy's subset load balancer treats each key of that namespace as a criterion, so with one more no
-endpoint matches. Our own keys have their own namespaces.
+The namespace `envoy.lb` holds only the keys of the endpoint picker protocol (proposal 004). Envoy's
+subset load balancer treats each key of that namespace as a criterion, so with one more no endpoint
+matches. Our own keys have their own namespaces.
 """
 
 from __future__ import annotations

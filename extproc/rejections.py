@@ -7,7 +7,7 @@ from extproc.types import Reason, Rejection
 RETRY_AFTER_S = 1
 """A pool changes within a scrape or a watch event; a second is enough to see it."""
 UNREAD_RETRY_AFTER_S = 5
-"""What is declared is read again so often, while it cannot be."""
+"""Declarations that cannot be read are tried again so often."""
 
 NO_MEMORY = Rejection(
     429,
@@ -58,9 +58,10 @@ MANY_ADAPTERS = Rejection(
 BODY_NOT_SENT = Rejection(
     500,
     Reason.BODY_NOT_SENT,
-    "The gateway does not send the request body in time to read `model`. Its ext_proc filter "
-    "needs request_body_mode BUFFERED or FULL_DUPLEX_STREAMED, or STREAMED with "
-    "send_body_without_waiting_for_header_response, or allow_mode_override here and there.",
+    "The gateway does not send the request body in time to read `model`. Its ext_proc filter needs "
+    "request_body_mode BUFFERED or FULL_DUPLEX_STREAMED, or STREAMED with "
+    "send_body_without_waiting_for_header_response, or allow_mode_override in the filter and in "
+    "the router.",
 )
 
 NOT_REWRITABLE = Rejection(
@@ -75,7 +76,7 @@ NOT_REWRITABLE = Rejection(
 RENAMED = Rejection(
     503,
     Reason.ADAPTER_UNAVAILABLE,
-    "The adapter has got another version while the request was held. Retry.",
+    "The adapter's version changed while the request was held. Retry.",
     param="model",
     retry_after_s=RETRY_AFTER_S,
 )
@@ -84,7 +85,7 @@ RENAMED = Rejection(
 STORED_RESPONSE = Rejection(
     400,
     Reason.STORED_RESPONSE,
-    "Stored responses live on one endpoint and cannot be found again here: send the whole "
+    "A stored response is kept on one endpoint, which the router cannot find again. Send the whole "
     "conversation, or ask the operator to configure a session header.",
     param="previous_response_id",
 )
@@ -159,7 +160,7 @@ def adapter_unavailable(model: str, reason: str = "", why: str = "") -> Rejectio
 
 def adapters_unknown(model: str) -> Rejection:
     """503: what is declared of a name has not been read, so that nobody may use it as yet."""
-    message = f"What is declared of the model `{model}` has not been read yet. Retry later."
+    message = f"The declaration of the model `{model}` has not been read yet. Retry later."
     after_s = UNREAD_RETRY_AFTER_S
     return _for_later(503, Reason.ADAPTERS_UNKNOWN, message, model, after_s, param="model")
 

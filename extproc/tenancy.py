@@ -1,4 +1,4 @@
-"""What a request may claim of a fleet that is short of room: who it is from, and how urgent it is.
+"""A request's claim on a fleet that is short of room: its tenant, and its urgency.
 
 A claim is made of the route that serves the request's model and of its own control headers, as far
 as those are trusted. Nothing here chooses an endpoint.
@@ -54,7 +54,7 @@ NO_CLAIM = Claim()
 
 
 class Share(NamedTuple):
-    """What a request that is served counts for, against others that wait.
+    """The turn that a served request counts for, against requests that wait.
 
     Attributes:
         flow: Whose turns it counts for (`Claim._flow`).

@@ -1,8 +1,8 @@
 """The nouns that all rooms share, as frozen values.
 
-Three facts about an adapter on an endpoint are never mixed up: *registered* (a request for it is
-not answered with 404), *resident* (its weights are in a GPU slot or in the CPU cache) and *active*
-(requests for it are in flight there now).
+Three facts about an adapter on an endpoint are never mixed up. It is *registered* if a request for
+it is not answered with 404. It is *resident* if its weights are in a GPU slot or in the CPU cache.
+It is *active* if requests for it are in flight there now.
 
 Times are monotonic seconds unless a name says `wall`. Sizes carry their unit in the name. An
 `address` is `ip:port` as Envoy dials it (`[v6]:port` for IPv6).
@@ -11,8 +11,9 @@ A policy of a user reads `Snapshot`, `EndpointView`, `RequestInfo` and what thes
 `Choice` or `Wait`. Their names are stable (docs/policy-api.md, which is made of these docstrings).
 Names with a leading underscore are not: they are for the rooms of this package alone.
 
-Records are Structs: creating one with seventeen fields takes 1.6 us, as a frozen dataclass 7. Those
-that are made for each request are not part of any cycle, and the garbage collector leaves them out.
+Records are Structs: creating one with seventeen fields takes 1.6 us, as a frozen dataclass 7.
+Records that are made for each request are not part of any cycle, and the garbage collector leaves
+them out.
 """
 
 from __future__ import annotations
@@ -304,14 +305,13 @@ class RequestInfo(Struct, frozen=True, gc=False):
         claim: Its route, tenant, priority and objectives.
 
     The router's own:
-        _prefix_hashes: Of the beginnings of its prompt, as long as `prefixes.MARKS_BYTES` says; ()
+        _prefix_hashes: Of the prefixes of its prompt, of the lengths `prefixes.MARKS_BYTES`; ()
             where nobody computes them. Prompts with one in common begin with the same bytes.
         _context_bytes: As much as its model's context holds, where the body is longer and has one
             prompt; else None. So it is not all text, as with images, or will be refused.
         _is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
-        _written: What the client wrote in `model`, if that is another name; "" too if it wrote
-            none.
+        _written: The client's name in `model`, if that is another name; "" too if it wrote none.
         _restores: Its response names what the client wrote; None leaves that to the settings.
         _fixed: Why its body cannot go on with another model; None where it can.
     """
@@ -392,7 +392,7 @@ class Pick(Struct, frozen=True, gc=False):
         alternates: Other addresses, best first, for a data plane that dials one at a time: sent
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
         terms: The policy's, as in `Choice`.
-        price: What these are for the primary endpoint, if that is known already.
+        price: The terms of the primary endpoint, if they are known already.
         affinity: Whether the adapter was loaded there, likewise: `hit`, `spill` if it was
             at another candidate, `cold` if at none.
         held_s: For how long this router's queue held the request; None for not at all.

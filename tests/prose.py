@@ -7,6 +7,8 @@ is one word.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -75,6 +77,10 @@ class Prose:
         for words, most in ((LONG_WORDS, MAX_LONG_RATIO), (TOO_LONG_WORDS, MAX_TOO_LONG_RATIO)):
             if (ratio := self.ratio_over(words)) > most:
                 yield f"{ratio:.0%} of sentences over {words} words, more than {most:.0%}"
+        yield from self.habits()
+
+    def habits(self) -> Iterator[str]:
+        """Its sentences with a habit to avoid."""
         for sentence in self.sentences:
             for fault, pattern in HABITS.items():
                 if re.search(pattern, sentence):
@@ -117,6 +123,32 @@ def read(text: str) -> Prose:
             if opened != "heading_open" and not (is_cell and words < CELL_WORDS):
                 sentences += [each for each in _END.split(plain) if _WORD.search(each)]
     return Prose(tuple(sentences), num_words)
+
+
+_SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|The router's own):(?=\s|$)", re.M)
+_ENTRY = re.compile(r"^ +\*{0,2}(?P<name>[\w.]+(?:, \w+)*): ", re.M)
+_ITEM = re.compile(r"^ *(?:[-*]|\d+\.) ", re.M)
+_TABLE = re.compile(r"^ *[|├└].*\n?", re.M)
+_CODE = re.compile(r"``?[^`]+``?")
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def read_docstring(text: str) -> Prose:
+    """The prose of a docstring: entries of `Args` and the like, and items of lists, are blocks."""
+    plain = _TABLE.sub("", _SECTION.sub("\n\n", inspect.cleandoc(text)))
+    plain = _ITEM.sub("\n\n", _ENTRY.sub("\n\n", plain))
+    blocks = (" ".join(_CODE.sub("X", each).split()) for each in plain.split("\n\n"))
+    sentences = tuple(each for block in blocks for each in _END.split(block) if _WORD.search(each))
+    return Prose(sentences, sum(len(_WORD.findall(each)) for each in sentences))
+
+
+def docstrings(source: str) -> Iterator[tuple[int, Prose]]:
+    """The docstrings of a module and of all public classes and functions in it, by line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _Documented) and not getattr(node, "name", "").startswith("_"):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield getattr(node, "lineno", 1), read_docstring(text)
 
 
 def _plain(tokens: Iterable[Token]) -> str:

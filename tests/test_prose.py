@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.prose import ROOT, read
+from tests.prose import LONG_WORDS, ROOT, TOO_LONG_WORDS, docstrings, read, read_docstring
 from tests.test_repository import pages, relative
 
 EVIDENCE = {ROOT / "docs" / "archive", ROOT / "release" / "results"}
 """Dated records, which read as they were written."""
+MAX_LONG_IN_DOCSTRINGS = 0.07
+"""The part of a room's sentences in docstrings that may have more words than `LONG_WORDS`."""
+GENERATED = ROOT / "extproc" / "gen"
+ROOMS = sorted(
+    each.parent for each in (ROOT / "extproc").glob("*/__init__.py") if each.parent != GENERATED
+)
 PAGES = [page for page in pages() if not EVIDENCE & set(page.parents)]
 
 
@@ -68,3 +74,46 @@ def test_a_question_may_begin_with_what() -> None:
 
 def test_an_unknown_word_is_found() -> None:
     assert read("A word is qwertzui here.").unknown_words() == {"qwertzui"}
+
+
+@pytest.mark.parametrize("room", [ROOT / "extproc", *ROOMS], ids=relative)
+def test_docstrings_are_in_plain_english(room: Path) -> None:
+    """Of modules, and of public classes and functions: no habit, none too long, few long."""
+    files = room.glob("*.py") if room.name == "extproc" else room.rglob("*.py")
+    faults, num_long, num_sentences = [], 0, 0
+    for file in files:
+        for line, prose in docstrings(file.read_text(encoding="utf-8")):
+            faults += [f"{relative(file)}:{line}: {each}" for each in prose.habits()]
+            for length, each in zip(prose.lengths, prose.sentences, strict=True):
+                num_long += length > LONG_WORDS
+                num_sentences += 1
+                if length > TOO_LONG_WORDS:
+                    faults.append(f"{relative(file)}:{line}: {length} words: {each[:90]}")
+
+    assert faults == []
+    assert num_long <= MAX_LONG_IN_DOCSTRINGS * num_sentences
+
+
+def test_a_docstring_is_read_by_entry_and_item() -> None:
+    text = """Return it. A `span` is one word.
+
+    1. An item
+       of four words.
+    2. Another.
+
+    Args:
+        name: Its name, over
+            two lines.
+        other: "" for none.
+
+    | a | table |
+    """
+
+    assert read_docstring(text).sentences == (
+        "Return it.",
+        "A X is one word.",
+        "An item of four words.",
+        "Another.",
+        "Its name, over two lines.",
+        '"" for none.',
+    )

@@ -1,8 +1,8 @@
 """The files of adapters, where this process sees them: whether pods could serve them, and changes.
 
 Pods read the files themselves, under their own paths; a `Root` says where the same folder is here.
-What cannot be seen is not judged: the pods' answer decides. Symbolic links are resolved here, so
-those of a root must lead to the same files in the pods: relative ones do.
+Files that cannot be seen are not judged: the pods' answer decides. Symbolic links are resolved
+here, so those of a root must lead to the same files in the pods: relative ones do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from extproc.phrases import MAX_NAMED, short
 # versions have are left to the engine.
 
 _SAVED = ("classifier", "score")
-"""What vLLM can replace whole: the heads of classification models."""
+"""Modules that vLLM can replace whole: the heads of classification models."""
 
 
 class AdapterConfigError(ValueError):
@@ -169,7 +169,7 @@ class AdapterFiles:
         None where they should take it, or its files cannot be seen.
 
         Args:
-            path: What a pod would be told to load.
+            path: The folder that a pod would have to load.
             max_rank: The pods' `--max-lora-rank`; None where unknown.
         """
         place = locate(path, self._roots)
@@ -189,7 +189,7 @@ class AdapterFiles:
         return problem
 
     def follow(self, paths: Iterable[str]) -> None:
-        """Follow the adapters in these folders, and no others."""
+        """Follow the adapters in these folders alone."""
         before, self._followed = self._followed, {}
         for path in paths:
             if path in before:

@@ -1,4 +1,4 @@
-"""What is declared, what was, and how each adapter is: judged anew where something has changed."""
+"""Present and former declarations, and the state of each adapter: judged anew after changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Book:
 
     Attributes:
         kept: Declared adapters by name.
-        deleted: Those that are declared no longer, and that a pod may have.
+        deleted: Adapters that are declared no longer, and that a pod may have.
         old: Served names that are to be unloaded, and since when.
         open: Names of adapters that are to be loaded somewhere.
         rates: Seconds of work per second by name, where there is any.
@@ -62,7 +62,7 @@ class Book:
         self._place_at_s = -inf
         self.leaving_elsewhere: Collection[tuple[str, str]] = ()
 
-    # --- what is told -----------------------------------------------------------------------
+    # --- inputs -----------------------------------------------------------------------------
 
     def configure(self, settings: AdapterSettings) -> None:
         """Apply other limits."""
@@ -77,7 +77,7 @@ class Book:
     ) -> None:
         """Replace what is declared, at once; of two with one name the first counts.
 
-        What is declared no longer is unloaded after its last request.
+        An adapter that is no longer declared is unloaded after its last request.
 
         Args:
             declarations: Checked ones.
@@ -139,7 +139,7 @@ class Book:
         self.rates = rates
 
     def set_leaving(self, places: Collection[tuple[str, str]]) -> None:
-        """Replace where others have adapters unloaded now: address and served name."""
+        """Replace the places where other routers unload adapters now: address and served name."""
         self.leaving_elsewhere = places
 
     def files_changed(self, name: str, *, now: float) -> None:

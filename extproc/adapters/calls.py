@@ -1,13 +1,14 @@
 """Which calls to make now.
 
 1. One call to a pod at once, and as many loads in the fleet as the settings say.
-2. What requests wait for comes first, then what has the most work. Calm pods before busy ones.
+2. Adapters that requests wait for come first, then those with the most work. Calm pods come before
+   busy ones.
 3. A load takes a GPU slot at once, and may push out a running adapter's. So it goes to pods where a
    slot is free or idle; to one where all run, only when that has been so for long. To a pod whose
    engine is known to mix weights, only while it has no requests.
 4. Where a pod's memory has no place left, the adapter that is wanted least goes first. None with
-   requests goes, and none that nobody declared. Where none may go, what requests wait for is
-   loaded all the same.
+   requests goes, and none that nobody declared. Where none may go, adapters that requests wait for
+   are loaded all the same.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ STAY_S = 5.0
 their way."""
 CROWDED_RATIO = 2
 """Adapters that a pod may list, over the places in its memory, before requests wait for one to go.
-An engine lists as many as it is told to load, and reads those again that its memory lacks."""
+An engine lists every adapter that it was asked to load, and reads those again that its memory
+lacks.
+"""
 UNKNOWN_S = 5.0
-"""What is deleted and stays for so much longer is not known to the router that leads: it has
-started since then."""
+"""An adapter that was deleted and stays for so much longer is not known to the router that leads:
+that router has started since then.
+"""
 SLOW_S = 2.0
 """A load that takes longer is not waited for: another pod gets what requests wait for."""
 
@@ -47,9 +51,9 @@ class _Load(Struct, frozen=True):
 def calls(book: Book, *, now: float, is_leading: bool = True, is_led: bool = False) -> list[Action]:
     """Return the calls that start now.
 
-    A router that does not lead makes those alone of which nobody else may know: unloads of what was
-    deleted and stays for long, and, unless it hears the one that leads, loads that its own requests
-    wait for.
+    A router that does not lead makes only calls that no other router may know of. They are unloads
+    of adapters that were deleted and stay for long. If it does not hear the leader, they are also
+    loads that its own requests wait for.
     """
     free = {a: pod for a, pod in book.fleet.pods.items() if _is_free(book, pod)}
     unloads = list(_unloads(book, free, is_leading=is_leading, now=now))

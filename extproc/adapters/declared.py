@@ -1,4 +1,4 @@
-"""What is declared of an adapter, whoever declares it: the configuration, a store, or a cluster."""
+"""The declaration of an adapter, from any source: the configuration, a store, or a cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LoadMode(StrEnum):
 class Target(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A model that an alias stands for, and its share of the alias' requests.
 
-    If no target of an alias has a weight, all are equal; if some do, the others get nothing.
+    If no target of an alias has a weight, all are equal; if some do, a target without gets nothing.
     """
 
     model: str
@@ -57,9 +57,9 @@ class Terms(Struct, frozen=True):
     """How the requests for a declared name are served, apart from where its adapter is.
 
     Attributes:
-        tenants: Who may use it, by their fairness id; empty for all.
+        tenants: Tenants that may use it, by their fairness id; empty for all.
         priority: The higher the sooner; None leaves it to routes and objectives.
-        targets: What pods read instead: the name is an alias, and no adapter.
+        targets: Models that pods read instead: the name is an alias, and no adapter.
     """
 
     tenants: frozenset[str] = frozenset()
@@ -88,10 +88,10 @@ NO_TERMS = Terms()
 
 
 class Declaration(Struct, frozen=True):
-    """One adapter that is to be served, or an alias for others.
+    """One adapter that is to be served, or an alias for other models.
 
     Attributes:
-        name: What clients write in `model`.
+        name: The name that clients write in `model`.
         source: A directory as pods see it, or `hf:org/repo`; "" where pods find it by
             themselves (a resolver), or have it already.
         version: Pods have it under `NAME@VERSION`; "" for none: under its name.
@@ -100,7 +100,8 @@ class Declaration(Struct, frozen=True):
         min_replicas: Pods that should hold it, where so many can.
         max_replicas: Pods that may; None for all.
         pools: Names of the pools whose pods may; empty for all.
-        origin: Who declared it, for people: `config`, `store`, `llmroute NAMESPACE/NAME`.
+        origin: The source of the declaration, for people: `config`, `store`, `llmroute
+            NAMESPACE/NAME`.
         terms: How its requests are served, where the same declaration says so.
     """
 
@@ -127,7 +128,7 @@ class Declaration(Struct, frozen=True):
         return f"{self.name}@{self.version}" if self.version else self.name
 
     def check(self) -> None:
-        """Raise DeclarationError if it cannot stand. Whoever declares, this is what counts."""
+        """Raise DeclarationError if it cannot stand. The same rules hold for all sources."""
         check_model("name", self.name)
         if self.version and not _VERSION.fullmatch(self.version):
             raise _error("version", self.version, "must be letters, digits and ._-, at most 63")
@@ -289,7 +290,9 @@ class Names:
         self._longer.setdefault(_family_of(name), name)
 
     def why_not(self, name: str) -> str:
-        """Return why a name cannot be declared beside the others, for people; "" if it can."""
+        """Return why a name cannot be declared beside the present names, for people; "" if it
+        can.
+        """
         family = _family_of(name)
         if family in self._names:
             return f"pods have versions of {family}, which is declared, under names like {name}"

@@ -19,9 +19,10 @@ NUM_LIKELIEST: Final = 5
 """As many as OpenAI allows."""
 TOLERANCE: Final = 1e-3
 """Of a log-probability. Without an adapter's effect the same prompt gives the same to some 1e-6 in
-float32. In bfloat16 a logit of 1 or more that changes at all changes by 2**-8, four times as much,
-whether by an effect or because other requests are in the batch. So a weak adapter is not taken for
-one without effect; one without may be missed on a pod that has requests."""
+float32. In bfloat16 a logit of 1 or more that changes at all changes by 2**-8, four times as much.
+The cause may be an effect, or other requests in the batch. So a weak adapter is not taken for one
+without effect. One without effect may be missed on a pod that has requests.
+"""
 
 Logprobs = tuple[Mapping[str, float], ...]
 """After each prompt, of the likeliest tokens."""

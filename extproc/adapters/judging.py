@@ -140,11 +140,14 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
         kept.holders |= resolvers
         kept.ready[kept.served] = len(kept.holders)
     if kept.earlier_holders:
-        message = f"a new source needs a new version: pods have {kept.served} from elsewhere"
+        message = f"a new source needs a new version: pods have {kept.served} from another source"
         kept.trouble = Failure.CONFLICT, min(kept.earlier_holders), message
     num_able = len(good) + len(failed_s)
     if num_able < num and kept.trouble is None:
-        message = f"replicas.min is {kept.declaration.min_replicas}, and pods that can: {num_able}"
+        message = (
+            f"replicas.min is {kept.declaration.min_replicas}, but the number of pods that "
+            f"can have it is {num_able}"
+        )
         kept.trouble = Failure.TOO_FEW, "", message
     if num_untried:
         kept.retry_s = -inf

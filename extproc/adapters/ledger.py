@@ -22,8 +22,9 @@ from extproc.adapters.states import (
 from extproc.fleet.podstate import PodState
 
 SHARED_PAUSE_S = 15.0
-"""The longest pause where several adapters in a row time out or do not show on a pod: it is the
-pod's trouble, and none of them is to rest for long once that is over."""
+"""The longest pause where several adapters in a row time out or do not show on a pod. The trouble
+is the pod's then, and none of them should rest for long once that is over.
+"""
 
 
 class Attempt(Struct):
@@ -37,7 +38,7 @@ class Attempt(Struct):
 
 
 class Attempts:
-    """What failed, by address and served name. What succeeds or is changed is forgotten."""
+    """Failures by address and served name. A success or a change removes one."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, dict[str, Attempt]] = {}
@@ -224,7 +225,7 @@ class Fleet:
         for name in seen.left:
             self.attempts.forget(address, name)
         for name in seen.lied:
-            result = Result(Failure.UNVERIFIED, "it is unloaded, and still listed")
+            result = Result(Failure.UNVERIFIED, "it was unloaded but is still listed")
             self._fail(pod, name, Kind.UNLOAD, result, settings=settings, now=now)
         if pod.refusal is not None and now >= pod.refusal[2]:
             pod.refusal = None
@@ -236,7 +237,7 @@ class Fleet:
             if name in pod.listed:
                 self.attempts.succeed(pod.state.address, name)
             elif now >= until_s:
-                result = Result(Failure.UNVERIFIED, "the pod loaded it, and does not list it")
+                result = Result(Failure.UNVERIFIED, "the pod loaded it but does not list it")
                 self._fail(pod, name, Kind.LOAD, result, settings=settings, now=now)
             else:
                 continue

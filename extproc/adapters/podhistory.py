@@ -1,10 +1,10 @@
-"""What pods list, and what happened to them.
+"""The listings of pods, and their changes.
 
 1. The listing is the truth: neither a call that succeeded nor one that failed says what a pod has.
-2. One that was asked for before an unload ended does not count for what was unloaded; one that was
-   asked for before another is not looked at after it.
+2. A listing from before the end of an unload does not count for the unloaded adapter. A listing is
+   ignored after a later one.
 3. A pod has restarted if its process started at another time; where that is unknown, if names are
-   gone that we did not unload. What was known of it is forgotten then.
+   gone that we did not unload. All knowledge of it is forgotten then.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Window:
 
 
 class Seen(Struct, frozen=True):
-    """What has changed at a pod.
+    """The changes at a pod.
 
     Attributes:
         changed: Names that it lists anew, no longer, or with another root; all if it went or came.
         left: Names that it said are unloaded, and lists no longer.
-        lied: Those that it lists all the same.
+        lied: Names that it said are unloaded, and still lists.
         is_back: It is up again, or new.
     """
 

@@ -9,9 +9,9 @@
 | `POST /v1/load_lora_adapter` | as vLLM answers, once enough pods list it |
 | `POST /v1/unload_lora_adapter` | as vLLM answers, at once |
 
-Errors have the shape of OpenAI's. What a store cannot take now is 503, and 507 where it is full:
-waiting helps the one, only deleting helps the other. Each change is told:
-by whom, what, from which address.
+Errors have the shape of OpenAI's. The response is 503 if a store cannot take a declaration now, and
+507 if it is full: waiting helps the one, only deleting helps the other. Each change is logged: by
+whom, what, from which address.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ from extproc.adapters.tokens import Places, Token, Tokens
 from extproc.wire.httpserver import Handler
 
 MAX_WAITING = 32
-"""Requests which wait until pods list an adapter: an equal part for each token;
-further ones get 429. The port has 128 places and Envoy's cluster 64: what is left is for others."""
+"""Requests which wait until pods list an adapter: an equal part for each token; further ones get
+429. The port has 128 places and Envoy's cluster 64. The rest are for other clients.
+"""
 MAX_AT_ONCE = 16
 """Other requests in progress, likewise."""
 NUM_AT_ONCE = 100
 """Entries of a list before other work has its turn: so many take a millisecond or two."""
 
-_NOT_ALL_LOADED = "All are declared, and not all are loaded"
+_NOT_ALL_LOADED = "All are declared, but not all are loaded"
 
 Status = Callable[[str], Mapping[str, Any]]
 Wait = Callable[[str, float], Awaitable[bool]]
@@ -76,7 +77,7 @@ class Registration:
 
     Args:
         declarations: Where adapters are declared.
-        tokens: Who may.
+        tokens: The tokens that may do so.
         status: Returns what the pods have of an adapter by its name, as plain values.
         wait_until_ready: Returns whether enough pods list an adapter, within so many seconds.
         why_not: Returns why a declaration would not count, for people; "" if it would. Raises
@@ -141,7 +142,7 @@ class Registration:
         found = self._tokens.find(secret.strip().encode(errors="replace"))
         if scheme.lower() != "bearer" or found is None:
             challenge = {"WWW-Authenticate": "Bearer"}
-            raise RefusedError(401, "invalid_api_key", "A right token is needed.", challenge)
+            raise RefusedError(401, "invalid_api_key", "A valid token is required.", challenge)
         wait_s = self._tokens.wait_s(found)
         if wait_s:
             # Whole seconds, so at least one.
@@ -273,8 +274,8 @@ class Registration:
             message = f"The adapter {name} is declared, and no pod can load it: {why}."
             return RefusedError(422, "adapter_failed", message)
         message = (
-            f"The adapter {name} is declared, but within {wait_s:g} s not enough pods list "
-            f"it; they still may{f' ({why})' if why else ''}."
+            f"The adapter {name} is declared, but not enough pods listed it within {wait_s:g} s; "
+            f"they may list it later{f' ({why})' if why else ''}."
         )
         return RefusedError(504, "not_ready", message)
 

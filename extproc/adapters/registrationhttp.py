@@ -1,4 +1,4 @@
-"""What registration reads of requests, and how it answers: in JSON, with errors as OpenAI's are."""
+"""The requests and responses of registration: in JSON, with errors as OpenAI's are."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class RefusedError(ExtprocError):
 def refusal(
     error: Exception, if_match: str | None, hint: str = "send its ETag in If-Match"
 ) -> RefusedError | None:
-    """Return how an error of a store, or of what is declared, is answered; None for others.
+    """Return the response to an error of a store or of a declaration; None for other errors.
 
     Args:
-        if_match: What the request expects.
-        hint: What a client does to replace what is there.
+        if_match: The tag that the request expects.
+        hint: The way for a client to replace a declaration.
     """
     if isinstance(error, RefusedError):
         return error
@@ -228,12 +228,12 @@ def refused_list(
     Args:
         items: All of it.
         errors: By their place from 0; `refusal` knows each.
-        what: What came of the list, for people.
+        what: The result for the list, for people.
         mixed: The status where the items' statuses differ.
     """
     whys: dict[int, tuple[str, RefusedError]] = {}
     for number, error in errors.items():
-        item, why = items[number], refusal(error, None, "ask with replace=true")
+        item, why = items[number], refusal(error, None, "send replace=true")
         assert why is not None
         whys[number] = "" if isinstance(item, DeclarationError) else item.name, why
     statuses = {why.status for _, why in whys.values()}

@@ -11,7 +11,7 @@ class SourceStatus(Struct, frozen=True):
     """How one source of declarations is: a store, or a kind of objects in a cluster.
 
     Attributes:
-        name: What people know it by.
+        name: Its name for people.
         has_terms: It may say who may use an adapter, or that one is gone. Others only name models.
         is_read: It has been read as a whole once, or there is none.
         is_complete: Besides, all that was in it then could be used.
@@ -28,7 +28,7 @@ class SourceStatus(Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """What is wrong, for people; "" for nothing."""
+        """The problem, for people; "" for none."""
         if self.is_read and not self.problem:
             return ""
         if not self.is_read:
@@ -53,9 +53,9 @@ class Sources:
 
     @property
     def are_known(self) -> bool:
-        """Whether all that is declared has been read, wherever that is.
+        """Whether all declarations have been read, in all sources.
 
-        What has been read as a whole once stays known, whatever happens to where it was read.
+        A source that has been read as a whole once stays known, whatever happens to it.
         """
         self._are_known = self._are_known or all(each.is_complete for each in self.statuses())
         return self._are_known

@@ -49,7 +49,7 @@ class AdapterSettings(Struct, frozen=True):
 
 
 class Kind(StrEnum):
-    """What is asked of a pod."""
+    """The calls to a pod."""
 
     LOAD = "load"
     UNLOAD = "unload"
@@ -98,10 +98,11 @@ PASSING = frozenset(
 
 
 class Result(Struct, frozen=True):
-    """What came of a call: no failure means that the pod said yes, or had nothing to do.
+    """The result of a call: no failure means that the pod said yes, or had nothing to do.
 
     Attributes:
-        has_effect: What was loaded answers otherwise than its base model, or that was not tried.
+        has_effect: The loaded adapter answers differently from its base model, or that was not
+            tried.
     """
 
     failure: Failure | None = None

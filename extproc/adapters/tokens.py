@@ -32,8 +32,8 @@ class Token(Struct, frozen=True):
     """One token.
 
     Attributes:
-        secret: What its holder sends.
-        name: What it is called in the log.
+        secret: The text that its holder sends.
+        name: Its name in the log.
         patterns: The adapters that it may see and change: names in which `*` stands for anything;
             empty for all.
     """
@@ -132,7 +132,7 @@ class TooManyError(ExtprocError):
 
 
 class Places:
-    """Requests in progress, of which each token has an equal part, whatever the others do.
+    """Requests in progress, of which each token has an equal part, whatever the other tokens do.
 
     Args:
         num_places: For all tokens together.

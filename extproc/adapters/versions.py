@@ -13,14 +13,13 @@ MAX_REMOVED = 4
 
 
 class Kept:
-    """A declared adapter, and what is known of it.
+    """A declared adapter, and its known state.
 
     Attributes:
         served: The declared version's name with pods; `path` is where they find it.
-        earlier: Paths that were declared for the same served name. What pods have from there goes
-            on serving: a new source needs a new version, since pods that load something else
-            under a known name mix it up with what they remember of that
-            (vllm-project/vllm issue 42125).
+        earlier: Paths that were declared for the same served name. Adapters from there go on
+            serving. A new source needs a new version: pods that load another adapter under a known
+            name mix it up with their memory of the old one (vllm-project/vllm issue 42125).
         ready: Pods that requests can be sent to, by served name, for all versions that any has.
         serving: The version that requests get; None before any has.
         before: The one that served before that.
@@ -124,7 +123,7 @@ def owner_of(served: str, names: Container[str]) -> str | None:
 
 
 def path_of(source: str) -> str:
-    """Return what pods are told to load; "" where they find it by themselves."""
+    """Return the path that pods load; "" where they find it by themselves."""
     return source.removeprefix("hf:")
 
 

@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 adapters = Commands(
     name="adapters",
-    help="List, save and restore what is declared in `adapters.store` (docs/declare-adapters.md).",
+    help="List, save and restore the declarations in `adapters.store` (docs/declare-adapters.md).",
 )
 
 
 @adapters.command("list")
 def list_adapters(config: ConfigOption) -> None:
-    """List what is declared: an adapter's name, version and source, or an alias and its targets."""
+    """List the declarations: an adapter's name, version and source, or an alias and its targets."""
 
     async def run(store: Store) -> list[str]:
         await _read(store)
@@ -65,12 +65,12 @@ def export(config: ConfigOption) -> None:
 def import_adapters(
     config: ConfigOption,
     replace: Annotated[
-        bool, typer.Option(help="Replace what is declared otherwise; else that is an error.")
+        bool, typer.Option(help="Replace declarations that differ; otherwise they are an error.")
     ] = False,
 ) -> None:
-    """Declare what standard input has, one JSON object a line as `export` prints them.
+    """Declare adapters from standard input, one JSON object a line as `export` prints them.
 
-    Every line is checked before the first one is declared. What is declared already stays.
+    Every line is checked before the first one is declared. Existing declarations stay.
     """
     from extproc.adapters.stores.content import ConflictError, decode
     from extproc.adapters.stores.writing import ANY_TAG

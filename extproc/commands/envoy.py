@@ -93,8 +93,8 @@ def envoy(
         bool,
         typer.Option(
             rich_help_panel=_CLIENTS,
-            help="Keep a client's x-request-id. Only where all clients are trusted: one that "
-            "repeats an id ends another's request in the router's counts.",
+            help="Keep a client's x-request-id. Use it only where all clients are trusted: a "
+            "client that repeats an id ends another client's request in the router's counts.",
         ),
     ] = False,
     max_body_bytes: Annotated[

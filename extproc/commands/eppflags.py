@@ -146,7 +146,7 @@ class Flag(NamedTuple):
 
     Attributes:
         kind: The kind of its value.
-        help: What it does, or why it does nothing.
+        help: Its effect, or why it has none.
         sets: The one field of the configuration that it sets, as `section.field`.
         fits: Values of a flag without effect that ask for what is done anyway.
     """

@@ -67,8 +67,8 @@ def fake_pod(
         float,
         typer.Option(
             min=0,
-            help="Seconds to keep serving after SIGTERM, while /health and /metrics respond 503; "
-            "Ctrl-C ends at once.",
+            help="Seconds to keep serving after SIGTERM, while /health and /metrics respond with "
+            "503. Ctrl-C ends at once.",
         ),
     ] = 0.0,
     config: Annotated[Path | None, typer.Option(hidden=True)] = None,

@@ -59,18 +59,18 @@ def run_command(
         list[str] | None,
         typer.Option(
             help="Run this policy, bound or variant alone, without sweeps; may be repeated: the "
-            "others are compared with the first."
+            "rest are compared with the first."
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds, counted from the suite's first.")
+        int | None, typer.Option(min=1, help="Number of seeds, from the suite's first.")
     ] = None,
     requests: Annotated[int | None, typer.Option(min=20, help="Requests of a run.")] = None,
     fleet: Annotated[
-        list[str] | None, typer.Option(help="Setting of every fleet: num_routers=1.")
+        list[str] | None, typer.Option(help="Setting of every fleet, such as `num_routers=1`.")
     ] = None,
     profile: Annotated[
-        list[str] | None, typer.Option(help="Cost of the engine: disk_load_s=0.4.")
+        list[str] | None, typer.Option(help="Cost of the engine, such as `disk_load_s=0.4`.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 for one per core.")] = 0,
     fresh: Annotated[
@@ -114,11 +114,9 @@ def report_command(
         Path | None, typer.Argument(help="JSON file of a run; the newest one by default.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = DEFAULT_OUT,
-    over: Annotated[
-        str, typer.Option(help="Print the capacities over this policy's instead.")
-    ] = "",
+    over: Annotated[str, typer.Option(help="Print the capacities relative to this policy's.")] = "",
     html: Annotated[
-        bool, typer.Option("--html", help="Write the capacities and their charts as a page, too.")
+        bool, typer.Option("--html", help="Also write the capacities and their charts as a page.")
     ] = False,
 ) -> None:
     """Print the tables of a run, or of a load test beside its virtual twin."""

@@ -118,8 +118,8 @@ def run(
 ) -> dict[str, Any]:
     """Run the suite `name`, with an additional policy if one is given.
 
-    The results of a part of the suite, or of a changed one, are those of a suite `<suite>-only`,
-    and leave the whole suite's as they are.
+    The results of a part of the suite, or of a changed suite, go under the name `<suite>-only`. The
+    whole suite's results stay as they are.
 
     Args:
         name: A suite in `loadtest/scenarios/`, or a path.
@@ -127,7 +127,7 @@ def run(
         fixed: Run at all the suite's rates instead of a search.
         policy: As `policy.name` in the configuration file.
         only: Policies, bounds and variants to run instead of the suite's, without its sweeps;
-            `policy` or others of one's own may be among them. The first is the baseline.
+            `policy` or further policies of one's own may be among them. The first is the baseline.
         num_seeds: How many seeds, counted on from the suite's first; None for the suite's own.
         num_requests: Requests of a run instead of the suite's.
         fleet: Fields of `FleetSettings`, over the suite's and the scenarios'.

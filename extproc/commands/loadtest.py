@@ -134,9 +134,11 @@ def compare_command(
     seeds: SeedsOption = None,
     scenarios: ScenariosOption = None,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Requests to send, of a workload.")
+        int | None, typer.Option(min=1, help="Number of requests to send, of a workload.")
     ] = None,
-    slices: Annotated[int, typer.Option(min=1, help="Blocks into which a workload is cut.")] = 4,
+    slices: Annotated[
+        int, typer.Option(min=1, help="Number of blocks that a workload is split into.")
+    ] = 4,
     fleet: Annotated[
         list[str] | None,
         typer.Option(help="Property of the fleet, as KEY=VALUE; may be repeated."),

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 RUN, CHECK, OBSERVE, MEASURE = "Run", "Check", "Observe", "Measure"
-"""What somebody wants to do, in the order in which the commands are shown."""
+"""Tasks of a user, in the order in which the commands are shown."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

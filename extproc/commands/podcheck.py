@@ -77,7 +77,7 @@ async def check_pod(
 
 
 def render(check: Check) -> str:
-    """Return two lines for a terminal: verdict and requirement, then the observation."""
+    """Return two lines for a terminal: result and requirement, then the observation."""
     if check.passed is None:
         verdict = "skip"
     elif check.passed:

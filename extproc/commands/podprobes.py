@@ -1,7 +1,7 @@
 """The requirements of a model server, each with its probe.
 
 `docs/model-server.md` explains the same requirements in the same words. The probes change nothing
-on the server: besides reads they send three short chat requests, one of them for an unknown model,
+on the server. Besides reads they send three short chat requests, one of them for an unknown model,
 and two loads of an adapter without a name.
 """
 
@@ -62,7 +62,7 @@ class _Chunk(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A server's response to one request; as text, its beginning in one line."""
+    """A server's response to one request; as text, its first part in one line."""
 
     status: int
     content_type: str

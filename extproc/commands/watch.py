@@ -23,18 +23,18 @@ def watch(
     only_rejections: Annotated[bool, typer.Option(help="Show refused requests only.")] = False,
     last: Annotated[int, typer.Option(min=0, help="Show the last N decisions first.")] = 0,
     explain: Annotated[
-        bool, typer.Option(help="Say each decision's reason in words, on a line of its own.")
+        bool, typer.Option(help="Explain each decision in words, on a line of its own.")
     ] = False,
     request: Annotated[
         str,
         typer.Option(
-            help="Tell one request, by its x-request-id or the id of its pick, until it has "
-            "ended: why this pod, what it waited for, how it ended. For as long as the router "
-            "remembers its decision (admin.max_decisions)."
+            help="Explain one request, by its x-request-id or the id of its pick: why this pod, "
+            "how long it waited and for what, how it ended. The router must still remember its "
+            "decision (admin.max_decisions)."
         ),
     ] = "",
     outcomes: Annotated[
-        bool, typer.Option(help="Show how requests end, too, on a line of its own.")
+        bool, typer.Option(help="Also show how requests end, each on a line of its own.")
     ] = True,
     tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
     tls_ca: Annotated[
@@ -50,7 +50,7 @@ def watch(
         str | None, typer.Option(help="PEM file with the client certificate's private key.")
     ] = None,
 ) -> None:
-    """Follow the router's decisions live, or tell what became of one request."""
+    """Follow the router's decisions live, or explain one request."""
     from rich.console import Console
 
     from extproc.files.reading import describe_failure
@@ -84,7 +84,7 @@ def watch(
         async for decision in decisions:
             console.print(watchclient.render(decision))
             if request and watchclient.is_unfinished(decision):
-                console.print("    It has not ended yet; its end will be told here.")
+                console.print("    It has not ended yet; its end will be shown here.")
 
     try:
         asyncio.run(run())

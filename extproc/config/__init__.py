@@ -1,9 +1,9 @@
 """The configuration: one YAML file, checked before anything starts.
 
-A large section has a file of its own, the others are in `sections`. Every field has a unit in its
+A large section has a file of its own; the rest are in `sections`. Every field has a unit in its
 name or description, a default, a range and a sentence that describes it; `docs/configuration.md` is
 generated from them. Fields whose description ends with "Live." take effect as soon as the file has
-changed and is valid; changes of the others need a restart.
+changed and is valid; changes of other fields need a restart.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Config(Section):
 
     preset: Literal["founding"] | None = Field(
         None,
-        description="`founding`: the founding policy, one destination, buffered bodies; goes with "
-        "`extproc envoy --preset founding`.",
+        description="`founding`: the founding policy, one destination and buffered bodies. Use it "
+        "with `extproc envoy --preset founding`.",
     )
     server: ServerConfig = _section(ServerConfig)
     admin: AdminConfig = _section(AdminConfig)
@@ -91,13 +91,13 @@ class Config(Section):
         kubernetes = discovery.kubernetes
         if groups and (discovery.dns or (kubernetes and kubernetes.service)):
             source = "dns" if discovery.dns else "kubernetes.service"
-            raise ValueError(f"pods.groups: discovery.{source} does not tell a pod's group")
+            raise ValueError(f"pods.groups: discovery.{source} does not know a pod's group")
         for each in discovery.static or ():
             if each.group and each.group not in groups:
                 known = ", ".join(groups) or "none"
                 raise ValueError(
                     f"discovery.static: {each.address} is in the group {each.group}, which "
-                    f"pods.groups does not have; there: {known}"
+                    f"pods.groups does not have; allowed: {known}"
                 )
         return self
 
@@ -132,8 +132,8 @@ class Config(Section):
             needs.append("request.trusted_headers: has model_rewrite")
         if needs:
             raise ValueError(
-                f"{needs[0]}, but `model` cannot be rewritten in a body that "
-                f"comes {mode} (request.assumed_body_mode), unless request.allow_mode_override"
+                f"{needs[0]}, but `model` cannot be rewritten in a body that comes {mode} "
+                "(request.assumed_body_mode), unless request.allow_mode_override is true"
             )
         return self
 

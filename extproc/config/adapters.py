@@ -20,14 +20,14 @@ from extproc.config.base import Choice, Section
 
 
 class ReplicasConfig(Section):
-    """On how many pods an adapter is."""
+    """How many pods have an adapter."""
 
     min: int = Field(
         1,
         ge=0,
         le=MAX_REPLICAS,
-        description="Pods that should have it; where fewer can, it is loaded on those and does not "
-        "count as ready. Live.",
+        description="Pods that should have it. Where fewer pods can have it, it is loaded on those "
+        "and does not count as ready. Live.",
     )
     max: int | None = Field(
         None, ge=1, le=MAX_REPLICAS, description="Pods that may have it; none means all. Live."
@@ -37,35 +37,37 @@ class ReplicasConfig(Section):
 class AdapterConfig(Section):
     """An adapter that the router has the pods load."""
 
-    # What else its fields may be is said by `Declaration.check`, as for all who declare.
+    # `Declaration.check` has the other rules for its fields, the same for all sources.
 
     source: str = Field(
         "",
         description="Directory of its files, as pods see it; or `hf:ORG/REPO`, which pods download "
-        f"from Hugging Face; at most {MAX_SOURCE_BYTES} bytes. Empty where pods find it by "
+        f"from Hugging Face. At most {MAX_SOURCE_BYTES} bytes. Empty where pods find it by "
         "themselves. Live.",
     )
     version: str = Field(
         "",
-        description="Pods have it under `NAME@VERSION`, and clients go on to write `NAME`; a new "
-        "version needs a new source. Letters, digits and `._-`, at most 63. Live.",
+        description="Its version. Pods have the adapter under `NAME@VERSION`; clients still write "
+        "`NAME`. A new version needs a new source. Letters, digits and `._-`, at most 63. Live.",
     )
     base: str = Field(
-        "", description="Its base model, by the name that pods list; empty for whichever. Live."
+        "", description="Its base model, by the name that pods list. Empty: any base model. Live."
     )
     rank: int | None = Field(
         None,
         ge=1,
         le=MAX_RANK,
-        description="`r` of its `adapter_config.json`, where the router does not see that. Live.",
+        description="`r` of its `adapter_config.json`; needed where the router cannot read that "
+        "file. Live.",
     )
     replicas: ReplicasConfig = Field(
         default_factory=ReplicasConfig, description=ReplicasConfig.__doc__
     )
     load: Literal["auto", "eager", "lazy"] = Field(
         "auto",
-        description="When it is loaded: `eager` at once, `lazy` with the first request, `auto` at "
-        "once as long as all that are declared fit into the pods' CPU caches. Live.",
+        description="When it is loaded. `eager`: at once. `lazy`: with the first request. `auto`: "
+        "at once as long as all declared adapters fit into the pods' CPU caches, else with the "
+        "first request. Live.",
     )
 
     def declaration(self, name: str) -> Declaration:
@@ -85,7 +87,7 @@ class AdapterConfig(Section):
 class DeclaredConfig(AdapterConfig):
     """An adapter that the router has the pods load, without a route of its own."""
 
-    name: str = Field(description="What clients write in `model`. Live.")
+    name: str = Field(description="Name that clients write in `model`. Live.")
 
     @model_validator(mode="after")
     def _can_be_declared(self) -> DeclaredConfig:
@@ -112,9 +114,9 @@ class RootConfig(Section):
 
 
 class DirectoryStoreConfig(Section):
-    """Files of one directory, also a mount or a ConfigMap. Of several writers the last one wins."""
+    """Files of a directory, a mount or a ConfigMap. Of several writers of a file the last wins."""
 
-    path: Path = Field(description="The directory; it must be there, and may be read-only.")
+    path: Path = Field(description="The directory. It must exist and may be read-only.")
     interval_s: float = Field(
         1.0, ge=0.1, le=3600, description="Seconds between two listings of it."
     )
@@ -123,9 +125,11 @@ class DirectoryStoreConfig(Section):
 class SqliteStoreConfig(Section):
     """An SQLite database, for routers on one host."""
 
-    file: Path = Field(description="The database, on a local disk; made if it is not there.")
+    file: Path = Field(
+        description="The database, on a local disk. It is created if it does not exist."
+    )
     interval_s: float = Field(
-        1.0, ge=0.1, le=3600, description="Seconds between two looks at whether it has changed."
+        1.0, ge=0.1, le=3600, description="Seconds between two checks for changes."
     )
 
 
@@ -135,8 +139,8 @@ class RedisStoreConfig(Section):
     url: str = Field(
         pattern=r"^(redis|rediss|unix)://\S+$",  # a count in the pattern would compile for a second
         max_length=1000,
-        description="`redis://host:6379/0`, `rediss://` for TLS, or `unix:///path`; with "
-        "`user@` where the server has users.",
+        description="`redis://host:6379/0`, `rediss://` for TLS, or `unix:///path`. Add `user@` "
+        "before the host where the server has users.",
     )
     password_file: Path | None = Field(
         None, description="File with the password; none means there is no password."
@@ -150,13 +154,14 @@ class RedisStoreConfig(Section):
         "extproc:adapters",
         pattern=r"^[A-Za-z0-9_:.{}-]+$",
         max_length=100,
-        description="First part of the names of all keys: routers with the same have one store.",
+        description="First part of the names of all keys. Routers with the same value share one "
+        "store.",
     )
     interval_s: float = Field(
         1.0,
         ge=0.1,
         le=3600,
-        description="Seconds between two looks at whether a message was missed.",
+        description="Seconds between two checks for missed messages.",
     )
 
     @model_validator(mode="after")
@@ -167,7 +172,7 @@ class RedisStoreConfig(Section):
 
 
 class StoreConfig(Choice):
-    """Where declarations of adapters are kept: exactly one of these."""
+    """Where declarations of adapters are stored: exactly one of these."""
 
     ONE_OF = ("directory", "sqlite", "redis")
 
@@ -180,69 +185,71 @@ class RegistrationConfig(Section):
     """Declaring adapters over HTTP on `admin.address`; needs `store`."""
 
     token_file: Path = Field(
-        description="File with bearer tokens, one a line, each perhaps with `name=NAME` for logs "
-        "and `allow=PATTERN,PATTERN`, the adapters it may change; it is read again when it changes."
+        description="File with bearer tokens, one a line. A token may be followed by `name=NAME` "
+        "for logs and by `allow=PATTERN,PATTERN`, the adapters that it may change. The file is "
+        "read again when it changes."
     )
     max_per_s: float = Field(
         10.0,
         ge=0.1,
         le=1000,
-        description="Requests per second with one token, and how many at once; others get 429.",
+        description="Requests per second with one token, and how many at once. Further requests "
+        "get 429.",
     )
     ready_s: float = Field(
         60.0,
         ge=0.1,
         le=600,
         description="Seconds for which `/v1/load_lora_adapter` waits until enough pods list the "
-        "adapter; then it answers 504.",
+        "adapter. Afterwards it responds with 504.",
     )
 
 
 class AdaptersConfig(Section):
-    """Adapters: what pods do not report of them, and how those that are declared are loaded."""
+    """Adapters: facts about them that pods do not report, and how declared adapters are loaded."""
 
     declared: tuple[DeclaredConfig, ...] = Field(
         (),
         max_length=MAX_DECLARED,
-        description=f"{DeclaredConfig.__doc__} A route with its name, or a pattern that "
-        "matches it, says what its requests may claim. Live.",
+        description=f"{DeclaredConfig.__doc__} A route with its name, or with a pattern that "
+        "matches it, sets the priority and objectives of its requests. Live.",
     )
     ranks: dict[str, Annotated[int, Field(ge=1, le=512)]] = Field(
         default_factory=dict,
         description="Rank of each adapter by its name, `r` in its `adapter_config.json`. A name "
-        "with `*` (anything) stands for all that match and are not listed by name, the first such "
-        f"name first; at most {MAX_PATTERNS} of them. An adapter without a rank here goes to every "
-        "pod that lists it. Live.",
+        "with `*` (anything) is a pattern, for adapters that are not listed by name. The first "
+        f"pattern that matches counts; at most {MAX_PATTERNS} patterns. An adapter without a rank "
+        "here goes to every pod that lists it. Live.",
     )
     store: StoreConfig | None = Field(None, description=StoreConfig.__doc__)
     lease_s: float = Field(
         15.0,
         ge=1,
         le=600,
-        description="Seconds after which another router loads adapters, where the one that does "
-        "is gone without a word. In a directory nobody has a lease.",
+        description="Seconds after which another router takes over the loading of adapters when "
+        "the router that did it has stopped without notice. A directory has no lease.",
     )
     registration: RegistrationConfig | None = Field(None, description=RegistrationConfig.__doc__)
 
     undeclared: Literal["auto", "admit", "refuse"] = Field(
         "auto",
-        description="Adapters that pods list and nobody declares: whether requests for them are "
-        "routed. `auto`: until an LLMRoute names tenants. None is before all that is declared has "
-        "been read. They are never unloaded. Live.",
+        description="Whether requests are routed for adapters that pods list and nobody declares. "
+        "`auto`: yes, until an LLMRoute names tenants. No such request is routed until all "
+        "declarations have been read. Undeclared adapters are never unloaded. Live.",
     )
     ready_wait_s: float | None = Field(
         None,
         ge=0,
         le=86_400,
         allow_inf_nan=False,
-        description="Seconds for which a router that starts is not ready where a store or "
-        "LLMRoutes cannot be read; none means until they have been. Ready or not, it refuses what "
-        "only they could permit, and serves the rest.",
+        description="Seconds for which a router that starts stays not ready while a store or "
+        "LLMRoutes cannot be read. None means until they have been read. Ready or not, the router "
+        "refuses requests that only these sources could permit, and serves all other requests.",
     )
     show_sources: bool = Field(
         False,
-        description="Whether `GET /v1/models` says where pods have an adapter from, as vLLM does: "
-        "its `root`. Without, that is the adapter's name. Live.",
+        description="Whether `root` in `GET /v1/models` says where pods have an adapter from, as "
+        "in vLLM. If false, `root` is the adapter's name. Live.",
     )
     roots: tuple[RootConfig, ...] = Field(
         (),
@@ -252,19 +259,20 @@ class AdaptersConfig(Section):
     )
     verify: Literal["listed", "effect"] = Field(
         "listed",
-        description="What shows that an adapter is loaded: that the pod lists it, or also that it "
-        "[changes](adapters.md#effect) what the base model answers to three short prompts. Live.",
+        description="The proof that an adapter is loaded. `listed`: the pod lists it. `effect`: it "
+        "also [changes](adapters.md#effect) the base model's answers to three short prompts. Live.",
     )
     no_effect: Literal["refuse", "serve"] = Field(
         "refuse",
-        description="With `verify: effect`, adapters that change nothing: they are unloaded and "
-        "requests for them are refused, or they are served, and their status says so. Live.",
+        description="With `verify: effect`, treatment of adapters that change nothing. `refuse`: "
+        "they are unloaded and requests for them are refused. `serve`: they are served, and their "
+        "status reports it. Live.",
     )
     allow_unsafe_versions: bool = Field(
         False,
-        description="Load adapters also into pods that have requests and whose engine's version is "
-        "[known](model-server.md#versions-of-vllm) to answer those with another adapter's weights "
-        "then. Live.",
+        description="Load adapters also into pods that have requests and an unsafe version of the "
+        "engine. Such a version is [known](model-server.md#versions-of-vllm) to answer running "
+        "requests with another adapter's weights when one is loaded. Live.",
     )
     cold_wait_s: float = Field(
         20.0,
@@ -278,24 +286,35 @@ class AdaptersConfig(Section):
         ge=0,
         le=86_400,
         allow_inf_nan=False,
-        description="Seconds that requests for an old version, or for an adapter that is not "
-        "declared any more, have to end before it is unloaded. Live.",
+        description="Seconds that running requests have to end before an old version, or an "
+        "adapter that is no longer declared, is unloaded. Live.",
     )
     load_timeout_s: float = Field(
-        60.0, gt=0, le=3600, allow_inf_nan=False, description="Longest load of an adapter. Live."
+        60.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds that loading an adapter may take. Live.",
     )
     unload_timeout_s: float = Field(
-        10.0, gt=0, le=3600, allow_inf_nan=False, description="Longest unload. Live."
+        10.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds that unloading an adapter may take. Live.",
     )
     max_loads: int = Field(
-        4, ge=1, le=10_000, description="Loads at once on all pods; one on each. Live."
+        4,
+        ge=1,
+        le=10_000,
+        description="Loads in progress at once over all pods; each pod has at most one. Live.",
     )
     max_loads_per_minute: int = Field(
         30,
         ge=1,
         le=100_000,
-        description="Loads a minute on a pod that has requests, a quarter of them at once: each "
-        "stalls its engine. Live.",
+        description="Loads a minute on a pod that has requests, and a quarter of that in one "
+        "burst. Each load stalls the pod's engine. Live.",
     )
 
     @field_validator("ranks")
@@ -308,5 +327,5 @@ class AdaptersConfig(Section):
     @model_validator(mode="after")
     def _registration_has_a_store(self) -> AdaptersConfig:
         if self.registration is not None and self.store is None:
-            raise ValueError("registration needs store: where declarations are kept")
+            raise ValueError("registration needs store, where declarations are kept")
         return self

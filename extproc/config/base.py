@@ -52,7 +52,7 @@ class Section(BaseModel):
 
 
 class Choice(Section):
-    """A section in which exactly one of the fields `ONE_OF` is given: all others are None."""
+    """A section in which exactly one of the fields `ONE_OF` is given: the rest are None."""
 
     ONE_OF: ClassVar[tuple[str, ...]]
 

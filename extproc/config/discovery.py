@@ -54,25 +54,25 @@ class KubernetesConfig(Choice):
         None,
         min_length=1,
         description="InferencePool (inference.networking.k8s.io/v1) of the pods, or a list of "
-        "several; each of its target ports on each pod is an endpoint of its own.",
+        "several. Each of its target ports on each pod is an endpoint of its own.",
     )
     port: _Port | _PortName | tuple[_Port, ...] | None = Field(
         None,
         description="With `pod_selector`: the pods' port, or a list of ports, each an endpoint of "
-        "its own. With `service`: the port's name, or its number on the pods; not needed where the "
-        "Service has only one port.",
+        "its own. With `service`: the port's name, or its number on the pods. It is not needed "
+        "where the Service has only one port.",
     )
     kubeconfig: Path | None = Field(
         None,
-        description="Kubeconfig file; none means the pod's service account, and outside a cluster "
+        description="Kubeconfig file. None means the pod's service account; outside a cluster, "
         "`$KUBECONFIG`, then `~/.kube/config`.",
     )
     watch_s: float = Field(
         60.0,
         ge=1,
         le=3600,
-        description="Seconds after which a watch is renewed: how long a connection that has died "
-        "silently can go unnoticed.",
+        description="Seconds after which a watch is renewed. A connection that broke without "
+        "notice is noticed within this time.",
     )
     relist_s: float = Field(
         600.0, ge=1, le=86_400, description="Approximate seconds between two complete lists."
@@ -80,8 +80,8 @@ class KubernetesConfig(Choice):
     declarations: bool = Field(
         True,
         description="Follow LLMRoutes and InferenceModelRewrites, with `service` or "
-        "`inference_pool`. `false`: there are none, whatever the cluster has; for a Role that "
-        "lacks the right to list them on purpose.",
+        "`inference_pool`. `false` ignores those in the cluster; set it where the Role lacks the "
+        "right to list them on purpose.",
     )
 
     @field_validator(
@@ -132,14 +132,15 @@ class DnsConfig(Section):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_.-]{1,253}$",
-        description="Name to look up, with the system's search list; for `srv` with service and "
-        "protocol, as `_http._tcp.vllm`. `/etc/hosts` is not read. Each answer must list all pods: "
-        "with servers that return a random few of them, pods would come and go.",
+        description="Name to look up, with the system's search list. For `srv` it has service and "
+        "protocol, as `_http._tcp.vllm`. `/etc/hosts` is not read. Each answer must list all "
+        "pods. With servers that return a random few of them, pods would come and go.",
     )
     type: Literal["a", "srv"] = Field(
         "a",
         exclude=True,  # the source can tell by `port`
-        description="`a`: A and AAAA records, with `port`; `srv`: SRV records, which have a port.",
+        description="`a`: `A` and `AAAA` records, with `port`. `srv`: SRV records, which have "
+        "a port.",
     )
     port: int | None = Field(
         None, ge=1, le=MAX_PORT, description="Port of every pod; with `type: a` only."

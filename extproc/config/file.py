@@ -15,7 +15,7 @@ from extproc.files.yamltext import YamlError, load_yaml
 
 MAX_MISTAKES = 50
 """Reported in full; further ones are only counted."""
-_EACH_DECIDES = "each router decides by itself, by what all tell each other"
+_EACH_DECIDES = "each router decides by itself, by the messages of all routers"
 REMOVED = {"peers.lead": _EACH_DECIDES, "peers.lead_timeout_s": _EACH_DECIDES}
 """Settings of before, and what to do without them."""
 _MAX_SHOWN_CHARS = 200
@@ -26,7 +26,9 @@ _PLAIN = {
     "string_type": "must be text",
     "path_type": "must be a path",
 }
-"""What is allowed, by the kind of pydantic's error, where its own message is about Python."""
+"""The allowed values in words, by the kind of pydantic's error, where its own message is about
+Python.
+"""
 
 
 class ConfigError(Exception):

@@ -11,7 +11,7 @@ from extproc.config.base import Choice, HostPort, IpPort
 
 
 class PeersConfig(Choice):
-    """The other replicas of this router, from exactly one source, which may list this one, too."""
+    """The other replicas of this router, from exactly one source, which may list this one too."""
 
     ONE_OF = ("service", "dns", "static")
 
@@ -29,7 +29,7 @@ class PeersConfig(Choice):
     dns: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.-]{1,253}$",
-        description="Name whose A and AAAA records are the replicas.",
+        description="Name whose `A` and `AAAA` records are the replicas.",
     )
     static: tuple[HostPort, ...] | None = Field(None, description="`ip:port` of each replica.")
     port: int | None = Field(
@@ -48,15 +48,16 @@ class PeersConfig(Choice):
     )
     key_file: Path | None = Field(
         None,
-        description="File with the key that replicas share, of at least 32 characters: each proves "
-        "that it has it, and who does not is no peer. During a change two lines: either key is "
-        "accepted, and the first one proves. None: only who listens at an address of the source "
-        "is believed, or, with `server.tls.client_ca_file`, every client.",
+        description="File with the key that replicas share, of at least 32 characters. Each "
+        "replica proves that it has the key, and a router without it is no peer. During a change "
+        "of keys the file has two lines: either key is accepted, and the first one is used as "
+        "proof. None: every router that listens at an address of the source is trusted; with "
+        "`server.tls.client_ca_file`, every client.",
     )
     ca_file: Path | None = Field(
         None,
         description="PEM file with the CAs that replicas' certificates must be signed by, where "
-        "`server.tls` is set; none means its `client_ca_file`, or else its own certificate.",
+        "`server.tls` is set. None means its `client_ca_file`, or else its own certificate.",
     )
     tls_name: str | None = Field(
         None, description="Name that replicas' certificates must have; none accepts any."

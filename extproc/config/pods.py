@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 from extproc.config.base import Section
 
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
-"""What a Kubernetes label may have as its value."""
+"""The values that a Kubernetes label may have."""
 
 
 class PodSettings(Section):
-    """What the pods of a group have instead of what stands in `pods`; all may be left out."""
+    """Settings of a group's pods, in place of those in `pods`. Any of them may be left out."""
 
     max_loras: int | None = Field(
         None,
@@ -26,18 +26,18 @@ class PodSettings(Section):
         None,
         ge=1,
         le=1_000_000,
-        description="Adapters in a pod's CPU cache: the pods' --max-cpu-loras; none means as many "
+        description="Adapters in a pod's CPU cache: the pods' --max-cpu-loras. None means as many "
         "as GPU slots, vLLM's default. Pods do not report it. If it is too large, requests go to "
-        "pods that must read the adapter from disk; if too small, adapters are loaded on more pods "
-        "than necessary. The router [notices](knowledge.md#the-cpu-cache) clearly wrong values. "
-        "Live.",
+        "pods that must read the adapter from disk. If it is too small, adapters are loaded on "
+        "more pods than necessary. The router [notices](knowledge.md#the-cpu-cache) clearly "
+        "wrong values. Live.",
     )
     max_lora_rank: int | None = Field(
         None,
         ge=1,
         le=512,
         description="Largest adapter rank: the pods' --max-lora-rank. A pod gets no requests for "
-        "adapters that have a higher one by `adapters.ranks`. Pods do not report it. Live.",
+        "adapters with a higher rank in `adapters.ranks`. Pods do not report it. Live.",
     )
     prefill_tokens_per_s: float | None = Field(
         None,
@@ -45,36 +45,37 @@ class PodSettings(Section):
         le=100_000_000,
         allow_inf_nan=False,
         description="Prompt tokens that a pod computes in a second; none means 24,000, an 8B model "
-        "on an H100. Policies that weigh pods by it (`least_harm`) begin with that, until more is "
-        "learned. Live.",
+        "on an H100. Policies that weigh pods by it (`least_harm`) start from this value, until "
+        "the router has learned a better one. Live.",
     )
     cold_load_s: float | None = Field(
         None,
         ge=0,
         le=600,
-        description="Seconds to load an adapter from disk; none means 0.1. For the same. Live.",
+        description="Seconds to load an adapter from disk; none means 0.1. Used like "
+        "`prefill_tokens_per_s`. Live.",
     )
     cached_load_s: float | None = Field(
         None,
         ge=0,
         le=600,
-        description="Seconds to load an adapter from the CPU cache; none means 0.007. For the "
-        "same. Live.",
+        description="Seconds to load an adapter from the CPU cache; none means 0.007. Used like "
+        "`prefill_tokens_per_s`. Live.",
     )
     max_in_flight: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="Requests that a pod has room for at a time: `least_harm` holds further ones "
-        "[in the queue](queue.md) and refuses none for it. None means what the pod's engine was "
-        "seen to run at a time, and a few more. Live.",
+        description="Requests that a pod has room for at a time. `least_harm` holds further ones "
+        "[in the queue](queue.md) and refuses none for it. None means the number that the pod's "
+        "engine was seen to run at a time, and a few more. Live.",
     )
     metrics_port: int | None = Field(
         None,
         ge=1,
         le=65535,
-        description="Port of the pods' metrics page, where it is not the one that serves requests. "
-        "Read at the start.",
+        description="Port of the pods' metrics page, where it is not the port that serves "
+        "requests. Read at the start.",
     )
     metrics_path: str | None = Field(
         None,
@@ -83,9 +84,9 @@ class PodSettings(Section):
     )
     resolver: bool | None = Field(
         None,
-        description="Whether pods find declared adapters by themselves when they are first asked "
-        "for (vLLM's `lora_filesystem_resolver` or `lora_hf_hub_resolver`): requests go there "
-        "before the pod lists the adapter, and the router loads nothing. Live.",
+        description="Whether pods find declared adapters by themselves with the first request "
+        "(vLLM's `lora_filesystem_resolver` or `lora_hf_hub_resolver`). Then requests go to pods "
+        "that do not list the adapter yet, and the router loads nothing. Live.",
     )
 
     @model_validator(mode="after")
@@ -98,7 +99,7 @@ class PodSettings(Section):
         return self
 
     def over(self, others: PodSettings) -> PodSettings:
-        """Return these traits, and those of `others` where there is none here.
+        """Return these settings, and those of `others` where there is none here.
 
         Raises:
             ValueError: They do not go together.
@@ -109,7 +110,7 @@ class PodSettings(Section):
 
 
 class PodsConfig(PodSettings):
-    """Properties of the pods, and of the groups that differ."""
+    """Properties of the pods, and of groups that differ."""
 
     engine: Literal["vllm", "sglang"] = Field(
         "vllm", description="Engine of the pods: which metrics are read, and under which names."
@@ -126,31 +127,32 @@ class PodsConfig(PodSettings):
     )
     groups: dict[GroupName, PodSettings] = Field(
         default_factory=dict,
-        description="Pods that differ from the others, by the group's name. A pod is in the group "
-        "that its label `extproc/group` names (with `discovery.kubernetes` and `pod_selector` or "
-        "`inference_pool`), or the `group` of its entry in `discovery.static` or in the file. "
-        "Live.",
+        description="Groups of pods that differ from the rest, by the group's name. The label "
+        "`extproc/group` of a pod names its group, with `discovery.kubernetes` and `pod_selector` "
+        "or `inference_pool`. Otherwise the `group` of its entry in `discovery.static` or in the "
+        "file does. Live.",
     )
     slow_ratio: float = Field(
         2.0,
         gt=1,
         le=100,
-        description="A pod whose seconds per output token are so many times those of its group's "
-        "other pods is called slow: in the log and on the live page. Below 1.5, pods of one kind "
+        description="A pod is called slow, in the log and on the live page, if its time per output "
+        "token is so many times that of its group's other pods. Below 1.5, pods of one kind "
         "differ by chance. Read at the start.",
     )
     slow_for_s: float = Field(
         30.0,
         gt=0,
         le=3600,
-        description="Seconds of work for which that must last, and the return to three quarters "
-        "of it, too: a load of an adapter or a long prompt takes less. Read at the start.",
+        description="Seconds of work for which a pod must exceed `slow_ratio` to be called slow. A "
+        "return below three quarters of it must last as long. A load of an adapter or a long "
+        "prompt takes less. Read at the start.",
     )
     orca: bool = Field(
         False,
         description="Ask for an ORCA load report with each request and read it from the access "
-        "log. Off by default: vLLM sends reports with non-streaming responses only, and each one "
-        "costs it time.",
+        "log. Off by default: vLLM sends reports with non-streaming responses only, and each "
+        "report costs it time.",
     )
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ _HEAD = """# Configuration
 
 One YAML file, given to `extproc serve --config FILE`. It is checked before anything starts, and
 `extproc check-config --config FILE` does nothing else ([start](operate.md#start)). *Live*
-fields take effect while the service runs, as soon as the file has changed and is valid; a file that
+fields take effect while the service runs, as soon as the file has changed and is valid. A file that
 is not valid changes nothing and is logged. This page is generated from `extproc/config/` by
 `scripts/gen-config-docs`.
 

@@ -23,7 +23,7 @@ class RequestConfig(Section):
         DEFAULT_MAX_BODY_BYTES,
         ge=1,
         le=2**30,
-        description="Bytes of the largest request body; the limit on gRPC messages follows it. The "
+        description="Bytes of the largest request body. The limit on gRPC messages follows it. The "
         "default is 26 MiB: vLLM takes audio files of 25 MB, and a form is a little larger.",
     )
     max_bytes_in_memory: int | None = Field(
@@ -31,56 +31,58 @@ class RequestConfig(Section):
         ge=1,
         le=2**40,
         description="Bytes of all request bodies, and of responses not yet sent, held in memory at "
-        "once. Above it large uploads wait, and requests that still do not fit get 429. None means "
-        "a quarter of the memory that the process may use (by cgroup, else resource limits, else "
-        "the machine), at most 512 MiB.",
+        "once. Above this limit large uploads wait, and requests that still do not fit get 429. "
+        "None means a quarter of the memory that the process may use, at most 512 MiB. The limits "
+        "of the cgroup, else of the process, else the machine say how much that is.",
     )
     max_list_bytes_per_s: int = Field(
         DEFAULT_MAX_BYTES_PER_S,
         ge=1,
         le=2**40,
-        description="Bytes of lists (`GET /v1/models`) sent per second. Above it requests for them "
-        "wait for up to 5 s, then get 429.",
+        description="Bytes of lists (`GET /v1/models`) sent per second. Above this limit requests "
+        "for lists wait for up to 5 s, then get 429.",
     )
     early_decision_bytes: int = Field(
         256 * 1024,
         ge=1,
         le=2**30,
-        description="Bytes of a streamed body after which its beginning alone may be decided on.",
+        description="Bytes of a streamed body after which the router may decide before the rest "
+        "arrives.",
     )
     paths: tuple[str, ...] = Field(
         tuple(DEFAULT_INFERENCE_PATHS),
         min_length=1,
         description="Inference paths that are served, each in full, as `/v1/completions`, without "
-        "a trailing slash. Not `/v1/models`: the router answers that itself.",
+        "a trailing slash. Leave out `/v1/models`: the router answers that itself.",
     )
     session_header: str | None = Field(
         None,
         pattern=r"^[a-z0-9-]+$",
-        description="Header (lower case) whose value keeps a client on one pod, with `least_harm` "
-        "only where beginnings of prompts are not known; allows stored responses.",
+        description="Header (lower case) whose value keeps a client on one pod. With `least_harm` "
+        "it does so only where prefixes of prompts are not known. It allows stored responses.",
     )
     max_hold_s: float = Field(
         60.0,
         ge=0,
         le=3600,
-        description="Seconds for which a policy may hold a request; keep it 5 s below Envoy's "
+        description="Seconds for which a policy may hold a request. Keep it 5 s below Envoy's "
         "max_message_timeout.",
     )
     trusted_headers: tuple[str, ...] = Field(
         (),
         description="Control headers that count: `objective` (names a priority), `fairness_id` "
-        "(names a tenant), `slo` (wanted times), `model_rewrite` (what pods read, where no route "
-        "has targets), each under any of its names; or one name, as "
-        "`x-gateway-inference-fairness-id`, the only one that a gateway then has to set or "
-        "strip. Anyone who can send one gains by it. All are removed from requests, and several "
-        "different values are refused. `extproc epp` trusts all by default.",
+        "(names a tenant), `slo` (wanted times) and `model_rewrite` (the model that pods read, "
+        "where no route has targets). Each counts under any of its names. To trust a single name, "
+        "list it, as `x-gateway-inference-fairness-id`; the gateway then has to set or strip that "
+        "one only. Anyone who can send a trusted header gains by it. All control headers are "
+        "removed from requests, and several different values are refused. `extproc epp` trusts "
+        "all by default.",
     )
     restore_model: bool = Field(
         False,
-        description="Put the model that the client wrote back into the response to a request "
-        "whose model was rewritten; needs a gateway that sends the bodies of responses, as "
-        "`extproc envoy --mode full-duplex` has it do. `extproc epp` does it by default.",
+        description="Put the model that the client wrote back into the response to a request whose "
+        "model was rewritten. The gateway must send the bodies of responses, as with `extproc "
+        "envoy --mode full-duplex`. `extproc epp` does it by default.",
     )
     max_sessions: int = Field(
         10_000,
@@ -90,7 +92,7 @@ class RequestConfig(Section):
     )
     allow_mode_override: bool = Field(
         False,
-        description="Set it where Envoy's filter has allow_mode_override: the router then asks for "
+        description="Set it where Envoy's filter has allow_mode_override. The router then asks for "
         "the body where it needs one.",
     )
     assumed_body_mode: Literal[
@@ -101,13 +103,13 @@ class RequestConfig(Section):
     )
     model_namespace: str = Field(
         "extproc.request",
-        description="Metadata namespace of a model's name that Envoy has read itself.",
+        description="Metadata namespace of the model's name, where Envoy has read it.",
     )
     model_key: str = Field("model", description="Key of the model's name in that namespace.")
     use_subset_hint: bool = Field(
         True,
         description="Choose only among the pods that the gateway lists in `envoy.lb.subset_hint`, "
-        "where it does.",
+        "if it lists any.",
     )
 
     @field_validator("trusted_headers")

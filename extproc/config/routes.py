@@ -22,14 +22,17 @@ _Share = Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)]
 
 
 class ObjectiveConfig(Section):
-    """A time, and how many of a route's requests should keep it."""
+    """A time limit, and the share of a route's requests that should keep it."""
 
-    seconds: float = Field(ge=0.001, le=3600, allow_inf_nan=False, description="The time. Live.")
+    seconds: float = Field(
+        ge=0.001, le=3600, allow_inf_nan=False, description="The time limit. Live."
+    )
     percentile: float = Field(
         95.0,
         gt=0,
         lt=100,
-        description="Percent of the requests that should keep it; for metrics and alerts. Live.",
+        description="Percent of the requests that should keep the limit; for metrics and alerts. "
+        "Live.",
     )
 
 
@@ -38,25 +41,26 @@ class ObjectivesConfig(Section):
 
     ttft: ObjectiveConfig | None = Field(
         None,
-        description="From a request's arrival to its first token; none leaves it to the request "
-        "and the policy. Live.",
+        description="Time from a request's arrival to its first token. None leaves it to the "
+        "request and the policy. Live.",
     )
     tpot: ObjectiveConfig | None = Field(
-        None, description="Per output token after the first. Live."
+        None, description="Time per output token after the first. Live."
     )
 
 
 class TargetConfig(Section):
     """A model that requests of a route are sent for."""
 
-    model: _Model = Field(description="Name that pods know, adapter or base model. Live.")
+    model: _Model = Field(description="Name of an adapter or base model, as pods know it. Live.")
     weight: float | None = Field(
         None,
         ge=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="Share of the requests, against those of the other targets. If none has one, "
-        "all are equal; if some do, those without get nothing, as with 0. Live.",
+        description="Share of the requests, relative to the weights of the other targets. If no "
+        "target has a weight, all are equal. If some have one, a target without gets nothing, as "
+        "with 0. Live.",
     )
 
 
@@ -65,47 +69,46 @@ class RouteConfig(Section):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-        description="Of the route, in metrics; letters, digits and `-_.`, at most 63. Live.",
+        description="Name of the route in metrics. Letters, digits and `-_.`, at most 63. Live.",
     )
     models: tuple[_Model, ...] = Field(
         min_length=1,
         max_length=10_000,
-        description="What clients write in `model`: names, and patterns in which `*` stands for "
-        "anything. A name counts before all patterns, and the first pattern that matches counts; "
-        f"at most {MAX_PATTERNS} patterns in all routes. Live.",
+        description="Names that clients write in `model`, and patterns in which `*` stands for "
+        "anything. A name counts before all patterns, and the first pattern that matches counts. "
+        f"All routes together have at most {MAX_PATTERNS} patterns. Live.",
     )
     targets: tuple[TargetConfig, ...] = Field(
         (),
         max_length=100,
-        description="What pods read in place of what clients write: aliases and canaries. For "
-        "models listed by name, or for `*` alone: that is every model without a route of its own "
-        "with targets, and bodies without a `model`. Live.",
+        description="Models that pods read in place of the one that clients write: aliases and "
+        "canaries. `models` then lists names, or `*` alone. `*` alone stands for bodies without a "
+        "`model`, and for every model without a route of its own with targets. Live.",
     )
     priority: int | None = Field(
         None,
         ge=-_MAX_PRIORITY,
         le=_MAX_PRIORITY,
-        description="The higher the sooner; below 0 is sheddable. None leaves it to the objective "
-        "that a request names, else 0. Live.",
+        description="Requests of a higher priority go first; below 0 they are sheddable. None "
+        "leaves it to the objective that a request names, else 0. Live.",
     )
     objectives: ObjectivesConfig = Field(
         default_factory=ObjectivesConfig,
-        description="How fast its responses should be. A trusted header of the request counts "
-        "more. Live.",
+        description="How fast its responses should be. A trusted header of the request takes "
+        "precedence. Live.",
     )
     weight: float | None = Field(
         None,
         ge=0.001,
         le=1_000_000,
         allow_inf_nan=False,
-        description="A share of its own: each of its tenants has turns here with this share, apart "
-        "from those that it has elsewhere. None: a tenant's turns are the same on all such routes. "
-        "Live.",
+        description="Share of each tenant on this route. Its turns here are then apart from its "
+        "turns elsewhere. None: a tenant's turns are shared by all routes without a weight. Live.",
     )
     tenants: dict[_Tenant, _Share] = Field(
         default_factory=dict,
-        description="Share of single tenants by their fairness id, from more than 0 to 1000000, "
-        "times `weight`; others have 1. Live.",
+        description="Shares of single tenants by their fairness id, from more than 0 to 1000000, "
+        "times `weight`. A tenant that is not listed has 1. Live.",
     )
     max_held_requests: int | None = Field(
         None,
@@ -117,7 +120,7 @@ class RouteConfig(Section):
         None,
         ge=0,
         le=2**40,
-        description="Bytes of their bodies; none means no limit of its own. Live.",
+        description="Bytes of the bodies of held requests; none means no limit of its own. Live.",
     )
     max_wait_s: float | None = Field(
         None,
@@ -127,14 +130,15 @@ class RouteConfig(Section):
     )
     on_unavailable: Literal["wait", "reject"] = Field(
         "wait",
-        description="`reject`: requests get 429 at once where they would be held, and 503 where no "
-        "pod has their adapter. Live.",
+        description="`wait`: requests are held until a pod has room for them and has their "
+        "adapter. `reject`: they get 429 at once where they would be held, and 503 where no pod "
+        "has their adapter. Live.",
     )
 
     adapter: AdapterConfig | None = Field(
         None,
-        description="The route's only model is this adapter: it is loaded, and again after a pod "
-        "has restarted. Live.",
+        description="Declares the route's only model as an adapter. It is loaded, and loaded again "
+        "after a pod has restarted. Live.",
     )
 
     @model_validator(mode="after")

@@ -19,8 +19,8 @@ class AdminConfig(Section):
     )
     metrics_address: HostPort | None = Field(
         None,
-        description="`host:port` that serves `/metrics` alone, for a Prometheus elsewhere; none "
-        "means metrics are served on `address` only.",
+        description="`host:port` that serves `/metrics` alone, for a Prometheus on another host. "
+        "None means metrics are served on `address` only.",
     )
     max_decisions: int = Field(
         1000,
@@ -33,7 +33,7 @@ class AdminConfig(Section):
         200,
         ge=0,
         le=100_000,
-        description="Adapters with a metric label of their own; the rest count as `other`.",
+        description="Adapters with a metric label of their own. The rest count as `other`.",
     )
     slo_ttft_s: float = Field(
         1.0,
@@ -52,8 +52,8 @@ class ScrapeConfig(Section):
         ge=0.01,
         le=60,
         description="Seconds between two scrapes of a pod. A pod without requests whose report "
-        "stays the same is asked less often, down to once a second, and all are while the router "
-        "is late; no report gets older by that than half of `expiry_s`.",
+        "stays the same is scraped less often, down to once a second. While the router is late, "
+        "every pod is. No report gets older than half of `expiry_s` by that.",
     )
     timeout_s: float = Field(1.0, gt=0, le=60, description="Seconds that a scrape may take.")
     expiry_s: float = Field(
@@ -81,14 +81,14 @@ class PolicyConfig(Section):
     )
     fallback: str = Field(
         "least_pending",
-        description="The built-in policy that takes the requests for which the policy raises an "
-        "error or chooses what it may not; empty: they get a 503 with the code `policy_failed`. "
-        "Live.",
+        description="The built-in policy that routes a request when the policy raises an error or "
+        "makes a choice that is not allowed. Empty: such requests get a 503 with the code "
+        "`policy_failed`. Live.",
     )
     args: dict[str, Any] = Field(
         default_factory=dict,
-        description="Keyword arguments of the policy, e.g. `threshold` (requests of one adapter on "
-        "one pod) for `founding`. Live.",
+        description="Keyword arguments of the policy, e.g. `threshold` for `founding` (requests of "
+        "one adapter on one pod). Live.",
     )
 
     @field_validator("fallback")
@@ -113,24 +113,25 @@ class AdmissionConfig(Section):
     )
     priorities: dict[str, int] = Field(
         default_factory=dict,
-        description="Priority of each objective, by name; a request names its objective in "
-        "`x-llm-d-inference-objective`, if `request.trusted_headers` has `objective`. Objectives "
-        "not listed have that of the InferenceObjective of their name, else 0; requests below 0 "
-        "are sheddable. A priority of the request's route counts before all. Live.",
+        description="Priority of each objective, by name. A request names its objective in "
+        "`x-llm-d-inference-objective`, if `request.trusted_headers` has `objective`. An "
+        "objective that is not listed has the priority of the InferenceObjective of its name, "
+        "else 0. Requests with a priority below 0 are sheddable. A priority of the request's "
+        "route takes precedence. Live.",
     )
     sheddable_max_waiting: int = Field(
         5,
         ge=0,
         le=1_000_000,
-        description="Requests waiting in a pod's engine above which the pod gets no sheddable "
-        "requests. Live.",
+        description="A pod with more requests waiting in its engine gets no sheddable requests. "
+        "Live.",
     )
     sheddable_max_kv_usage_ratio: float = Field(
         0.8,
         ge=0,
         le=1,
-        description="Share of a pod's KV cache in use above which the pod gets no sheddable "
-        "requests. Live.",
+        description="A pod that uses a larger share of its KV cache gets no sheddable requests. "
+        "Live.",
     )
 
 
@@ -139,14 +140,15 @@ class QueueConfig(Section):
 
     order: Literal["newest", "first_come", "deadline", "clusters"] = Field(
         "newest",
-        description="Which of a tenant's requests is next. `newest`: those that can still have "
-        "their first token in time, as many as can at the present pace and rather the newest "
-        "(S-LoRA's early abort); `first_come`; `deadline`: the earliest objective first; "
-        "`clusters`: requests for adapters that run (S-LoRA's adapter clustering). Live.",
+        description="Order of a tenant's requests. `newest`: requests that can still have their "
+        "first token in time, as many as the present pace allows, the newest before older ones "
+        "(S-LoRA's early abort). `first_come`: the oldest first. `deadline`: the earliest "
+        "objective first. `clusters`: requests for adapters that run first (S-LoRA's adapter "
+        "clustering). Live.",
     )
     fair: bool = Field(
         True,
-        description="Whether tenants have turns, by the tokens that each has got (VTC). Live.",
+        description="Whether tenants take turns, by the tokens that each has received (VTC). Live.",
     )
     ageing_s: float = Field(
         10.0,
@@ -159,41 +161,45 @@ class QueueConfig(Section):
         8,
         ge=1,
         le=100_000,
-        description="Adapters that run on a pod from which on `clusters` prefers their requests. "
-        "Live.",
+        description="`clusters` prefers requests for running adapters once so many adapters run on "
+        "a pod. Live.",
     )
     slot_hold_s: float = Field(
         10.0,
         ge=0,
         le=3600,
         allow_inf_nan=False,
-        description="Seconds for which a slot is kept for a request of a higher priority, or of "
-        "the tenant whose turn it is, and for which those of lower priorities that came later let "
-        "it go first; 0 means that nothing is kept. Live.",
+        description="Seconds for which an adapter slot is kept for a request of a higher priority, "
+        "or of the tenant whose turn it is. Later requests of lower priorities let that request "
+        "go first for as long. 0 keeps no slot. Live.",
     )
     slot_turn_s: float = Field(
         2.0,
         ge=0,
         le=3600,
         allow_inf_nan=False,
-        description="Seconds for which an adapter keeps its slot while a request for another one "
-        "has waited as long for one, or a quarter of a second if no third one waits; 0 means as "
-        "long as it has requests. Live.",
+        description="Seconds for which an adapter keeps its slot while a request for another "
+        "adapter waits. The slot changes once that request has waited and the adapter has had the "
+        "slot for so long, or for a quarter of a second if no third adapter waits. 0: an adapter "
+        "keeps its slot as long as it has requests. Live.",
     )
     max_requests: int = Field(
-        20_000, ge=0, le=1_000_000, description="Requests held at a time; others get 429. Live."
+        20_000,
+        ge=0,
+        le=1_000_000,
+        description="Requests held at a time. Further requests get 429. Live.",
     )
     max_bytes: int = Field(
         256 * 1024 * 1024,
         ge=0,
         le=2**40,
         description="Bytes of the bodies of held requests, where the gateway has the router keep "
-        "them (full duplex); others get 429. Live.",
+        "them (full duplex). Further requests get 429. Live.",
     )
 
 
 class OutliersConfig(Section):
-    """Ejection of pods that fail where others do not, judged by Envoy's access log."""
+    """Ejection of pods that fail where other pods do not, judged by Envoy's access log."""
 
     enabled: bool = Field(True, description="Eject pods. Live.")
     consecutive_failures: int = Field(
@@ -203,21 +209,20 @@ class OutliersConfig(Section):
         20,
         ge=1,
         le=1_000_000,
-        description="Requests to a pod within 30 s below which its failure rate is not judged. "
-        "Live.",
+        description="A pod with fewer requests within 30 s is not judged by failure rate. Live.",
     )
     min_excess_ratio: float = Field(
         0.3,
         gt=0,
         le=1,
-        description="A pod is ejected when its failure rate (0 to 1) is this far above that of the "
-        "other pods with requests of the same model and path. Live.",
+        description="A pod is ejected when its failure rate (0 to 1) exceeds that of the other "
+        "pods by so much, for the same model and path. Live.",
     )
     base_ejection_s: float = Field(
         30.0,
         gt=0,
         le=86_400,
-        description="Seconds of a pod's first ejection; the second lasts twice as long, the third "
+        description="Seconds of a pod's first ejection. The second lasts twice as long, the third "
         "three times, and so on. Live.",
     )
     max_ejection_s: float = Field(
@@ -235,7 +240,7 @@ class DestinationConfig(Section):
         0,
         ge=0,
         le=16,
-        description="Addresses sent after the first, for clusters in override-host mode only: in "
+        description="Addresses sent after the first, for clusters in override-host mode only. In "
         "original-dst mode Envoy takes no list, and every request would get 503. Live.",
     )
     num_alternates: int = Field(
@@ -250,8 +255,8 @@ class DestinationConfig(Section):
     )
     emit_scores: bool = Field(
         False,
-        description="Also send each address's rank as a score, in the metadata `extproc.pick` / "
-        "`x-gateway-destination-endpoint-scores`.",
+        description="Also send each address's rank as a score, in the metadata namespace "
+        "`extproc.pick`, key `x-gateway-destination-endpoint-scores`.",
     )
 
 
@@ -260,22 +265,22 @@ class CompletionsConfig(Section):
 
     source: Literal["auto", "access_log", "response_phases", "scrape"] = Field(
         "auto",
-        description="`access_log`: Envoy's gRPC access log; `response_phases`: the ext_proc stream "
-        "stays open until the response has ended; `scrape`: the pods' own counts; `auto`: the "
+        description="`access_log`: Envoy's gRPC access log. `response_phases`: the ext_proc stream "
+        "stays open until the response has ended. `scrape`: the pods' own counts. `auto`: the "
         "access log once one has connected, the pods' counts before that.",
     )
     scrape_grace_s: float = Field(
         0.5,
         ge=0,
         le=600,
-        description="Seconds that a request gets to reach its pod before the pod's counts may "
-        "declare it ended, where they are the only source.",
+        description="Seconds that a request has to reach its pod before the pod's counts may "
+        "declare it ended. It applies where the counts are the only source.",
     )
     lost_after_s: float = Field(
         10.0,
         ge=0,
         le=86_400,
-        description="The same where there is another source, in case that one misses an end.",
+        description="The same where there is another source, in case that source misses an end.",
     )
     max_age_s: float = Field(
         3600.0,
@@ -291,13 +296,13 @@ class TracingConfig(Section):
     enabled: bool = Field(
         False,
         description="Send a span for each decision, as a child of Envoy's. OpenTelemetry's "
-        "environment variables, e.g. OTEL_EXPORTER_OTLP_ENDPOINT, say where to.",
+        "environment variables, e.g. OTEL_EXPORTER_OTLP_ENDPOINT, set the destination.",
     )
     sample_ratio: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Share of decisions that are traced where Envoy has not decided that already.",
+        description="Share of decisions that are traced, where Envoy has not already decided it.",
     )
 
 

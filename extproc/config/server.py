@@ -30,7 +30,7 @@ class ServerConfig(Section):
     address: str = Field(
         "127.0.0.1:9002",
         description="`host:port` or `unix:PATH` of the gRPC services. Port 0, here and for the "
-        "other listeners, means any free port; the log says which.",
+        "other listeners, means any free port; the log names it.",
     )
     transport: Literal["wire", "grpcio"] = Field(
         "wire",
@@ -46,8 +46,8 @@ class ServerConfig(Section):
         0.0,
         ge=0,
         le=600,
-        description="Seconds for which requests are still accepted after the router has begun to "
-        "report that it is not ready, so that load balancers can notice.",
+        description="Seconds for which requests are still accepted after the router reports that "
+        "it is not ready. Load balancers notice it in this time.",
     )
     max_concurrent_streams: int = Field(
         16_384,
@@ -58,7 +58,7 @@ class ServerConfig(Section):
     health_address: HostPort | None = Field(
         None,
         description="`host:port` that serves gRPC health alone, always without TLS, for the "
-        "kubelet's probes; none means health is served on `address` only.",
+        "kubelet's probes. None means health is served on `address` only.",
     )
 
     @field_validator("address")

@@ -3,10 +3,10 @@
 For docker-compose, headless Services, Consul and the like. Repeated lookups must survive the usual
 behaviour of DNS servers:
 
-1. No response (timeout, SERVFAIL, REFUSED, no network) changes nothing: each question keeps its
+1. No response (timeout, SERVFAIL, REFUSED, no network) changes nothing. Each question keeps its
    last result, so a server that fails for AAAA alone, or for one target of an SRV record, loses
    nothing.
-2. "There is no such name" and "it has no addresses" are responses, but servers also send them while
+2. "There is no such name" and "it has no addresses" are responses. But servers also send them while
    they start, reload or lose sight of a cluster, and for headless Services without a ready pod.
    They empty the pool only after a while. To keep pods that are gone costs little: they give no
    load reports and are avoided. An empty first result counts at once; there is nothing to lose.

@@ -1,8 +1,8 @@
 """Bounded reading of files that operators name: regular files of a limited size.
 
-Such files are read again while requests are served, on the same event loop. Whatever stands in
-their place by accident must not block it: opening a FIFO waits for a writer, and reading a device
-or a growing log does not end.
+Such files are read again while requests are served, on the same event loop. Another kind of file in
+their place must not block it: opening a FIFO waits for a writer, and reading a device or a growing
+log does not end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FileError(OSError):
 
 
 class UnreadableError(FileError):
-    """A file that others may read, and this process may not."""
+    """A file that other users may read, and this process may not."""
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES, within: Path | None = None) -> bytes:

@@ -88,7 +88,7 @@ class End(Struct, frozen=True, gc=False):
 
     Attributes:
         wall_s: When the router heard of it.
-        completion: The access log's entry; None where something else told of the end.
+        completion: The access log's entry; None where the end was reported in another way.
     """
 
     outcome: Outcome

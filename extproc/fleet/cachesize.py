@@ -1,22 +1,22 @@
 """The size of the pods' CPU caches, learned from what requests find there.
 
 vLLM does not report `max_cpu_loras`, but the first request for an idle adapter shows where the
-adapter was: a copy from the CPU cache takes a few milliseconds (6 to 9 with an 8B model), reading
-it from disk many (70 to 140; sources in `lab.engine.profiles`). Both caches evict in a known order
-(`residency`), so first tokens are fast at every place of that order below the size, and slow from
-there on. A fast one proves that the adapter was there; a slow one may have other reasons.
+adapter was. A copy from the CPU cache takes 6 to 9 ms with an 8B model, reading it from disk 70 to
+140 ms (sources in `lab.engine.profiles`). Both caches evict in a known order (`residency`), so
+first tokens are fast at every place of that order below the size, and slow from there on. A fast
+one proves that the adapter was there; a slow one may have other reasons.
 
 Rules:
-1. Only what tells about the cache counts: the first request for an adapter that is idle on an
-   endpoint with a free slot, with a streamed response, and with a body so short that computing its
-   prompt takes no time worth mentioning. The prefix cache shortens longer ones, and forgets in
-   nearly the same order.
-2. Something is concluded only from a clear step: fast up to one place, next to never fast from the
-   next one on, and slower by more than a copy from the CPU cache.
-3. A few odd observations do not contradict the configuration. Only if it does not explain what was
-   observed, the size that does so best is taken.
+1. Only some requests show the state of the cache: the first request for an adapter that is idle on
+   an endpoint with a free slot. Its response is streamed, and its body is so short that its prompt
+   takes next to no time. The prefix cache shortens longer ones, and forgets in nearly the same
+   order.
+2. Only a clear step counts: fast up to one place, and next to never fast from the next one on. The
+   slow ones must be slower by more than a copy from the CPU cache.
+3. A few odd observations do not contradict the configuration. Only if the configuration does not
+   explain the observations, the size that explains them best is taken.
 4. All endpoints of a group are taken to be alike, as the pods of one Deployment are.
-5. An engine that states what its cache holds is full when it evicts.
+5. An engine that states the contents of its cache is full when it evicts.
 
 Beyond this: an adapter of more than about a gigabyte is copied so slowly that the slots themselves
 may be taken for the whole cache.

@@ -1,8 +1,9 @@
-"""What decisions read of a pool's endpoints, in parallel sequences: row i is that of `views[i]`.
+"""The values that decisions read of a pool's endpoints, as parallel sequences: row i is that of
+`views[i]`.
 
-A decision that visits view after view costs a microsecond for each of them. Most of it looks for
-what changes seldom (who may get requests at all) or for one adapter, so both are kept as indexes,
-brought up to date where a view is replaced: at a pick, an end, a report.
+A decision that visits view after view costs a microsecond for each of them. Most decisions look for
+facts that change seldom (which endpoints may get requests at all) or for one adapter. So both are
+kept as indexes. They are updated where a view is replaced: at a pick, an end, a report.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import inf
 from extproc.types import EndpointView
 
 MAX_MODELS = 16_384
-"""Models whose endpoints are remembered, until an endpoint lists others."""
+"""Models whose endpoints are remembered, until an endpoint's list changes."""
 _NO_ROWS: Mapping[int, int] = {}
 _NONE: Set[int] = frozenset()
 
@@ -22,12 +23,12 @@ class Columns:
     """The columns of some views, sorted by address.
 
     Attributes:
-        addresses: Of the endpoints; a new object if they are others.
+        addresses: Of the endpoints; a new object if they change.
         views: The views.
         num_pending: As the view has it, like the next two.
         done_s: `prompts_done_s`.
         has_room: `has_room`.
-        s_per_byte: What a byte of a prompt costs.
+        s_per_byte: The cost of a byte of a prompt.
         num_slots: Adapter slots; 0 where unknown.
         num_used: Distinct adapters with unfinished requests.
         all_slots: The sum of `num_slots`; `all_free` of those that are free.
@@ -78,8 +79,8 @@ class Columns:
 
     def recount(self, row: int, view: EndpointView, changed: Iterable[str]) -> None:
         """Replace a view that says nothing else than the one before, but for what requests change
-        at an endpoint that may get requests and goes on to. O(1), and O(adapters there) where
-        others are loaded.
+        at an endpoint that may get requests and goes on to. O(1), and O(adapters there) where the
+        loaded adapters change.
 
         Args:
             changed: Adapters, those among them of which it has more or fewer pending requests.

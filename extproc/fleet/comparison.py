@@ -1,8 +1,8 @@
-"""What endpoints have served and failed lately, by kind of request: what one is compared by.
+"""Recent successes and failures of endpoints by kind of request, as a base for comparison.
 
 A kind is a model and a path. Counts cover the last half to whole `WINDOW_S`, so that what is kept
 is bounded: `MAX_KINDS` kinds in the pool, `MAX_OWN_KINDS` of one endpoint, `MAX_SOURCES` requests.
-What is beyond counts for nobody.
+Requests beyond these bounds do not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ rare elsewhere."""
 MAX_RARE_RATIO = 0.1
 """Of requests that fail without an explanation: with a higher one, it is not rare."""
 NUM_BEFORE = 26
-"""So many requests at most count that others had before a row of failures began: enough for six."""
+"""Most requests of other endpoints that count from before a row of failures: enough for six."""
 ANY = None
 """The kind of all requests, for failures that no request explains."""
 
@@ -57,15 +57,15 @@ class Growing(Count, gc=False, kw_only=True):
 def row_log_chance(num: int, num_others: float, num_failed: float) -> float:
     """Return the logarithm of the chance that `num` requests in a row fail.
 
-    Each with a probability of which nothing is known but how requests to others ended (Laplace's
-    rule of succession).
+    The probability of each is estimated from the ends of requests to other endpoints alone
+    (Laplace's rule of succession).
     """
     failed, total = num_failed + 1, num_others + 2
     return lgamma(failed + num) - lgamma(failed) - lgamma(total + num) + lgamma(total)
 
 
 class Strata:
-    """Sums over the kinds that one endpoint and others had, for its failure rate."""
+    """Sums over the kinds that both one endpoint and other endpoints had, for its failure rate."""
 
     __slots__ = ("_num_all_failed", "_num_expected", "_num_share", "num", "num_failed")
 
@@ -74,7 +74,7 @@ class Strata:
         self._num_expected = self._num_share = 0.0
 
     def add(self, own: Count, others: Count) -> None:
-        """Add one kind; where others had none, no failure of its own can be compared."""
+        """Add one kind; where other endpoints had none, no failure of its own can be compared."""
         self.num += own.num
         if not others.num:
             return
@@ -85,12 +85,12 @@ class Strata:
         self._num_share += failed * own.num / (own.num + others.num)
 
     def excess_ratio(self) -> float:
-        """Return how far its failure rate is above the others' with the same kinds."""
+        """Return how far its failure rate is above that of other endpoints with the same kinds."""
         return (self.num_failed - self._num_expected) / self.num if self.num else 0.0
 
     def chance(self) -> float:
-        """Return a bound on the chance that so many of all failures, of which there are some, are
-        its own: each is with a probability of its share of the requests (Chernoff's bound).
+        """Return a bound on the chance that so many of all failures are its own (Chernoff's bound).
+        There are some failures; each is its own with the probability of its share of the requests.
         """
         ratio, share = (
             self.num_failed / self._num_all_failed,
@@ -106,11 +106,11 @@ class Strata:
 
 
 class Like(NamedTuple):
-    """What makes requests alike.
+    """The properties that make requests alike.
 
     Attributes:
-        kind: What endpoints are compared by: the model and the path.
-        source: The same for a request that is repeated, and rarely for others.
+        kind: The model and the path, by which endpoints are compared.
+        source: The same for a request that is repeated, and rarely the same for another request.
     """
 
     kind: Hashable
@@ -213,7 +213,7 @@ class Part(NamedTuple):
     """The failures of one kind in a row.
 
     Attributes:
-        since: What others ever had when the first of them ended.
+        since: The other endpoints' counts when the first of them ended.
     """
 
     num: int
@@ -245,7 +245,7 @@ class Row:
 
 
 class Own:
-    """What one endpoint has served and failed."""
+    """One endpoint's successes and failures."""
 
     __slots__ = ("row", "tally")
 
@@ -255,7 +255,7 @@ class Own:
 
 
 class Comparison:
-    """What all endpoints of a pool have served and failed."""
+    """The successes and failures of all endpoints of a pool."""
 
     def __init__(self) -> None:
         self._all = Tally(MAX_KINDS)
@@ -304,15 +304,17 @@ class Comparison:
         self._count(own, ANY, failed=True)
 
     def excuse_others(self, own: Own) -> None:
-        """Forget what an endpoint failed without an explanation: it is no measure for others."""
+        """Forget an endpoint's failures without an explanation: they are no measure for other
+        endpoints.
+        """
         self._all.take_back(ANY, own.tally)
 
     def judge_row(self, own: Own, row: Mapping[Hashable, Part]) -> tuple[int, float, float]:
-        """Return how many failures in a row can be compared, the chance of that with a failure rate
-        like the others', and how far it is above that, 0 to 1.
+        """Judge the failures in a row that can be compared. Return their number, the chance of that
+        with the failure rate of the other endpoints, and the excess over that rate, 0 to 1.
 
-        What the others had since it began counts, as all may have begun to fail, and some of what
-        they had before: an endpoint that fails draws all requests.
+        Requests of the other endpoints count since the row began, as all may have begun to fail.
+        Some of their earlier requests count too: an endpoint that fails draws all requests.
         """
         total, log_chance, num_expected = 0, 0.0, 0.0
         for kind, (num, since) in row.items():
@@ -332,7 +334,9 @@ class Comparison:
         return [by_request, by_itself]
 
     def _comparable(self, own: Own, kind: Hashable, since: Count) -> tuple[float, float]:
-        """Return the requests of others that count beside a row, and how many of them failed."""
+        """Return the requests of other endpoints that count beside a row, and how many of them
+        failed.
+        """
         later = _less(self._ever_others(own, kind), since)
         before = _less(self._others(own, kind), later)
         weight = min(1.0, NUM_BEFORE / before.num) if before.num else 0.0
@@ -342,7 +346,7 @@ class Comparison:
         return num, later.num_failed + weight * before.num_failed
 
     def _others(self, own: Own, kind: Hashable) -> Count:
-        """Return what others had of a kind within the window."""
+        """Return the other endpoints' counts of a kind within the window."""
         return _less(self._all.of(kind), own.tally.of(kind))
 
     def _ever_others(self, own: Own, kind: Hashable) -> Count:

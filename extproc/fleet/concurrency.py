@@ -1,25 +1,26 @@
 """How many requests one endpoint should have at a time, by what its engine says: in its reports
 (`Room`), and by refusing some (`Fullness`).
 
-An engine admits as many requests as its limits allow (sequences, tokens of a step, KV blocks), and
-the others wait in it, first come first served. Whatever the limit was: if some wait, then as many
-as run are what it can run. More than those, and a few that keep it busy until the next report, had
-better wait where order, turns and patience are known.
+An engine admits as many requests as its limits allow (sequences, tokens of a step, KV blocks). The
+rest wait in it, first come first served. If some wait, the engine runs as many as it can, whichever
+limit it reached. More requests than those, and a few that keep it busy until the next report, wait
+better in the router's queue, which knows order, turns and patience.
 
 Rules:
-1. A report with requests that wait says that the engine runs as many as run in it; the highest of
+1. A report with requests that wait shows that the engine runs as many as run in it. The highest of
    the last `NUM_WAITING` such reports counts, as one may fall between the end of many and the
-   admission of the next. Who was picked since the report before explains waiting that says nothing:
-   the engine may not have looked at those yet. Nor does waiting for an adapter slot alone: it holds
-   up nobody whose adapter runs.
-2. It has room for that many, for `SPARE`, and for as many as have ended, on average, without our
-   having heard of it: those that are known to be there and that a report does not show.
+   admission of the next. Waiting says nothing where requests picked since the report before explain
+   it: the engine may not have looked at those yet. Waiting for an adapter slot alone says nothing
+   either: it holds up no request whose adapter runs.
+2. It has room for that many, for `SPARE`, and for those that have ended without our knowledge, on
+   average. The latter are known to be there, and a report does not show them.
 3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
    on. It has not run so many for `FORGET_S`: nothing is known, as at first.
-4. What is there is what routers know to be there, and no more than the last report has and picks
+4. The requests there are those that routers know of, and no more than the last report has and picks
    that it may not show: we may hear of ends late. A page shows the end of a step, and a step begins
-   with those who came before; so a report has a pick for sure once its page has changed twice, or
-   those that run have got two tokens each. A report that is not trusted says nothing.
+   with the requests that came before. So a report has a pick for sure once its page has changed
+   twice, or the running requests have got two tokens each. A report that is not trusted says
+   nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NEVER_S = float("-inf")
 
 
 class Room:
-    """What one endpoint's reports say of its room.
+    """The room of one endpoint, by its reports.
 
     Attributes:
         limit: Requests that its engine runs at a time; None for not known.
@@ -179,13 +180,13 @@ FIRST_HOLD_S = 1.0
 MAX_HOLD_S = 10.0
 MAX_STEP = 64
 SHOWN_S = 30.0
-"""What reports have shown holds for the last half to whole of it."""
+"""Reports count for the last half to whole of it."""
 MAX_OPEN = 64
 """Refusals kept of which it is not known yet whether another endpoint took the request."""
 
 
 class Fullness:
-    """What one endpoint's refusals say of its room.
+    """The room of one endpoint, by its refusals.
 
     Attributes:
         limit: Unfinished requests that it takes; None for not known.

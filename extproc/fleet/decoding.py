@@ -1,18 +1,18 @@
-"""What a token costs each running request of an endpoint, learned from its load reports.
+"""The time per token of each running request of an endpoint, learned from its load reports.
 
 Between two reports, the engine's counter says how many tokens it generated, and its gauge how many
-requests shared them: requests x seconds / tokens is the time of one token of one request, prompts
-that were computed in between included. It grows with the batch. What counts is the level of about
-the last second: in the laboratory a fit over half a minute came too late for a batch that grows.
+requests shared them. So requests x seconds / tokens is the time of one token of one request. It
+includes prompts that were computed in between, and grows with the batch. The level of about the
+last second counts: in the laboratory a fit over half a minute came too late for a batch that grows.
 
 Rules:
 1. An engine counts whole steps, and a scrape falls somewhere into one: intervals are put together
    until they are `WINDOW_S` long. Only those count at both ends of which something ran, as nobody
    knows when an engine that was idle began.
 2. The level (seconds at a number of requests) is a mean that forgets: a window `NUM_WINDOWS` ago
-   counts a third of the last. Time without work teaches nothing, and makes nothing forgotten. An
-   engine that stalls, for a load or a prompt, counts as two windows at most: those that it ends
-   and begins in, and each as no more than `MAX_RISE` times the mean.
+   counts a third of the last. Time without work teaches nothing, and makes nothing forgotten. A
+   stall of the engine, for a load or a prompt, counts as two windows at most: those in which it
+   begins and ends. Each counts as no more than `MAX_RISE` times the mean.
 3. A counter that falls is a process that restarted; a gap without reports says nothing of what ran.
 4. All that run get their tokens in the same steps. So how many one of them has got between two
    times of the last minutes is known too, without knowing the request.
@@ -35,7 +35,9 @@ of sums, which is not, half as much is served well at three times a capacity."""
 MAX_INTERVAL_S = 5.0
 """Between two reports; a longer time is a gap."""
 PROGRESS_S, NUM_PROGRESS = 1.0, 128
-"""Spans whose tokens are remembered, and how many: so long a response's tokens can be told."""
+"""Spans whose tokens are remembered, and how many: tokens are known of responses up to that
+length.
+"""
 MAX_ALONE = 1.5
 """Running requests, on average, of a window that shows what a token takes alone."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0

@@ -34,9 +34,9 @@ def verdicts(
     num_attempts: int = 1,
     refused: Collection[str] = (),
 ) -> dict[str, Evidence]:
-    """Return the verdict on each endpoint that a pick was sent to, by address.
+    """Return the judgement on each endpoint that a pick was sent to, by address.
 
-    `verdict` and `address` ("" for the pick's own) are those of the last attempt, `refused` those
+    `verdict` and `address` ("" for the pick's own) belong to the last attempt. `refused` are those
     that are known to have answered before that they are full. The data plane tries a pick's
     endpoints and alternates in order. Any other request that is retried is assumed not to have
     reached the endpoint: our Envoy configurations retry nothing else. Where an address is dialled
@@ -59,11 +59,10 @@ def tried_in_order(pick: Pick) -> tuple[str, ...]:
 
 
 def likeness(request: RequestInfo) -> Like:
-    """Return what makes a request like others.
+    """Return the properties by which requests are alike.
 
-    What draws requests to one endpoint, a session or a beginning that is cached there, makes them
-    one source: that they fail there is no coincidence. Where nothing does, a repetition has the
-    same length.
+    A session or a cached prefix draws requests to one endpoint and makes them one source: their
+    failures there are no coincidence. Where nothing does, a repetition has the same length.
     """
     kind = request.model, request.path
     drawn = request.session or request._prefix_hashes[:1] or request.body_bytes

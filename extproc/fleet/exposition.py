@@ -44,13 +44,13 @@ _UNUSED: Row = [0.0], 0  # of a series that is not asked for
 
 
 class Figures(Struct):
-    """What a page says.
+    """The contents of a page.
 
     Attributes:
-        running: One value per engine, as in all others of this type; None where one of them cannot
+        running: One value per engine, as in all fields of this type; None where one of them cannot
             be known.
         times_s: When the engine was last in the state that a LoRA series describes, one by one.
-        states: What each of them says: slots and adapters.
+        states: The contents of each of them: slots and adapters.
     """
 
     running: list[float] | None
@@ -78,10 +78,10 @@ LoraLog = tuple[frozenset[str], tuple[tuple[str, float], ...], int]
 def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     """Parse the metrics of `profile` from `page`.
 
-    A line that cannot be read, or has an impossible value (NaN, infinite, negative), costs what it
-    would say and no more: a sum that it is a part of is unknown, not lower. Counts of several
-    engines behind one server are added, their KV cache use is averaged, and times summed over
-    processes are left out. Counts are limited to `MAX_COUNT`.
+    A line that cannot be read, or has an impossible value (NaN, infinite, negative), loses only its
+    own value. A sum with that value is unknown, not lower. Counts of several engines behind one
+    server are added, their KV cache use is averaged, and times summed over processes are left out.
+    Counts are limited to `MAX_COUNT`.
 
     Raises:
         ExpositionError: No line of the page is one of the text format. Count a failed scrape and

@@ -25,7 +25,7 @@ class Flights:
 
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
-        told: Those of other routers.
+        told: The picks of other routers.
         queue: Told of room.
         observer: Follows what is counted here.
 

@@ -1,4 +1,4 @@
-"""What other routers have on one endpoint: by what they tell, and by its load reports.
+"""The requests of other routers on one endpoint: by their messages, and by its load reports.
 
 And how much of a report is believed.
 """
@@ -66,9 +66,10 @@ class ForeignRequests(Generic[At]):
     """Counts other routers' requests on one endpoint.
 
     Attributes:
-        flights: The picks told that have not ended, in the order of their arrival.
-        num_foreign: Further requests by the last report: of routers that do not tell us.
-        adapters: Those that the last report names and that may be of routers that do not tell us.
+        flights: The received picks that have not ended, in the order of their arrival.
+        num_foreign: Further requests by the last report: of routers that send us no picks.
+        adapters: Adapters that the last report names and that may be of routers that send us no
+            picks.
         num_reported: Requests that the last report leaves beside ours.
         num_before: Of `flights`, those that were picked before the last report.
         counts_first: The requests that the next report shows count for the choice at once: routers
@@ -95,11 +96,11 @@ class ForeignRequests(Generic[At]):
 
     @property
     def num_unseen(self) -> int:
-        """Picks told that the last report should show beside our requests and does not."""
+        """Received picks that the last report should show beside our requests and does not."""
         return max(0, self.num_before - self.num_reported)
 
     def restart(self) -> None:
-        """Forget how long the others' requests have been there."""
+        """Forget how long other routers' requests have been there."""
         self._steady = SteadyMinimum()
 
     def begin(self, flight: PeerFlight[At]) -> None:
@@ -119,7 +120,7 @@ class ForeignRequests(Generic[At]):
         return self._reported_at_s is not None and flight.picked_at_s <= self._reported_at_s
 
     def leave_to_reports(self, flights: Sequence[PeerFlight[At]]) -> None:
-        """Count picks whose ends nobody will tell as others' requests, until a report shows less.
+        """Count picks whose ends nobody will report as foreign requests, until a report shows less.
 
         They do not wait to be steady: it was not by the reports that routers chose this endpoint.
         """
@@ -130,14 +131,15 @@ class ForeignRequests(Generic[At]):
     def record_report(
         self, report: LoadReport, num_ours: int, our_adapters: Collection[str], *, now: float
     ) -> None:
-        """Estimate others' requests: those in the report that neither we nor a router that tells
-        us has sent, and the adapters that nobody known has a request for.
+        """Estimate foreign requests: those in the report that no known router has sent, and the
+        adapters that no known request is for.
 
-        How many there are is a scrape old, and the same for every router that reads it: routers
-        that chose by it would all go to the same endpoint, then all to the next. So only the part
-        that has been there for seconds counts for the choice, the rest for admission alone, and
-        each adapter as one request. Where there are more of them than adapters without a request
-        of ours, any of the others may be theirs, too, and runs on when our last one ends.
+        Their number is a scrape old, and the same for every router that reads it. Routers that
+        chose by it would all go to the same endpoint, then all to the next. So only the part that
+        has been there for seconds counts for the choice. The rest counts for admission alone, and
+        each adapter as one request. Where there are more foreign requests than adapters without a
+        request of ours, the remaining adapters may have foreign requests too. Such an adapter runs
+        on when our last request ends.
         """
         self._reported_at_s = now
         total = report.num_running + report.num_waiting
@@ -171,12 +173,13 @@ class ForeignRequests(Generic[At]):
 
 STILL_S = 10.0
 """Longer than a step: the longest has a whole chunk of a prompt, 8,192 tokens, which a slow server
-computes at 1,000 a second. Shorter than it takes until others' requests count for a choice
-(`STEADY_S`), so that those of an old report never do."""
+computes at 1,000 a second. Shorter than the time until foreign requests count for a choice
+(`STEADY_S`), so that those of an old report never do.
+"""
 
 
 class Belief:
-    """What is believed of one endpoint's reports.
+    """The trust in one endpoint's reports.
 
     Attributes:
         is_old: The last one is old.
@@ -192,8 +195,9 @@ class Belief:
     def of(
         self, report: LoadReport, num_known: int, adapters: Container[str], *, now: float
     ) -> LoadReport:
-        """Return what is believed of a report of `now`, where `num_known` requests are known to be
-        there, for these adapters among others."""
+        """Return the trust in a report of `now`, where `num_known` requests are known to be there,
+        for these adapters among more.
+        """
         num_running, num_waiting = report.num_running, report.num_waiting
         counted = report.num_deferred, report.work_tokens
         shown = (num_running, num_waiting, report.kv_usage_ratio, *counted)

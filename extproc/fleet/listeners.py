@@ -1,4 +1,4 @@
-"""Who is told of what happens in a pool, as it happens; none of them may raise."""
+"""Listeners to the events of a pool, called as they happen; none of them may raise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from extproc.types import Pick, RequestInfo
 
 
 class WaitingLine(Protocol):
-    """Those that wait for room (`queue.HoldQueue`)."""
+    """The requests that wait for room (`queue.HoldQueue`)."""
 
     def freed(self, now: float) -> None:
         """There may be more room than before."""
 
     def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
-        """Another router has told of a request's end, whose room it may take itself."""
+        """Another router has reported a request's end, whose room it may take itself."""
 
     def charge_told(self, share: Share) -> None:
         """A pick of another router is counted, for the first time."""
@@ -25,14 +25,14 @@ class WaitingLine(Protocol):
 
 
 class WorkObserver(Protocol):
-    """Who counts what is asked of adapters (`routing.catalog.Catalog`)."""
+    """Counts the requests for adapters (`routing.catalog.Catalog`)."""
 
     def told(self, served: str, work_s: float, at_s: float) -> None:
         """Another router's pick is new: of its adapter, the work of its prompt, and its time."""
 
 
 class PickObserver(Protocol):
-    """Who follows our picks: they are told to the other routers."""
+    """Follows our picks, to send them to the other routers."""
 
     def started(self, pick: Pick, address: str, *, at_s: float) -> None:
         """A pick, made at `at_s`, is counted at `address`: at first, and when it has moved."""

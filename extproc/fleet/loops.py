@@ -5,7 +5,7 @@
 2. Visits of one endpoint never overlap. A visit may ask for a longer rest before the next, and a
    rest may be prolonged while nothing happens.
 3. After failures visits become rarer, up to a limit; one success restores the normal pace.
-4. No failure of a visit ends its loop, or affects the others.
+4. No failure of a visit ends its loop, or affects other loops.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class EndpointLoops:
             # A timeout proves nothing: our own process may have been stopped for as long.
             is_unreachable = isinstance(error, OSError) and error.errno in UNREACHABLE
         except Exception as error:
-            logger.exception("visit of %s broke", address)
+            logger.exception("visit of %s raised an error", address)
             message = repr(error)
         self._fail(address, message, is_unreachable=is_unreachable)
         return None
@@ -218,8 +218,8 @@ class _Loop:
 class _Limit:
     """Limits the time of every visit of one loop: `with limit`, in the loop's task.
 
-    Like `asyncio.timeout`, but one timer goes on from visit to visit, at a tenth of the cost: it
-    goes off at the end of a visit that is over by then, and is set again.
+    Like `asyncio.timeout`, but one timer goes on from visit to visit, at a tenth of the cost. If it
+    fires after the end of its visit, it is set again.
 
     Raises:
         TimeoutError: From the `with` statement.

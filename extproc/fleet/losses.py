@@ -1,4 +1,4 @@
-"""What an operator should hear about pods: each loss once, and each return.
+"""Reports about pods for operators: each loss once, and each return.
 
 A pod has two parts that are lost separately: its load reports, and its list of models.
 
@@ -33,7 +33,7 @@ _MAX_CAUSE_CHARS = 200
 
 
 class Part(StrEnum):
-    """What a pod is asked for."""
+    """The parts that a pod is asked for."""
 
     REPORTS = "reports"
     MODELS = "list of models"

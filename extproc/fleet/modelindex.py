@@ -1,7 +1,7 @@
 """One meaning of each model's name for the whole pool: that of most endpoints that list it.
 
 Each endpoint is believed about itself. In a client's request and in our own list of models a name
-has only one meaning, though, and no endpoint may decide that for the others.
+has only one meaning, though. No endpoint may decide that for the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from msgspec import Struct
 from extproc.types import ModelCard
 
 _MAX_RECENT = 4
-"""Lists of names that others are compared with: while an adapter comes or goes, there are two."""
+"""Lists of names that later lists are compared with: while an adapter comes or goes, there are
+two.
+"""
 _Content = tuple[object, ...]
 
 
@@ -36,7 +38,7 @@ NOTHING = Listing({}, frozenset())
 
 
 class _Meaning(Struct):
-    """What some endpoints show under a name."""
+    """The models of some endpoints under a name."""
 
     card: ModelCard
     num_endpoints: int = 0
@@ -57,8 +59,9 @@ class ModelIndex:
     def listing(self, cards: Iterable[ModelCard], before: Listing) -> Listing:
         """Return what to keep of the cards that an endpoint lists now, instead of those before.
 
-        vLLM's `created` is the time of its response, not the model's, so it does not count. What
-        endpoints agree on is one object: a hundred of them have a hundred thousand cards and names.
+        vLLM's `created` is the time of its response, not the model's, so it does not count. Cards
+        that endpoints agree on are one object: a hundred endpoints have a hundred thousand cards
+        and names.
         """
         kept = [self._card_to_keep(before.get(card.id), card) for card in cards]
         models = {card.id: card for card in kept}

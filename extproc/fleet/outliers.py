@@ -1,32 +1,33 @@
-"""Outlier detection: endpoints that fail what others serve get no requests for a while.
+"""Outlier detection: endpoints that fail requests which other endpoints serve get none for a while.
 
 An endpoint that fails at once has nothing pending, so every policy that looks for the emptiest
 sends it more. Terms and defaults follow Envoy's outlier detection where pods allow it
 (envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier): `consecutive_5xx` 5,
-`base_ejection_time` 30 s, `max_ejection_time` 300 s. Others suit a pool of few slow pods: half of
-the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx.
+`base_ejection_time` 30 s, `max_ejection_time` 300 s. Other defaults suit a pool of few slow pods:
+half of the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx.
 
 Rules:
-1. A failure that a request can explain (`FAILED`) counts where others had requests of the same
-   model and path, and once for each source (`evidence.likeness`) until another endpoint has served
-   that; one that no request explains (`BROKEN`, `UNREACHABLE`) counts always, and is taken to be
-   rare elsewhere until others have failed a tenth like that.
+1. A failure that a request can explain (`FAILED`) counts where other endpoints had requests of the
+   same model and path. It counts once for each source (`evidence.likeness`) until another endpoint
+   has served that. A failure that no request explains (`BROKEN`, `UNREACHABLE`) counts always. It
+   is taken to be rare until other endpoints have failed a tenth like that.
 2. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
    least `min_requests` requests. Its failure rate must be `min_excess_ratio` above that of the
-   others with like requests at the same time, and the chance that this comes about with a rate
-   like theirs must be below `MAX_CHANCE`.
-3. When others fail like requests after that, so that it no longer stands out, it is back at once.
+   other endpoints with like requests at the same time. The chance of that with a rate like theirs
+   must be below `MAX_CHANCE`.
+3. When other endpoints fail like requests after that, so that it no longer stands out, it is back
+   at once.
 4. An unreachable endpoint is ejected at once, but briefly: it may have been killed a moment ago.
    The next of our own calls that succeeds ends that ejection.
 5. An ejection lasts `base_ejection_s` times the number of ejections so far, at most
    `max_ejection_s`. Each `base_ejection_s` of health takes one off that number.
 6. Then it is on trial: at most `NUM_TRIALS` requests at a time, and as many must be served before
-   it counts as healthy. One that fails and that others would hardly fail ejects it again.
+   it counts as healthy. A failure that other endpoints would hardly have ejects it again.
 7. At most `max_ejected_ratio` of the endpoints are ejected or on trial.
 8. Requests that were sent before an ejection, or during it because no other endpoint could take
    them, no longer count.
-9. A 404 for a model counts as a failure if the endpoint goes on listing the model when it is asked
-   next, and for nothing if it does not: then it gets no such requests anyway.
+9. A 404 for a model counts as a failure if the endpoint still lists the model when it is asked
+   next. Otherwise it does not count: the endpoint gets no such requests anyway.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ nothing."""
 MAX_CHANGES = 100
 """Ejections and readmissions kept for `take_changes`."""
 MAX_CHANCE = 1e-6
-"""With a higher one, an endpoint may fail more than others by coincidence."""
+"""With a higher one, an endpoint may fail more than other endpoints by coincidence."""
 MAX_TRIAL_CHANCE = 0.05
 """The same on trial: it is known to have failed."""
 EXONERATING_CHANCE = 1e-4
-"""From this one on, what ejected an endpoint was no more than what others fail."""
+"""From this one on, the failures that ejected an endpoint were no more than those of other
+endpoints.
+"""
 
 
 class Cause(StrEnum):
@@ -242,8 +245,9 @@ class Outliers:
     def record_models(
         self, address: str, models: Container[str], *, asked_at_s: float, now: float
     ) -> None:
-        """Judge the 404s for models by what the endpoint lists, asked later: it has failed those
-        that it still lists, and has lost the others."""
+        """Judge the 404s for models by the endpoint's later list: it has failed models that it
+        still lists, and has lost the rest.
+        """
         health = self._health[address]
         while health.doubts and health.doubts[0].ended_s < asked_at_s:
             is_listed = health.doubts[0].model in models
@@ -270,9 +274,9 @@ class Outliers:
     def standing(self, address: str, *, now: float) -> tuple[bool, bool, float]:
         """Return how an endpoint stands.
 
-        That is whether it should get nothing now that others can take; whether a request there was
-        broken off, and no call of ours was answered since; and the end of its last ejection, minus
-        infinity without one.
+        The first part: whether it should get no requests now that other endpoints can take. The
+        second: whether a request there was broken off, and no call of ours was answered since. The
+        third: the end of its last ejection, minus infinity without one.
         """
         health = self._health[address]
         return health.is_out(now), health.broke_s > health.asked_s, health.until_s

@@ -21,8 +21,9 @@ QUIET_AFTER_S: Final = 1.0
 QUIET_GROWTH: Final = 1.5
 """From the usual 50 ms to the bound in eight questions, two seconds."""
 MAX_QUIET_S: Final = 1.0
-"""Between two questions to a quiet pod. What others sent there counts for a choice only after
-`foreign.STEADY_S` (15 s) anyway, so the one that sees it a second late chooses no worse."""
+"""Between two questions to a quiet pod. Foreign requests there count for a choice only after
+`foreign.STEADY_S` (15 s) anyway, so a router that sees them a second late chooses no worse.
+"""
 AGE_SHARE: Final = 0.5
 """Of a report's expiry: one question may go unanswered for as long again."""
 LATE_S: Final = 0.01
@@ -61,8 +62,9 @@ class Pace:
 
     def bounded(self, interval_s: float, *, late_s: float = 0.0) -> float:
         """Return `interval_s`, or less, so that a report is young enough when the next one comes,
-        `late_s` after the question (half of the bound at most counts: who is later than that does
-        not get reports sooner by more questions); never less than is configured."""
+        `late_s` after the question. Of `late_s`, half of the bound at most counts: beyond that,
+        more questions bring no report sooner. The result is never less than configured.
+        """
         most_s = self._expiry_s * AGE_SHARE
         return max(self._least_s, min(interval_s, most_s - min(late_s, most_s / 2)))
 

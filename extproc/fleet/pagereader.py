@@ -26,7 +26,7 @@ from extproc.fleet.exposition import (
 from extproc.fleet.textformat import Lines, Row, split_line
 from extproc.types import LoadReport
 
-# What comes before the last blank of a line with a value and no timestamp or exemplar.
+# The part before the last blank of a line with a value and no timestamp or exemplar.
 _SERIES = re.compile(rb"[\w:]+(?:\{[^#]*\})?")
 _NUMBER = re.compile(rb"[0-9.e+-]+")
 _OTHER: Row = [0.0], 0  # of a line that nobody reads

@@ -1,20 +1,20 @@
-"""The picks of other routers, as those tell us of them: counted beside our own.
+"""The picks of other routers, as reported by those: counted beside our own.
 
-What another router says may be late, lost, repeated, in any order, or false. That costs accuracy
-and no more: our own picks are never touched, no request is rejected for picks that the next report
-does not show (`EndpointView._num_unseen`), and everything kept here is bounded.
+Messages of another router may be late, lost, repeated, in any order, or false. That costs accuracy
+and no more. Our own picks are never touched, and everything kept here is bounded. No request is
+rejected for picks that the next report does not show (`EndpointView._num_unseen`).
 
-1. A router is listened to from `begin` to `forget`. `begin` again voids what it told before. What
-   it had in flight at `forget`, and at `begin` by the last report, counts on as others' requests
-   until it is told again or reports show less.
-2. A pick counts once and ends once. Told again for another endpoint, it has moved there. An end may
-   come before its start: the ids of ended picks are remembered for a while, and a start of one of
-   them is ignored.
-3. A pick for an endpoint that is not in the pool is ignored, and so is the name of an adapter until
-   the endpoint lists it: the request counts without it.
-4. A pick whose end is never told ends with its endpoint (which leaves, restarts, or lists names no
-   more where it does not say when it started), with a report that leaves no room for it, or with
-   its age.
+1. A router is listened to from `begin` to `forget`. `begin` again voids its earlier messages. Its
+   requests in flight at `forget`, and at `begin` by the last report, still count as foreign
+   requests until they are reported again or load reports show less.
+2. A pick counts once and ends once. If it is reported again for another endpoint, it has moved
+   there. An end may come before its start: the ids of ended picks are remembered for a while, and a
+   start of one of them is ignored.
+3. A pick for an endpoint that is not in the pool is ignored. The name of an adapter is ignored
+   until the endpoint lists it: the request counts without it.
+4. A pick whose end is never reported ends with its endpoint, with a report that leaves no room for
+   it, or with its age. An endpoint ends when it leaves or restarts, or when it lists names no more
+   and does not say when it started.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ UNKNOWN_POD = "unknown_pod"
 
 
 class PeerPick(NamedTuple):
-    """A pick that a router tells of.
+    """A pick that a router reports.
 
     Attributes:
-        body_bytes: Without the beginning that the endpoint is believed to have in its KV cache.
-        age_s: Of the pick when it was told.
-        share: What it counts for; None for nothing, or where it may have been told before.
+        body_bytes: Without the prefix that the endpoint is believed to have in its KV cache.
+        age_s: Of the pick when it was sent.
+        share: The turns that it counts for; None for none, or where it may have been sent before.
     """
 
     id: str
@@ -62,7 +62,8 @@ class PeerPickEnd(NamedTuple):
 
 
 class PeerPickBounds(Struct, frozen=True):
-    """Bounds of what others tell; a pick takes some 300 bytes and its name, a remembered id 100.
+    """Bounds of other routers' messages; a pick takes some 300 bytes and its name, a remembered id
+    100.
 
     Attributes:
         max_age_s: Age from which a pick without an end is given up.
@@ -83,11 +84,11 @@ class PeerPicks:
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
         queue: Told of room, and of each pick that is counted, once.
-        catalog: Told of what new picks ask for.
+        catalog: Gets the models that new picks ask for.
 
     Attributes:
         num_in_flight: Picks that have not ended.
-        num_received: Picks told, ignored ones included.
+        num_received: Received picks, ignored ones included.
         num_ignored: Picks that were not counted, by reason.
     """
 
@@ -117,9 +118,9 @@ class PeerPicks:
         return router_id in self._routers
 
     def begin(self, router_id: str, *, now: float) -> None:
-        """Listen to a router from now on; what it told before is void."""
+        """Listen to a router from now on; its earlier messages are void."""
         for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():
-            # Those that it tells again are taken from others' requests (`Tracked.begin_told`).
+            # Picks that it sends again are taken from foreign requests (`Tracked.begin_told`).
             others = tracked.others
             others.leave_to_reports([each for each in void if others.is_reported(each)])
         self._routers.pop(router_id, None)
@@ -134,7 +135,7 @@ class PeerPicks:
         self._routers.pop(router_id, None)
 
     def start(self, pick: PeerPick, *, now: float) -> None:
-        """Count a pick, or move it to the endpoint that it is told for."""
+        """Count a pick, or move it to the endpoint that it is now reported for."""
         router = self._routers.get(router_of(pick.id))
         if router is None or pick.id in router.ended:
             return
@@ -194,14 +195,16 @@ class PeerPicks:
         return flights
 
     def reconcile(self, tracked: Tracked, num_others: int, *, told_by_s: float, now: float) -> None:
-        """End the endpoint's oldest picks told by `told_by_s` that are more than `num_others`."""
+        """End the endpoint's oldest picks received by `told_by_s` that are more than
+        `num_others`.
+        """
         flights = tracked.others.flights.values()
         old = list(takewhile(lambda each: each.told_at_s <= told_by_s, flights))
         if len(old) > num_others:
             self._end_all(old[: len(old) - max(0, num_others)], now=now)
 
     def expire(self, *, now: float) -> None:
-        """End the picks told more than `max_age_s` ago."""
+        """End the picks received more than `max_age_s` ago."""
         before_s = now - self._bounds.max_age_s
         for router in self._routers.values():
             flights = takewhile(lambda each: each.told_at_s < before_s, router.flights.values())
@@ -261,7 +264,7 @@ class PeerPicks:
 
 
 class _Teller:
-    """What one router has told, in the order of its arrival."""
+    """The picks of one router, in the order of their arrival."""
 
     __slots__ = ("ended", "flights")
 

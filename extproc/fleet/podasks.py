@@ -1,7 +1,7 @@
-"""What a pod is asked only when something raises the question: `/health`, and `/version`.
+"""Questions to a pod that are asked only on occasion: `/health`, and `/version`.
 
-Nothing here is asked for ever: the health check after failures and then until the engine is not
-dead any more, the version until there is an answer.
+Nothing here is asked for ever: the health check after failures and then until the engine runs
+again, the version until there is an answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from extproc.types import Endpoint
 INTERVAL_S: Final = 1.0
 """Between two questions of a kind to one pod, however many failures raise them."""
 DEAD: Final = frozenset((HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE))
-"""What `/health` answers where the server is there and its engine is not: vLLM 503, SGLang 503,
-and servers that do not catch the failure 500. Anything else but 200 says nothing of the engine."""
+"""Statuses of `/health` where the server is there and its engine is not: vLLM 503, SGLang 503, and
+servers that do not catch the failure 500. Any other status but 200 says nothing of the engine.
+"""
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_VERSION_CHARS: Final = 100
 
@@ -42,8 +43,8 @@ class PodAsks:
 
     Args:
         settings: The headers and TLS of the requests, and the longest one.
-        on_health: Called with address, whether the engine is dead, and when that was asked.
-        on_version: Called with address, version ("" where the server tells none), and when that
+        on_health: Called with address, whether the engine has stopped, and when that was asked.
+        on_version: Called with address, version ("" where the server reports none), and when that
             was asked.
         clock: Monotonic seconds.
     """
@@ -62,7 +63,7 @@ class PodAsks:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Ask no others; an endpoint with another URL is a new one."""
+        """Ask only these; an endpoint with another URL is a new one."""
         before, self._urls = self._urls, {each.address: base_url(each) for each in endpoints}
         for (kind, address), task in list(self._tasks.items()):
             if before.get(address) != self._urls.get(address):
@@ -97,7 +98,7 @@ class PodAsks:
             del self._tasks[kind, address]
 
     async def _health(self, address: str) -> None:
-        """Ask until the answer is not that the engine is dead."""
+        """Ask until the answer is not that the engine has stopped."""
         is_dead = False
         while True:
             asked_at_s = self._clock()

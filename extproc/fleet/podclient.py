@@ -1,9 +1,10 @@
-"""HTTP to a pod: a kept connection for what is read again and again, others for single calls.
+"""HTTP to a pod: a kept connection for pages that are read again and again, new ones for single
+calls.
 
-A twentieth of a second after one page comes the next, from every pod: what a general HTTP client
-does for each request costs several times what the page does, and it does not limit what a server
-may send beside a body: heads, fields, and bytes that bring none of it. Here a request is one write,
-and a response what the parser (llhttp) calls back. Nothing is followed, decompressed or stored.
+Every pod's page is read twenty times a second. A general HTTP client costs several times as much as
+the page. It does not limit what a server may send beside a body either: heads, fields, and bytes
+without any of it. Here a request is one write, and a response what the parser (llhttp) calls back.
+Nothing is followed, decompressed or stored.
 """
 
 from __future__ import annotations

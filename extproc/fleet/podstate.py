@@ -15,7 +15,7 @@ _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class PodState(Struct, frozen=True):
-    """What is known of one pod.
+    """The known state of one pod.
 
     Attributes:
         is_up: It answers its health check, is not ejected, and is not leaving.
@@ -28,7 +28,7 @@ class PodState(Struct, frozen=True):
         num_pending: Unfinished requests, of all routers.
         pending_by_adapter: The same by served name; only adapters with requests appear.
         process: When its process started; None where unknown.
-        is_resolver: It finds and loads by itself what a request names.
+        is_resolver: It finds and loads by itself the adapter that a request names.
         pools: Names of the pools that it is in, where there are several.
         unsafe_version: Of its engine, where a load would change the weights of running requests;
             "" where it would not.
@@ -59,7 +59,7 @@ class PodState(Struct, frozen=True):
         )
 
 
-# What is known of engines by their versions.
+# Facts about engines by their versions.
 
 _RELEASE = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", re.ASCII)
 
@@ -67,8 +67,8 @@ _RELEASE = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", re.ASCII)
 def release_of(version: str) -> tuple[int, int, int] | None:
     """Return the release that a version's text begins with; None where it has none.
 
-    What stands after it (`.post2`, `rc1`, `.dev3+g1a2b3c4`) is left out: a build before a release
-    is taken for that release.
+    A suffix (`.post2`, `rc1`, `.dev3+g1a2b3c4`) is left out: a build before a release is taken for
+    that release.
     """
     found = _RELEASE.match(version)
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))

@@ -4,9 +4,10 @@ Rules:
 1. `start` and `finish` come exactly once per pick, whatever ends the request; a second `finish` of
    the same pick returns None and changes nothing.
 2. A report is true at the moment it was taken, unless it contradicts both routers and counters
-   (`foreign.Belief`). Our dispatches since are added to it, and one older than `report_expiry_s` is
-   not trusted: the endpoint is then known by what routers have sent there, as long as it answers.
-   One that has not answered at all, or not the last call of ours, is not idle: it is silent.
+   (`foreign.Belief`). Our dispatches since are added to it. A report older than `report_expiry_s`
+   is not trusted: the endpoint is then known by the requests that routers have sent there, as long
+   as it answers. One that has not answered at all, or not the last call of ours, is not idle: it is
+   silent.
 3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
    came back under the same address starts from zero.
 4. An endpoint is believed about itself only. Where a name must mean one thing for all of them, the
@@ -42,17 +43,17 @@ class Pool:
     """All endpoints of one base model, with bookkeeping.
 
     Args:
-        counts_first: What others have on the first endpoints when they are first looked at counts
-            for the choice at once: it is no herd's, and without it a router that has just started
-            would choose by chance.
-        queue: Told of room, and of what requests get.
-        catalog: Told of what requests of other routers ask for.
-        observer: Told of our picks, if anybody is.
+        counts_first: Foreign requests on the first endpoints count for the choice at once, at the
+            first look. They are not those of a herd, and without them a router that has just
+            started would choose by chance.
+        queue: Gets news of room, and of what requests get.
+        catalog: Gets the models that requests of other routers ask for.
+        observer: Gets our picks, if there is one.
 
     Attributes:
         caches: The sizes of their CPU caches.
         speeds: Learns their costs.
-        beginnings: Of prompts, in their KV caches.
+        beginnings: Prefixes of prompts in their KV caches.
         flights: Our picks there; `told` has other routers'.
     """
 

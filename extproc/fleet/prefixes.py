@@ -1,13 +1,12 @@
-"""Which pods have the beginning of a prompt in their KV cache, by belief.
+"""The pods that are believed to have a prefix of a prompt in their KV cache.
 
-An engine keeps the KV blocks of the prompts that it has computed until it needs their room, and
-computes a prompt that begins like one of them, for the same adapter, from there on. It does not say
-what it keeps, so that is estimated:
+An engine keeps the KV blocks of computed prompts until it needs their room. It computes only the
+rest of a prompt that begins like one of them, for the same adapter. It does not report which blocks
+it keeps, so that is estimated:
 
-1. A beginning is known by the hashes of the prompt up to each of `MARKS_BYTES`. A prompt without
+1. A prefix is known by the hashes of the prompt up to each of `MARKS_BYTES`. A prompt without
    hashes has none.
-2. It is where requests with it were sent, from the moment on that they were sent: whoever comes
-   later is computed later.
+2. It is where requests with it were sent, from that moment on: a later request is computed later.
 3. It is there until the endpoint has computed as much since as its cache holds. A restart empties
    the cache.
 
@@ -34,13 +33,15 @@ MARKS_BYTES = tuple(
     _KIB * num_kib
     for num_kib in (*range(1, 8), *(step << power for power in range(1, 6) for step in range(4, 8)))
 )
-"""Lengths of beginnings that are compared: each KiB, and above 8 KiB four for each factor of 2. So
-at most a fifth of what two prompts have in common goes unseen, with few hashes for a long one."""
+"""Lengths of prefixes that are compared: each KiB, and above 8 KiB four for each factor of 2. So at
+most a fifth of the common part of two prompts goes unseen, with few hashes for a long one.
+"""
 DEFAULT_KV_CACHE_TOKENS = 100_000
-"""Where the engine does not say it: 40 GB with an 8B model have three times as much, the 10 GB that
-a 13B model leaves on a GPU of 40 GB an eighth."""
+"""Where the engine does not report it. 40 GB with an 8B model have three times as much. The 10 GB
+that a 13B model leaves on a GPU of 40 GB have an eighth.
+"""
 KEPT_RATIO = 0.5
-"""Part of the KV cache that counts for beginnings: answers and running requests have the rest."""
+"""Part of the KV cache that counts for prefixes: answers and running requests have the rest."""
 
 MAX_PLACES = 100_000
 """Remembered by default: 100 pods of 100,000 tokens keep about so many."""
@@ -95,15 +96,15 @@ class KvCache(Struct, eq=False, gc=False):
 
 
 _Places = dict[KvCache, int]
-"""Where a beginning is: what the endpoint had computed by then."""
+"""The endpoints that have a prefix, each with the bytes that it had computed by then."""
 _NOWHERE: Mapping[KvCache, int] = {}
 
 
 class PrefixIndex:
-    """Remembers beginnings; those that were sent longest ago are forgotten first.
+    """Remembers prefixes; those that were sent longest ago are forgotten first.
 
     Args:
-        max_places: Remembered at most, a beginning at an endpoint each.
+        max_places: Most places remembered, each a prefix at an endpoint.
 
     Attributes:
         num_places: Remembered now.

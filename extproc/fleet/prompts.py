@@ -1,16 +1,16 @@
-"""The prompts that one endpoint has still to compute: what was sent there, less what is known to
-have had its first token.
+"""The prompts that one endpoint has still to compute: those sent there without the ones that are
+known to have had their first token.
 
 An engine computes prompts in the order of their arrival, so all that were sent before one with a
 first token are computed as well. How long the rest takes is an estimate, a clock that runs on from
-one request to the next. What is known corrects it:
+one request to the next. Facts correct it:
 
-1. A first token, by the access log, and the number of first tokens that a report counts: what had
-   one is ahead of nobody.
+1. A first token, by the access log, and the number of first tokens that a report counts: a prompt
+   that had one is no longer ahead.
 2. A report of so many requests that wait: they are ahead, whatever the clock says, but for those
-   that wait for an adapter's slot. And of what it can show no more is ahead than waits, and one
-   that runs: an engine computes prompts one after the other, so of those in its batch only the
-   last may be unfinished.
+   that wait for an adapter's slot. Of the prompts that it can show, no more are ahead than wait,
+   and one that runs. An engine computes prompts one after the other, so only the last prompt of its
+   batch may be unfinished.
 3. The end of a request, which is ahead no longer.
 """
 
@@ -26,8 +26,9 @@ from extproc.types import LoadReport
 MAX_QUEUE_S = 60.0
 """Of prompts to be computed: what other routers tell of may be false, and passes by then."""
 MAX_AGE_S = 1.0
-"""Of a request that is new here. Routers tell within milliseconds; what they tell later they mostly
-tell again, over a new link, and have told before."""
+"""Of a request that is new here. Routers report within milliseconds. Later reports mostly repeat
+earlier ones, over a new link.
+"""
 UNSEEN_S = 1.0
 """Age from which a report shows a request: not before the step that runs when it arrives has ended,
 and the longest computes 8,192 tokens."""
@@ -37,7 +38,7 @@ class _Prompt(Struct):
     """One request's, or those of as many routers as are assumed to send alike.
 
     Attributes:
-        num_bytes: Of each, but for a beginning that is cached.
+        num_bytes: Of each, without a cached prefix.
     """
 
     sent_at_s: float

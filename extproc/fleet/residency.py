@@ -11,7 +11,7 @@ Rules:
    one keeps its slot until its last request ends, then the longest waiting one gets it. An adapter
    that waits for a slot is not loaded and counts as touched when it last ran.
 2. We see the end of our own requests, which is better than the engine's log: the log shows neither
-   responses of one token nor the last token of any. For others' requests there is only the log.
+   responses of one token nor the last token of any. For foreign requests there is only the log.
 3. The log uses the engine's wall clock. A new entry in a report is from between the previous report
    and this one, whatever that clock says; the clock offset, learned from the same fact, places it
    within that time.
@@ -21,9 +21,10 @@ Rules:
    keeps its place until it is evicted. Loaded again it is a second adapter alongside the old one.
 6. The statements of a newer engine override all of this.
 
-Invisible from outside: the order of adapters last touched in the same step; of ours and others'
-touched within the few milliseconds before an end is reported to us; and of others' requests,
-responses of one token, loads before the first listing, and loads of a name unloaded since then.
+Some facts are invisible from outside. One is the order of adapters last touched in the same step.
+Another is the order of our and foreign adapters touched within the few milliseconds before an end
+is reported to us. Of foreign requests these are responses of one token, loads before the first
+listing, and loads of a name unloaded since then.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _UNSTATED = (None, None)
 
 MAX_REMEMBERED = 1024
 """Adapters kept per endpoint, unless the operator configures a larger cache. The endpoint's own
-claims about slots and names are no reason to keep more: they may be anything."""
+statements about slots and names are no reason to keep more: they may be anything.
+"""
 
 NUM_EVICTED = 64
 """Adapters kept per endpoint beyond its CPU cache, whose places show whether it is larger."""

@@ -1,9 +1,9 @@
 """Scrapes every endpoint's metrics page, again and again, for load reports.
 
-A whole page of vLLM is 50 KB and costs its API server 3.3 ms of CPU; a request for the needed
+A whole page of vLLM is 50 KB and costs its API server 3.3 ms of CPU. A request for the needed
 families only costs 0.3 ms (vLLM 0.32, `GET /metrics/?name[]=...`, the slash matters), so that is
-tried first. If it is of no use, other URLs are tried, and the first useful one is kept until it
-fails, or until it is time to look for a better one.
+tried first. If it is of no use, other URLs are tried. The first useful one is kept until it fails,
+or until it is time to look for a better one.
 
 A report was true at some moment between request and response. Its time is the arrival of the
 response, so its age is never overstated; subtract the duration for the other end.

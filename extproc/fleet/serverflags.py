@@ -1,4 +1,4 @@
-"""What an endpoint's server was started with, as far as it is configured."""
+"""The settings of an endpoint's server, as far as they are configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What points of (bytes, seconds) show: a line, a rate, and how sure they are."""
+"""A line or a rate through points of (bytes, seconds), and how sure it is."""
 
 from __future__ import annotations
 

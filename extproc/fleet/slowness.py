@@ -1,10 +1,11 @@
 """Which pods take longer for an output token than the other pods of their group.
 
-1. A pod's slowness is its decode seconds a token (`Decode.token_s`) over those of its group's other
-   pods: of the middle one by that time, or the mean of both in the middle. 1 is alike.
-2. A larger batch is no slowness: where the pod runs more requests than the one that it is compared
-   with, that one's time is drawn out to as many, on the line through its time alone, but to
-   `MAX_DRAWN_OUT` times its own at most. From fewer than `MIN_BATCH` no line can be told.
+1. A pod's slowness is its decode seconds a token (`Decode.token_s`) over the median of the other
+   pods of its group. 1 is equal.
+2. A larger batch is no slowness. Where the pod runs more requests than the pod that it is compared
+   with, that pod's time is extrapolated to as many requests, on the line through its time alone.
+   The extrapolation ends at `MAX_DRAWN_OUT` times its own number. From fewer than `MIN_BATCH` no
+   line can be drawn.
 3. A pod becomes slow after `for_s` of work at `ratio` or above, and recovers after as long below
    `RECOVERY` of it. Work alone counts: an idle pod's figure is that of its last second of work.
 4. Discovery decides which pods there are: one that is removed is forgotten in silence.
@@ -45,7 +46,7 @@ class SlownessSettings(Struct, frozen=True):
 
 
 class Slowness(Struct, frozen=True):
-    """What one pod takes for an output token, and what the others of its group would."""
+    """One pod's time per output token, and that of the other pods of its group."""
 
     token_s: float
     others_s: float
@@ -89,7 +90,9 @@ class SlowPods:
         return state is not None and state.is_slow
 
     def compare(self, snapshot: Snapshot) -> Mapping[str, Slowness]:
-        """Return the slowness of each pod that has decoded and has others to be compared with."""
+        """Return the slowness of each pod that has decoded and has other pods to be compared
+        with.
+        """
         groups: defaultdict[str, list[tuple[str, Decode]]] = defaultdict(list)
         for view in snapshot.endpoints:
             if view.is_known and view.costs._decode is not None:
@@ -138,7 +141,7 @@ class SlowPods:
             duration(slowness.others_s),
             slowness.num_others,
         )
-        compared = "%s per output token, %.1f times the %s of its group's others (%d)"
+        compared = "%s per output token, %.1f times the %s of the other pods of its group (%d)"
         if state.is_slow:
             state.since_s = now
             template = f"endpoint %s is slower than its peers: {compared}, for %.0f s of work"

@@ -1,29 +1,27 @@
-"""What prompts and loads cost each endpoint, learned from first tokens.
+"""The cost of prompts and loads at each endpoint, learned from first tokens.
 
-The configured costs are where this begins. A pick's time to its first token tells of them if
-nothing was ahead of it: it is a step's time, its prompt, but for what was cached, and its adapter's
-load. If another's first token came while it waited, it tells of the prompts in between. If prompts
-were ahead of it by estimate alone, it tells no more than what a byte can cost at most. Picks whose
+The configured costs are where this begins. A pick's time to its first token shows them if nothing
+was ahead of it. That time is a step, its prompt without the cached part, and its adapter's load. If
+another pick's first token came while it waited, it shows the cost of the prompts in between. If
+prompts were ahead of it by estimate alone, it shows only the most that a byte can cost. Picks whose
 adapter may have waited for a slot do not count.
 
 Rules:
-1. **Prompts**: the slope of first tokens over bytes, where nothing was loaded. What all of them
-   have in common (a step, the way, the tokens of a template) is the line's base, so short prompts
-   do not look slow. The line is Tukey's resistant one, through the medians of the outer thirds
-   (Exploratory Data Analysis, 1977, chapter 5): a sixth of the first tokens may be late for other
-   reasons.
-   Prompts that are computed one after the other, each with others ahead, have a rate: their bytes
-   over the time between two first tokens. Whatever was ahead and is unknown, no prompt costs more
-   than the whole of its time to the first token.
-2. A slope counts as far as it is sure. An endpoint's is drawn to the one of its group, and that one
-   to the configured one, by the squares of their errors (a normal prior): prompts that are all
-   alike teach nothing. How much a group's endpoints differ is learned as well, as what their slopes
-   vary by beyond their errors (DerSimonian and Laird, 1986): those that are alike have one cost,
-   whatever a few late tokens say, and a new one has that of its group.
-3. **Loads**: the median of what a first token took beyond base and prompt, and of some that are as
+1. **Prompts**: the slope of first tokens over bytes, where nothing was loaded. Their common part (a
+   step, the way, the tokens of a template) is the line's base, so short prompts do not look slow.
+   The line is Tukey's resistant one, through the medians of the outer thirds (Exploratory Data
+   Analysis, 1977, chapter 5). A sixth of the first tokens may be late for other reasons. Prompts
+   that are computed one after the other have a rate: their bytes over the time between two first
+   tokens. No prompt costs more than its whole time to the first token, even if unknown prompts were
+   ahead.
+2. A slope counts as far as it is sure. An endpoint's slope is drawn to that of its group, and the
+   group's to the configured one, by the squares of their errors (a normal prior). Prompts that are
+   all alike teach nothing. The difference between a group's endpoints is learned as well: the
+   variation of their slopes beyond their errors (DerSimonian and Laird, 1986). Equal endpoints have
+   one cost, whatever a few late tokens say, and a new one has that of its group.
+3. **Loads**: the median of the time of first tokens beyond base and prompt, and of some values as
    configured.
-4. What is learned stays within bounds of what is configured, and only the latest first tokens
-   count.
+4. Learned costs stay within bounds of the configured ones, and only the latest first tokens count.
 """
 
 from __future__ import annotations
@@ -167,7 +165,7 @@ class _Own(_Tokens):
 
 
 class _Group:
-    """What the endpoints of a group have in common."""
+    """The common values of a group's endpoints."""
 
     def __init__(self) -> None:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
@@ -199,7 +197,7 @@ class _Group:
     ) -> None:
         """Record a first token without a load that came at `at_s`, as `_Tokens.record` has it."""
         own = self.endpoints[tracked]
-        # They are told of when responses end.
+        # First tokens are reported when responses end.
         now = self._latest_s = max(self._latest_s, at_s)
         is_time = own.record(prompt, alone, behind, now)
         if is_time:
@@ -262,7 +260,7 @@ class Speeds:
     def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
         """Replace the endpoints, or take note of other groups and configured costs.
 
-        What a group has learned stays while it has an endpoint.
+        A group keeps its learned values while it has an endpoint.
         """
         before, self._groups = self._groups, {}
         members = defaultdict(list)

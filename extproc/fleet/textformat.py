@@ -60,7 +60,7 @@ class Lines:
             page = b"".join(line for line in page.splitlines(keepends=True) if b"\0" not in line)
             self.note("a line of binary data")
         if self.is_cut:
-            self.note("the metrics page is cut off: no line feed at its end")
+            self.note("the metrics page is incomplete: no line feed at its end")
         _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
         self.page = _INDENT.sub(b"\n", b"\n" + page)
 
@@ -71,9 +71,9 @@ class Lines:
     def series(self, family: str) -> Iterator[tuple[bytes, float]]:
         """Yield label block and value of each series of a family.
 
-        Ends with the first group of lines: "All lines for a given metric must be provided as one
-        single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us. One
-        line between them may be damaged.
+        Ends with the first group of lines; to search the rest costs 9 us. "All lines for a given
+        metric must be provided as one single group" (Prometheus, "Exposition formats"). One line
+        between them may be damaged.
         """
         page, name = self.page, b"\n" + family.encode()
         at = page.find(name)
@@ -148,7 +148,7 @@ def split_line(rest: bytes) -> tuple[bytes, float]:
 
 
 def _parse_labels(block: bytes) -> Mapping[str, str]:
-    """Parse labels from their opening brace on; the closing one is cut off."""
+    """Parse labels from their opening brace on, without the closing one."""
     labels: dict[str, str] = {}
     opening = _OPENING.match(block)
     if block and opening is None:

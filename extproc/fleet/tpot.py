@@ -2,17 +2,17 @@
 
 Envoy's access log has a response's bytes and times, but no tokens. An engine sends about the same
 for each token: an event whose text is a small part of it. So bytes / bytes a token is the number of
-tokens. What a token takes is learned of responses whose tokens are known: by its endpoint's
-reports, each request that ran there got so many between its first token and its end
+tokens. Bytes a token are learned from responses whose tokens are known. By its endpoint's reports,
+each request that ran there got so many tokens between its first token and its end
 (`fleet.decoding`). That holds whoever else uses the endpoint, and whatever other responses look
 like.
 
-It has to be learned: vLLM 0.32 sends 214 bytes for each token of a chat where it is idle and the
-model's name is short, and 160 where it is busy, as it puts two tokens into one event then.
+They have to be learned. vLLM 0.32 sends 214 bytes for each token of a chat where it is idle and the
+model's name is short. Where it is busy it sends 160, as it puts two tokens into one event then.
 
-The error is that of one request: what responses differ by, of their median. It is wide where a
-route mixes APIs or log probabilities, or where an endpoint's requests do not progress alike; then
-nothing is judged.
+The error is that of one request: the difference between responses, relative to their median. It is
+wide where a route mixes APIs or log probabilities, or where an endpoint's requests do not progress
+alike; then nothing is judged.
 """
 
 from __future__ import annotations
@@ -81,19 +81,19 @@ class Tpots:
 
     @property
     def sizes(self) -> Mapping[str, TokenSize]:
-        """What has been learned, by route."""
+        """The learned sizes, by route."""
         return {name: each.size for name, each in self._routes.items() if each.size is not None}
 
     def record(
         self, claim: Claim, num_bytes: int, streamed_s: float, num_tokens: float | None
     ) -> float | None:
-        """Record a streamed response; return its time per output token by what was learned before.
+        """Record a streamed response; return its time per output token, by earlier responses.
 
         Args:
             claim: Of the request that it answers.
             num_bytes: Of its body.
             streamed_s: From its first token to its last.
-            num_tokens: Those that its endpoint's requests got in this time, None where unknown.
+            num_tokens: Tokens that its endpoint's requests got in this time, None where unknown.
 
         Returns:
             None for a short response, and where the error is not known to be small.

@@ -59,13 +59,13 @@ class Tracked:
         address: The endpoint's.
         answers: The last that is known of it is an answer: to a client, or to a call of ours.
         belief: In its load reports.
-        others: What other routers have here.
+        others: The requests of other routers here.
         group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
         models: That it lists.
         registered: The names of those, and of what it finds by itself.
         listed_at_s: When its last list was asked for.
         num_picks: Of all routers, that were ever counted here.
-        died_at_s: When its health check said last that its engine is dead; None for alive.
+        died_at_s: When its health check said last that its engine has stopped; None for running.
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
         adapters: The unfinished requests of routers by adapter; `changed` has those of which there
@@ -73,7 +73,7 @@ class Tracked:
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
         view_expires_s: After that, it is not either.
-        facts: What the view says and no request changes, until `facts_until_s`; None likewise.
+        facts: The part of the view that no request changes, until `facts_until_s`; None likewise.
     """
 
     __slots__ = (
@@ -364,11 +364,11 @@ class Tracked:
     ) -> None:
         """Add `num` prompts and an adapter's load, sent at `at_s`, to what is to be computed here.
 
-        What is resident is as of the last view: to know it as of now would sort all adapters for
-        each pick that is told.
+        Residency is as of the last view: to know it as of now would sort all adapters for each pick
+        of another router.
         """
         costs = self.prompts.costs
-        if now - at_s <= MAX_AGE_S:  # an older one has been told before, over another link
+        if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
             self.kv_cache.computed_bytes += num * num_bytes
         load_s = 0.0
         if adapter is not None and adapter not in self.adapters:

@@ -1,7 +1,7 @@
 """The views of a pool's endpoints, made anew where something has changed.
 
-Most of a view says what no request changes: its *facts* are made where a report, a listing or a
-call of ours has said something else, the rest at each pick and each end as well.
+No request changes most of a view. These *facts* are made anew where a report, a listing or a call
+of ours has brought news. The rest is made at each pick and each end as well.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class Views:
         return columns
 
     def renew(self, tracked: Tracked, *, now: float) -> None:
-        """Make an endpoint's view at once, if the last one was read: in a large pool many reports
-        come between two decisions, each of which would have to make all of theirs."""
+        """Make an endpoint's view at once, if the last one was read. In a large pool many reports
+        come between two decisions, and each decision would have to make all of these views.
+        """
         if self._columns is not None and self._made_at[tracked.row] < self._num_reads:
             self.stale.pop(tracked, None)
             self._replace(self._columns, tracked, now)

@@ -1,7 +1,7 @@
-"""How good is it? Everything that measures: `workload` (requests as values), `engine` (a model of
-one vLLM engine), `fakepod` (that model in real time behind vLLM's HTTP), `fleet` (pods, routers and
-clients in virtual time), `calibration`, `opponents`, `trials` (suites, searches, bounds, reports),
-and `loadtest` (real requests to a running gateway).
+"""How good is it? Everything that measures. `workload` has requests as values, `engine` a model of
+one vLLM engine, `fakepod` that model in real time behind vLLM's HTTP. `fleet` has pods, routers and
+clients in virtual time, `trials` suites, searches, bounds and reports. Further there are
+`calibration`, `opponents`, and `loadtest` (real requests to a running gateway).
 
-What is judged here ships unchanged: the router's own parts run in it. The commands import it.
+The judged code ships unchanged: the router's own parts run in it. The commands import it.
 """

@@ -27,7 +27,7 @@ _CANCELLED, _COMPLETED = Outcome.CANCELLED, Outcome.COMPLETED  # to look up a me
 
 
 class CappedLabel:
-    """The first `max_values` values of a label; all others become OTHER."""
+    """The first `max_values` values of a label; all further ones become OTHER."""
 
     def __init__(self, max_values: int) -> None:
         self._max_values = max_values

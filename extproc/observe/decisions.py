@@ -2,10 +2,10 @@
 
 1. Without watchers, a decision costs one append: the core's own values are kept, and described only
    on request.
-2. With watchers, it is encoded once for all of them (and once more for those that want the reason
-   in words), after the response, in passes of `MAX_PER_PASS` that use at most `MAX_SHARE` of the
-   loop's time. Decisions that a watcher is too slow for are dropped and counted; it sees the gap in
-   the sequence numbers.
+2. With watchers, it is encoded once for all of them, and once more for those that want the reason
+   in words. That happens after the response, in passes of `MAX_PER_PASS` that use at most
+   `MAX_SHARE` of the loop's time. Decisions that a watcher is too slow for are dropped and counted;
+   it sees the gap in the sequence numbers.
 3. A watcher that does not read must not fill the memory, and the transport does not report who
    reads. So a call is ended after a volume of bytes (the client calls again and resumes), and the
    number of watchers is bounded: together they can hold `max_watchers * max_watch_bytes`.

@@ -26,7 +26,7 @@ MAX_SENTENCE_CHARS = 2000
 
 
 def explain(decision: Pick | Rejection) -> str:
-    """Say which pod was chosen, why and over which others, or the rejection.
+    """Say which pod was chosen, why and over which other pods, or the rejection.
 
     A look at each candidate: for those who read it, not for each request.
     """
@@ -72,7 +72,7 @@ def _prices(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) ->
     try:
         return priced(pick, chosen, others)
     except Exception as error:  # a user's policy: what it says must not end the page
-        return f"Its prices are unknown: {type(error).__name__} in its terms"
+        return f"Its score is unknown: {type(error).__name__} in the policy's terms"
 
 
 def _state(chosen: EndpointView) -> str:
@@ -84,7 +84,9 @@ def _state(chosen: EndpointView) -> str:
     if chosen._is_silent:
         return "; no pod that could take it answers"
     return (
-        "" if chosen.is_known else "; it gives no load report, so by what routers have sent there"
+        ""
+        if chosen.is_known
+        else "; it sends no load report, so only the requests that routers sent there count"
     )
 
 
@@ -167,9 +169,9 @@ def _text(text: str) -> str:
     return plain(text, MAX_TEXT_CHARS)
 
 
-# The price of a choice in words: a score, and which of its terms made the difference.
+# The score of a choice in words, and the terms that made the difference.
 #
-# It is told without a unit: the seconds of a price are harm to all, and nobody waits that long.
+# It has no unit: the seconds of a price are harm to all, and nobody waits that long.
 
 MAX_TERMS = 3
 """Terms that a sentence names."""

@@ -4,8 +4,8 @@ An entry's times wait in lists of their own for each model and endpoint: `MAX_UN
 until a scrape of the metrics. Sorted then, a time takes a tenth of what it takes to count one.
 
 1. The time to first token is that of streamed responses alone (`first_token_s`). By model it is
-   from the request's arrival, as its client sees it. By endpoint it is from the pick: what the
-   router held a request for is not the endpoint's.
+   from the request's arrival, as its client sees it. By endpoint it is from the pick: a hold by the
+   router is not the endpoint's time.
 2. The duration is that of requests answered without an error, from the same times to the last byte.
 3. A request of which Envoy tried more than one endpoint counts for none of them.
 """

@@ -1,6 +1,6 @@
 """The calls of observers, which must not fail a request.
 
-Telemetry, published decisions, attainment, spans, the relay to peers and what they are told are
+Telemetry, published decisions, attainment, spans, the relay to peers and the messages to them are
 observers: no response depends on them. An exception of theirs is counted and logged, and goes no
 further.
 """

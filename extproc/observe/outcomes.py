@@ -1,7 +1,7 @@
 """How a pick ended, for those who read it: plain values, and a sentence.
 
-A sentence says the status that the client got, the time to the first token, the whole duration, and
-which pod served it in how many attempts, as far as the access log knows them.
+A sentence gives the client's status, the times to the first token and to the end, the serving pod
+and the attempts, as far as the access log has them.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def tell_outcome(record: DecisionRecord) -> str:
 
 
 _UNTIMED = {
-    Outcome.COMPLETED: "It was answered; how long that took is known by an access log alone.",
-    Outcome.FAILED: "It failed; more is known by an access log alone.",
+    Outcome.COMPLETED: "It was answered; only an access log shows how long that took.",
+    Outcome.FAILED: "It failed; only an access log shows more.",
     Outcome.CANCELLED: "Its client left.",
-    Outcome.EXPIRED: "Nothing told of its end: its pod has no such request any more, or it is too "
-    "old.",
+    Outcome.EXPIRED: "Its end was not reported: its pod no longer has such a request, or the "
+    "request is too old.",
 }
 
 

@@ -2,9 +2,9 @@
 
 Events of requests are counted in plain numbers; the state of endpoints is read from the pool's
 snapshot. Both become metric families only at a scrape of the metrics. A pick is kept as it is, and
-counted then or with `MAX_UNCOUNTED` others; where the choice does not know its affinity and its
-price (`Pick`), that is a look at each candidate more, and the terms of the price at once.
-prometheus_client's own counters and histograms take far more. Event loop only: there are no locks.
+counted then or in a batch of `MAX_UNCOUNTED`. Where the choice does not know its affinity and its
+price (`Pick`), that takes one more look at each candidate, and the terms of the price at once. The
+counters and histograms of prometheus_client take far more. Event loop only: there are no locks.
 
 Names begin with `extproc_` and end with their unit; `endpoint` labels are addresses (`ip:port`)
 and disappear when their endpoint leaves the pool.
@@ -253,8 +253,8 @@ class Telemetry:
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for the registry.
 
-        All are of one moment, though others may run before the next is taken: that of the first.
-        Counts and readings are taken then; the endpoints' families are made one by one, of a
+        All are of one moment, that of the first, though other tasks may run before the next is
+        taken. Counts and readings are taken then; the endpoints' families are made one by one, of a
         snapshot from then.
         """
         snapshot = self._snapshot()
@@ -362,8 +362,8 @@ def affinity_of_views(pick: Pick, adapter: str) -> str:
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     (
         "endpoint_ready",
-        "1 if the pod may get requests: discovery says so, and its engine is "
-        "neither asleep nor dead.",
+        "1 if the pod may get requests: discovery says so, and its engine is neither asleep nor "
+        "stopped.",
         lambda view: view.is_ready,
     ),
     (
@@ -403,7 +403,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     ),
     (
         "endpoint_dead",
-        "1 if the pod's /health says that its engine is dead. The pod gets no requests.",
+        "1 if the pod's /health says that its engine has stopped. The pod gets no requests.",
         lambda view: view._died_at_s is not None,
     ),
     (

@@ -5,9 +5,9 @@ the RPC's metadata, w3.org/TR/trace-context); ours is a child of it. If Envoy do
 sampled decision begins a trace of its own.
 
 OpenTelemetry's own environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_BSP_SCHEDULE_DELAY`
-and the others) configure the export. Spans are sent as JSON over HTTP, because OpenTelemetry's
-protobuf messages conflict with those of xds-protos: files of the same names. The exporter has its
-own thread and drops spans rather than wait.
+and more) configure the export. Spans are sent as JSON over HTTP, because OpenTelemetry's protobuf
+messages conflict with those of xds-protos: files of the same names. The exporter has its own thread
+and drops spans rather than wait.
 """
 
 from __future__ import annotations

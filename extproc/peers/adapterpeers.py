@@ -1,11 +1,13 @@
-"""Several routers, of which one has pods load adapters: what they tell each other of that.
+"""Several routers, of which one has pods load adapters: their messages about that.
 
 1. A router may load if it has the lease of the store, or if nothing leases. Of those that may,
    and hear each other, the one with the smallest id does.
-2. Who hears one that loads, and that has the same declared, makes no calls. It tells what its
-   requests want, and hears what cannot be loaded, and which pods have changed.
-3. Who hears none loads what it may: everything, or else what its own requests wait for.
-4. What a router says is believed until it says something else, for `BELIEVED_S` at most.
+2. A router that hears the loading one, with the same declarations, makes no calls. It reports the
+   adapters that its requests want. It hears which adapters cannot be loaded, and which pods have
+   changed.
+3. A router that hears none loads as far as it may: everything, or else the adapters that its own
+   requests wait for.
+4. A router's update counts until its next one, for `BELIEVED_S` at most.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ BELIEVED_S = 5.0
 SAY_S = 1.0
 """From one update to the next where nothing is new."""
 LEAVING_S = 2.0
-"""Time for which no request goes to an adapter that is being unloaded, after the last update of
-that: by then the pod's list of models says whether it still has it."""
+"""Time for which no request goes to an adapter that is being unloaded, after the last update about
+it. By then the pod's list of models says whether it still has it.
+"""
 
 MAX_LEAVING = 4096
 """Of these, and as many again as an update has."""
@@ -42,13 +45,13 @@ class Trouble(NamedTuple):
 
 
 class AdapterUpdate(NamedTuple):
-    """What a router says of adapters.
+    """A router's update about adapters.
 
     Attributes:
         loads: It makes all calls.
-        declared: `digest` of what it has declared.
+        declared: `digest` of its declarations.
         wanted: Names that its requests wait for, the next first.
-        failed: Of those that others want, what it cannot load.
+        failed: Adapters that other routers want and that it cannot load.
         changed: Addresses of pods, on which its calls have ended since its last update.
         leaving: Addresses of pods that it has unload an adapter now, each with the served name.
     """
@@ -69,21 +72,22 @@ def digest(declarations: Iterable[Declaration]) -> int:
 
 
 HEARD_S = 0.1
-"""By then others have heard an update, and their last requests before it have reached the pods."""
+"""By then other routers have heard an update, and their last requests before it have reached the
+pods.
+"""
 
 
 class AdapterPeers:
-    """What the other routers say, and this router's part of the conversation; none where there are
-    no others.
+    """The updates of the other routers, and this router's own; none where there is no other router.
 
     Args:
         router_id: Of this one.
-        catalog: Learns what cannot be loaded; its planner knows how adapters are.
+        catalog: Learns which adapters cannot be loaded; its planner knows the state of adapters.
         poke: Has a pod's models listed soon.
         look: Called when there is something to be done.
         clock: Monotonic seconds.
-        say: Says an update to all other routers; None where there are none. What they say comes by
-            `hear`, and `forget` says that one is gone.
+        say: Sends an update to all other routers; None where there are none. Their updates come by
+            `hear`, and `forget` reports that one is gone.
     """
 
     def __init__(
@@ -129,17 +133,19 @@ class AdapterPeers:
         self._look()
 
     async def wait(self, action: Action) -> None:
-        """Give the others time to send no more requests for what is to be unloaded."""
+        """Give the other routers time to send no more requests for adapters that are to be
+        unloaded.
+        """
         if self._say is not None and action.kind is Kind.UNLOAD:
             await asyncio.sleep(HEARD_S)
 
     def ended(self, address: str) -> None:
-        """A call to a pod has ended: others are to list its models."""
+        """A call to a pod has ended: other routers should list its models."""
         self._changed[address] = None
 
     def is_led(self, *, may_load: bool, now: float) -> bool:
-        """Return whether another router makes this one's calls; note what others unload, and what
-        that one cannot load.
+        """Return whether another router makes this one's calls. Note the adapters that other
+        routers unload, and those that the leader cannot load.
         """
         leader = self._leader(may_load=may_load, now=now)
         failed = () if leader is None else leader.failed
@@ -155,11 +161,12 @@ class AdapterPeers:
     def tell(
         self, held: Sequence[str], rates: Mapping[str, float], *, loads: bool, now: float
     ) -> None:
-        """Say how things are, if that is new or was said long ago.
+        """Send an update, if it is new or the last one is old.
 
         Args:
-            held: What this router's requests wait for, the next first.
-            rates: Of demand. What nobody has of that is wanted as well: not all requests may wait.
+            held: The adapters that this router's requests wait for, the next first.
+            rates: Of demand. Adapters among them that no pod has are wanted as well: not all
+                requests may wait.
         """
         if self._say is None:
             return
@@ -187,7 +194,7 @@ class AdapterPeers:
                 yield router_id, update
 
     def _failed(self, now: float) -> tuple[Trouble, ...]:
-        """Return what the others want and cannot have."""
+        """Return the adapters that other routers want and cannot have."""
         planner, found = self._catalog.planner, []
         for name in self.wanted(now):
             status = planner.status(name) if planner.state(name) is State.FAILED else None

@@ -42,7 +42,7 @@ MAX_UNSENT_BYTES = 8 * 1024 * 1024
 """Of messages that wait for the other end to read; far above what a session sends without a sign of
 that, so whoever exceeds it lies. The link ends."""
 MESSAGE_BYTES = 64
-"""What a message that waits takes beside its content."""
+"""Bytes of a waiting message beside its content."""
 
 Open = Callable[[Call, Callable[[str], None]], Session]
 
@@ -116,7 +116,7 @@ class PeerDialler:
             except _FAILURES as error:
                 reason = describe(error)
             except Exception:
-                log.exception("link to %s broke", address)
+                log.exception("link to %s raised an error", address)
                 reason = "error"
             if self._ids.get(address) == self.own_id:
                 return

@@ -1,4 +1,4 @@
-"""What routers tell each other of picks and adapters, as messages of `extproc.v1.Peers`."""
+"""The messages of routers about picks and adapters, as messages of `extproc.v1.Peers`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from extproc.queue.reservations import MAX_RESERVED, Reservation
 from extproc.tenancy import Share
 
 MAX_TOLD = 256
-"""Picks and ends in one message: some 3 ms of the receiver. What is beyond is not read."""
+"""Picks and ends in one message: some 3 ms of the receiver. Further ones are not read."""
 MAX_ADAPTER_CHARS = 256
-"""Longest name told; a pick of a longer one is told, and counted, without it."""
+"""Longest name sent; a pick of a longer one is sent, and counted, without it."""
 MAX_FLOW_CHARS = 512
-"""Longest name of a flow; a pick of a longer one is told without its share."""
+"""Longest name of a flow; a pick of a longer one is sent without its share."""
 MAX_REASON_CHARS = 512
-"""Longest reason, and message, of an adapter that cannot be loaded; longer ones are cut."""
+"""Longest reason, and message, of an adapter that cannot be loaded; longer ones are shortened."""
 _MAX_AGE_MS = 2**32 - 1
 _MAX_PRIORITY = 2**31 - 1
 _NO_SHARE = Share("", 0, 0.0)
 
 
 class PickUpdate(NamedTuple):
-    """What a router tells in one message.
+    """One message of a router about picks.
 
     Attributes:
-        is_first: What it told before is void.
-        waiting: Who waits there, with times that count from when it is told; None for those of
-            before.
+        is_first: Its earlier messages are void.
+        waiting: The requests that wait there, with times from the moment of sending; None if they
+            have not changed.
     """
 
     picks: Sequence[PeerPick] = ()
@@ -165,7 +165,7 @@ def _is_told(flow: str, priority: int) -> bool:
 
 
 def _within_bounds(share: Share | None) -> Share:
-    """Return a share as it is told; without a flow where it is none, or beyond the bounds."""
+    """Return a share as it is sent; without a flow where it is none, or beyond the bounds."""
     return _NO_SHARE if share is None or not _is_told(share.flow, share.priority) else share
 
 

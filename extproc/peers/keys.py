@@ -16,7 +16,9 @@ from extproc.files.reading import FileError, describe_failure, read_text
 
 NONCE_BYTES = 16
 MAX_KEYS = 2
-"""In one file, a line each: the first proves who we are, either is accepted of others."""
+"""In one file, a line each: the first proves who this router is, either is accepted from another
+router.
+"""
 MIN_KEY_CHARS = 32
 """`openssl rand -base64 32` writes 44."""
 MAX_KEY_FILE_BYTES = 4096
@@ -60,7 +62,7 @@ def read_keys(path: Path) -> list[bytes]:
     if not 0 < len(keys) <= MAX_KEYS:
         raise FileError(path, f"must have one key or {MAX_KEYS}, a line each")
     if any(len(key) < MIN_KEY_CHARS for key in keys):
-        raise FileError(path, f"a key has less than {MIN_KEY_CHARS} characters")
+        raise FileError(path, f"a key has fewer than {MIN_KEY_CHARS} characters")
     return [key.encode() for key in keys]
 
 

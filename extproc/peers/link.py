@@ -48,16 +48,16 @@ class PeerListener(Protocol):
 
 @dataclass(eq=False)
 class Service:
-    """What has the links of this process, as one of them sees it.
+    """The owner of the links of this process, as one of them sees it.
 
     Attributes:
         relay: Holds the entries to send.
-        listener: Takes what routers say.
+        listener: Takes the messages of routers.
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.
-        keys: Returns the keys that prove who is a peer, ours first; called for each link. None
-            where there are none.
-        believes_callers: Whether whoever calls is believed without a key: TLS knows who that is.
+        keys: Returns the keys by which peers prove themselves, ours first; called for each link.
+            None where there are none.
+        believes_callers: Whether callers are trusted without a key: TLS knows who they are.
     """
 
     relay: Relay
@@ -89,9 +89,9 @@ class PeerLink:
         begun_at_s: When it began.
         is_inbound: The other side dialled.
         link: Its place in the relay, from the other side's hello, and proof, to the end.
-        is_believed: What the other side says counts.
-        is_heard: What we say counts there.
-        has_begun: To tell: the picks that were in flight then.
+        is_believed: The other side's messages count.
+        is_heard: Our messages count there.
+        has_begun: The picks that were in flight at its start have been sent.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PeerLink:
         self._other: End | None = None
         self._is_over = False
         self._num_unread_bytes = 0
-        self._is_behind = False  # has dropped what was to be told, and has not read since
+        self._is_behind = False  # has dropped messages, and has not read since
         hello = peers_pb2.Hello(
             router_id=service.router_id,
             nonce=self._own.nonce,
@@ -138,7 +138,7 @@ class PeerLink:
         elif kind == "proof" and self._keys:
             self._handle_proof(self._keys, self._other, content.proof.mac)
         else:
-            self._refuse("nothing is proven")
+            self._refuse("a message before its proof")
 
     @property
     def is_open(self) -> bool:
@@ -161,11 +161,11 @@ class PeerLink:
         self._call.end(code, details)
 
     def begin(self) -> None:
-        """Take note that what is in flight is told now."""
+        """Take note that the picks in flight are sent now."""
         self.has_begun = True
 
     def begin_again(self) -> None:
-        """Have what is in flight told anew: something was not told."""
+        """Have the picks in flight sent anew: something was not sent."""
         self.has_begun = False
 
     def post(self, message: bytes) -> bool:
@@ -194,7 +194,7 @@ class PeerLink:
             self.is_heard = self.is_inbound or hello.believes_callers
             self._open(router_id)
         elif not self._keys:
-            self._refuse("the file of keys has never been readable")
+            self._refuse("the file of keys could never be read")
         elif len(hello.nonce) != NONCE_BYTES:
             self._refuse("it has no key")
         elif not self.is_inbound:
@@ -220,7 +220,7 @@ class PeerLink:
         return (other, self._own) if self.is_inbound else (self._own, other)
 
     def _refuse(self, why: str) -> None:
-        log.warning("a peer has not proven that it is one, and is refused: %s", why)
+        log.warning("refused a peer that did not prove itself: %s", why)
         self.end(Code.UNAUTHENTICATED, why)
 
     def _open(self, router_id: str) -> None:
@@ -241,7 +241,7 @@ class PeerLink:
         elif content.HasField("acknowledgement"):
             self._handle_acknowledgement(link)
         elif not self.is_believed:
-            pass  # whoever dials us may say anything
+            pass  # a caller may send anything
         elif content.HasField("picks"):
             self._service.listener.hear(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):

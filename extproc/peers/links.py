@@ -1,8 +1,8 @@
-"""The links between the replicas of this router, and what is told over them.
+"""The links between the replicas of this router, and the messages over them.
 
 Picks go to each router over one link, the oldest that it listens to, which begins with those in
-flight. Nobody acknowledges them: a link that is slow to acknowledge entries gets no more than
-`MAX_UNREAD_BYTES` of them, the rest is dropped, ends too, and once the link has read it begins
+flight. Nobody acknowledges them. A link that is slow to acknowledge entries gets no more than
+`MAX_UNREAD_BYTES` of them. The rest is dropped, ends too, and once the link has read it begins
 again.
 """
 
@@ -20,7 +20,7 @@ from extproc.queue import Waiting
 from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
 MAX_FIRST_BYTES = MAX_UNREAD_BYTES // 2
-"""Of the picks that a link begins with, some 5,000; the oldest beyond that are not told."""
+"""Of the picks that a link begins with, some 5,000; the oldest beyond that are not sent."""
 BEGIN_INTERVAL_S = 1.0
 """Links that open within this begin together: to tell 20,000 picks takes some 30 ms."""
 
@@ -32,8 +32,8 @@ class Links:
         clock: Monotonic seconds.
 
     Attributes:
-        num_told: Picks told, once for each router.
-        num_untold: Picks and ends not told because a link was slow.
+        num_told: Picks sent, once for each router.
+        num_untold: Picks and ends not sent because a link was slow.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -73,14 +73,14 @@ class Links:
         *,
         in_flight: Callable[[], Sequence[PeerPick]],
     ) -> None:
-        """Tell every router with a link, and begin the links that have not begun.
+        """Send to every router with a link, and begin the links that have not begun.
 
         Args:
-            waiting: Who waits here, if that has changed or links are to begin.
+            waiting: The requests that wait here, if they have changed or links are to begin.
             in_flight: Returns the picks that links begin with, the oldest first.
 
         Raises:
-            ExceptionGroup: Links failed; the others have been told.
+            ExceptionGroup: Links failed; the rest got the message.
         """
         sessions = list(self._telling.values())
         begun = [session for session in sessions if session.has_begun]
@@ -99,7 +99,7 @@ class Links:
             raise ExceptionGroup("links failed", failures)
 
     def begin_again(self) -> None:
-        """Begin every link again with the next `tell`s: something could not be told."""
+        """Begin every link again with the next `tell`s: something could not be sent."""
         for session in self._telling.values():
             session.begin_again()
 
@@ -176,9 +176,9 @@ class Links:
 METHOD = "/extproc.v1.Peers/Link"
 
 MAX_LINKS = 256
-"""Links that others may open to us; far more than the replicas of one router."""
+"""Links that other routers may open to us; far more than the replicas of one router."""
 OPEN_S = 5.0
-"""From the beginning of a link to the other side's hello, and its proof where there is a key."""
+"""From the start of a link to the other side's hello, and its proof where there is a key."""
 
 OnEntries = Callable[[Sequence[bytes]], None]
 
@@ -188,7 +188,7 @@ class PeersService(Service):
     """Opens and ends links, whoever dials.
 
     Attributes:
-        links: Those that are there.
+        links: The present links.
         on_entries: Called with the entries relayed by a peer.
         num_received: Entries relayed by peers.
     """
@@ -207,7 +207,7 @@ class PeersService(Service):
         return self._begin(call, on_hello, is_inbound=False)
 
     def tick(self) -> None:
-        """End dead links, probe silent ones, and drop entries that waited too long."""
+        """End links without answers, probe silent ones, and drop entries that waited too long."""
         now = self.clock()
         for session in self.links:
             if session.link is not None and self.relay.is_dead(session.link, now=now):
@@ -222,12 +222,12 @@ class PeersService(Service):
         self.on_entries(entries)
 
     def opened(self, router_id: str, session: PeerLink) -> None:
-        """Have a router told over a link, if it listens to that one first."""
+        """Send a router's messages over a link, if it listens to that one first."""
         self.links.opened(router_id, session)
         self._begin_those_that_owe()
 
     def lost(self, router_id: str, session: PeerLink) -> None:
-        """Have a router told over another link, or forget it."""
+        """Send a router's messages over another link, or forget it."""
         is_gone = self.links.lost(router_id, session)
         self._begin_those_that_owe()
         if is_gone:

@@ -7,9 +7,9 @@ passes each entry on to the router whose pick it ends.
    batch at a time, and is idle again once the other side has acknowledged it.
 2. A batch that was not acknowledged when its link closed goes back to the head of the queue: an
    entry may arrive twice, which ends a pick once.
-3. A router without a link may be about to open one (it has just started, or the network is back):
-   its entries wait for `hold_s` and are then dropped as `unreachable`.
-4. All queues together hold `max_queued_bytes`, and there are `MAX_QUEUES`; entries beyond that are
+3. A router without a link may be about to open one, as it has just started or the network is back.
+   Its entries wait for `hold_s` and are then dropped as `unreachable`.
+4. All queues together hold `max_queued_bytes`, and there are `MAX_QUEUES`. Entries beyond that are
    dropped as `full`, and an entry too large for any link as `too_large`.
 5. Entries from another router are never offered here, so nothing travels in circles.
 """

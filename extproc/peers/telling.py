@@ -1,4 +1,4 @@
-"""Our picks and their ends, told to the other routers; and theirs, counted here."""
+"""Our picks and their ends, sent to the other routers; and theirs, counted here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from extproc.tenancy import Share
 from extproc.types import Pick
 
 FLUSH_S = 0.002
-"""From one message to the next, at least: a pick after a pause is told at once. The laboratory
-finds a gain down to 2 ms from a pick to all others, and little below."""
+"""From one message to the next, at least: a pick after a pause is sent at once. The laboratory
+finds a gain down to 2 ms from a pick to all other routers, and little below.
+"""
 MAX_WAITING = 16_384
 """Picks and ends that wait for a flush: more come only while the event loop stands still. The
 links then begin again."""
@@ -73,7 +74,7 @@ class Telling:
             self._ended.append(PeerPickEnd(pick_id, has_run))
 
     def waits(self, waiting: Waiting) -> None:
-        """Tell who waits, if it is not as it was told."""
+        """Report the waiting requests, if they have changed."""
         self._waiting = waiting
         if self.links.is_telling:
             self._schedule()
@@ -84,7 +85,7 @@ class Telling:
         self._schedule()
 
     def _has_room(self) -> bool:
-        """Return whether one more may wait, and see to it that it is told."""
+        """Return whether one more may wait, and have it sent soon."""
         if len(self._started) + len(self._ended) >= MAX_WAITING:
             self.num_dropped += 1
             self._has_dropped = True
@@ -130,15 +131,15 @@ class Telling:
 
 
 class Hearing:
-    """Counts what other routers tell and say; and has them told.
+    """Counts the messages of other routers; and has messages sent to them.
 
     Attributes:
         links: To them.
 
     Args:
-        router: Its pool has the picks, and those that wait elsewhere go before its own.
-        adapters: Takes what is said of adapters.
-        telling: Has our side told.
+        router: Its pool has the picks, and requests that wait elsewhere go before its own.
+        adapters: Takes the updates about adapters.
+        telling: Sends our side.
         clock: Monotonic seconds.
         observers: Calls all of it: no request depends on it.
     """
@@ -174,7 +175,7 @@ class Hearing:
         self._call("telling", self._adapters.forget, router_id)
 
     def add_metrics(self, telemetry: Telemetry) -> None:
-        """Register the metrics of what routers tell each other."""
+        """Register the metrics of the messages between routers."""
         told, telling, links = self._router.pool.told, self._telling, self.links
         telemetry.add_gauge(
             "told_in_flight",
@@ -183,7 +184,7 @@ class Hearing:
         )
         telemetry.add_counters(
             "told_picks",
-            "Picks that routers told each other. out: once for each router. in: received.",
+            "Picks that routers sent to each other. out: once for each router. in: received.",
             "direction",
             lambda: {"in": told.num_received, "out": links.num_told},
         )

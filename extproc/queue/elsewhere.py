@@ -1,10 +1,10 @@
-"""Who waits at other routers, as those tell us: they go first here, too.
+"""Requests that wait at other routers, as reported by those: they go first here, too.
 
-Each router has a queue of its own for the same endpoints. What waits at one and goes before a
-request of another would be overtaken by it: the other one has the room first that its own requests
-free. So each tells the others who holds up others at it, and which slots it keeps (`Waiting`), and
-both count here as if those that wait did so here. What is told is void when it says so, within the
-times that this router would allow itself, or with the next word.
+Each router has a queue of its own for the same endpoints. A request that waits at one router could
+be overtaken by a later one of another router, which sees the room first that its own requests free.
+So each router reports the requests that hold up other requests at it, and the slots that it keeps
+(`Waiting`). Both count here as if those requests waited here. A report is void at the time that it
+names, within the times that this router would allow itself, or with the next report.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ALL = -1
 
 
 class Waiting(NamedTuple):
-    """Who waits at a router, as far as others have to know.
+    """The requests that wait at a router, as far as other routers have to know.
 
     Attributes:
         addresses: Of the endpoints, of which a reach has a bit for each, the first the lowest.
         urgent: The reach of those of priority 0 and above, before which none below 0 goes.
-        firsts: Those that hold up others.
+        firsts: Flows that hold up other requests.
         kept: The slots that are kept.
     """
 
@@ -42,7 +42,7 @@ class Waiting(NamedTuple):
     kept: tuple[Reservation, ...] = ()
 
     def lasting(self, now: float) -> Waiting:
-        """Return what of it still holds up others."""
+        """Return the part of it that still holds up other requests."""
         firsts = tuple(each for each in self.firsts if each[1].lasts(now))
         kept = tuple(each for each in self.kept if now < each.until_s)
         return Waiting(self.addresses if firsts or self.urgent else (), self.urgent, firsts, kept)
@@ -58,7 +58,7 @@ NOBODY = Waiting()
 
 
 class Elsewhere:
-    """What all other routers told of those that wait, in terms of our own endpoints.
+    """The waiting requests that all other routers report, in terms of our own endpoints.
 
     Attributes:
         urgent: As `Waiting` has it, of all of them.
@@ -79,7 +79,7 @@ class Elsewhere:
     def hear(
         self, router_id: str, waiting: Waiting, settings: QueueSettings, *, now: float
     ) -> bool:
-        """Replace what a router told before; return whether less of it holds up others."""
+        """Replace a router's last report; return whether less of it holds up other requests."""
         before = self._told.pop(router_id, NOBODY)
         if waiting != NOBODY:
             self._told[router_id] = _within(waiting, settings, now)
@@ -87,7 +87,7 @@ class Elsewhere:
         return bool(_holding_up(before) - _holding_up(waiting))
 
     def flows(self) -> list[tuple[int, str]]:
-        """Return the priorities and names of those that hold up others."""
+        """Return the priorities and names of those that hold up other requests."""
         return [(priority, flow) for (_, priority, flow), _ in self.firsts]
 
     def know(self, addresses: Sequence[str]) -> None:
@@ -115,13 +115,13 @@ def _translated(reach: int, bits: Sequence[int]) -> int:
 
 
 def _holding_up(waiting: Waiting) -> set[object]:
-    """Return what others do not get because of those that wait."""
+    """Return the room that other requests do not get because of those that wait."""
     slots = {(each.address, each.leaving) for each in waiting.kept}
     return {flow for flow, _ in waiting.firsts} | slots | ({"urgent"} if waiting.urgent else set())
 
 
 def _within(waiting: Waiting, settings: QueueSettings, now: float) -> Waiting:
-    """Return what is told, for no longer than this router would have others wait itself."""
+    """Return a report, for no longer than this router would have other requests wait itself."""
     slot_s, next_s = now + settings.slot_hold_s, now + HOLD_UP_S
     firsts = tuple(
         (

@@ -1,7 +1,7 @@
 """Fairness among tenants that wait: virtual token counters.
 
 Source: VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), Algorithm 2 and
-its variants with weights and with predicted lengths. Who has got the least goes next.
+its variants with weights and with predicted lengths. The tenant with the least service goes next.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
-"""What a token of a prompt and one of a response count for: `w_p` and `w_q` of the paper."""
+"""The weights of a token of a prompt and of a response: `w_p` and `w_q` of the paper."""
 
 MAX_TENANTS = 10_000
 """Tenants that are remembered while they hold nothing. Those with least service are forgotten
@@ -24,18 +24,18 @@ class TokenCounters:
     A tenant is active while requests of it are held. One that becomes active is lifted to the
     minimum of those that are (to the last that was, if none is): being idle earns no credit.
 
-    The bound (the paper's, for backlogged clients): over any time in which two tenants are both
-    active, what one gets differs from what the other gets by at most 2 max(w_p L, w_q M) weighted
-    tokens. L is the longest prompt, M the most tokens in all running batches together, with room
-    for a request's output kept from its start. With weights, each tenant's service is divided by
-    its own, and the bound by the smallest. It holds while the tenant with the least is always the
-    next to be dispatched; one whose requests cannot use the room that there is gets less. Outputs
-    that are charged at dispatch as they are expected, and at the end by as much more or less as
-    they were, make the bound for what is charged 2 (w_p L + w_q (E + R)). E is the longest that is
-    expected, R the most by which the outputs of those that run at a time differ from it, together.
+    The bound (the paper's, for backlogged clients) holds over any time in which two tenants are
+    both active. Their service differs by at most 2 max(w_p L, w_q M) weighted tokens. L is the
+    longest prompt, M the most tokens in all running batches together, with room for a request's
+    output kept from its start. With weights, each tenant's service is divided by its own, and the
+    bound by the smallest. It holds while the tenant with the least is always the next to be
+    dispatched; a tenant whose requests cannot use the present room gets less. Outputs are charged
+    at dispatch as expected, and corrected at the end. With that, the bound for the charged service
+    is 2 (w_p L + w_q (E + R)). E is the longest expected output. R is the largest total difference
+    from it of the outputs that run at a time.
 
-    Strict priorities need counters each: a tenant that waits for higher ones would hold the minimum
-    down, and whoever becomes active would go before all others of the higher ones.
+    Strict priorities need counters each. A tenant that waits for higher ones would hold the minimum
+    down, and any tenant that becomes active would go before all tenants of the higher ones.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from extproc.types import EndpointView
 
 
 class Scene(Struct, frozen=True):
-    """What an order may know beside the tickets.
+    """The facts for an order beside the tickets.
 
     Attributes:
         service_s: Mean time from one dispatch out of this queue to the next; 0 for unknown.
@@ -70,8 +70,8 @@ def newest(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
 def clusters(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
     """Return requests for `scene.running` first, each part in order of arrival.
 
-    Those for a base model load no adapter and go with the first. While preferred ones keep coming,
-    the others wait: ageing and the limits of waiting bound that, this order does not.
+    Requests for a base model load no adapter and go with the first. While preferred ones keep
+    coming, the rest wait: ageing and the limits of waiting bound that, this order does not.
     """
     if not scene.running:
         return first_come(tickets, scene)
@@ -98,7 +98,7 @@ def longest_without_slot(tickets: Sequence[Ticket], now: float, turn_s: float) -
     """Return all requests for adapters of which one has waited for a slot for `turn_s`, 0 for none.
 
     The adapter that has waited longest is first, with all of its requests: they share its slot.
-    Those that are refused once they are late are left to their order.
+    Requests that are refused once they are late are left to their order.
     """
     if not turn_s:
         return []
@@ -138,22 +138,22 @@ def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket
     """Return the tickets to serve, in order, and those to give up, the newest first.
 
     Those to serve are as many as can all have their first token in time, if one is dispatched now
-    and one each `service_s` after that; of several such sets, that of the newest. They are in order
-    of deadline. While all can be in time, nobody is given up.
+    and one each `service_s` after that. Of several such sets, the newest requests count. They are
+    in order of deadline. While all can be in time, nobody is given up.
 
-    With one objective for all this is what Theorem B.1 of S-LoRA says to do: deadlines are then in
-    order of arrival, and the set is that of the most recent l. The theorem's conditions are one
-    service time, one reward for all, r(t) by the time t from arrival to the first token, not
+    With one objective for all this follows Theorem B.1 of S-LoRA: deadlines are then in order of
+    arrival, and the set is that of the most recent l. The theorem's conditions are one service time
+    and one reward for all. The reward r(t), by the time t from arrival to the first token, is not
     increasing and concave. Then, whatever l is, no l requests in any order earn more than the most
     recent l in order of arrival. It does not say which l. A count of those in time (r is 1, then 0)
-    is not concave where it falls, nor is `1 - (t / objective)²` that is cut off at 0; for both the
+    is not concave where it falls, nor is `1 - (t / objective)²` with a floor of 0. For both the
     theorem holds among those in time. The count is greatest with the greatest l, which is taken
     here. Concave rewards may be greater with a smaller l.
 
-    With several objectives the most recent l in order of arrival may be too late where others are
-    not. The count is greatest here all the same: sets that can be in time are a matroid (of unit
-    jobs with deadlines; Lawler, 1976), so taking each that still fits, the newest first, ends with
-    as many as any set has.
+    With several objectives the most recent l in order of arrival may be too late where other
+    requests are not. The count is greatest here all the same. Sets that can be in time are a
+    matroid (of unit jobs with deadlines; Lawler, 1976). So taking each that still fits, the newest
+    first, ends with as many as any set has.
     """
     service_s, most = scene.service_s, len(tickets)
     least_s = min(map(_late_s, tickets), default=inf) - scene.now

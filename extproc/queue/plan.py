@@ -1,8 +1,8 @@
-"""Who is asked for next, of all that are held.
+"""The next request, of all that are held.
 
-From the outside in: levels (`tickets.level`), in a level the flow that was served least
-(`fairness`), in a flow first adapters that have waited long for a slot, then the configured order
-(`orders`). A flow is what is one tenant's, over all adapters and routes but for those that have a
+From the outside in: levels (`tickets.level`), then in a level the flow that was served least
+(`fairness`). In a flow, adapters that have waited long for a slot come first, then the configured
+order (`orders`). A flow has the requests of one tenant, over all adapters and routes without a
 share of their own (`Claim._flow`).
 """
 
@@ -67,9 +67,9 @@ class Plan:
             self.counters[ticket.priority].release(ticket.flow)
 
     def hold_told(self, flows: Collection[tuple[int, str]]) -> None:
-        """Have flows be active from now on that wait at other routers, and no others that do.
+        """Have exactly these flows, which wait at other routers, be active from now on.
 
-        Else what they are told to get there would lift them above those that wait here.
+        Else their reported service there would lift them above those that wait here.
         """
         is_few = len(self.counters) < MAX_TOLD_PRIORITIES
         flows = [each for each in flows if is_few or each[0] in self.counters]
@@ -92,10 +92,10 @@ class Plan:
             self.counters[claim.priority].add(claim._flow, tokens / claim._weight)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
-        """Count the output of a request that was charged, as far as it is not that of most.
+        """Count the output of a charged request, as far as it differs from the usual one.
 
-        Against the mean, not against what was charged: were all refunded something, a tenant that
-        has been lifted to the others' counters meanwhile would stay behind them.
+        It is compared with the mean, not with the charge. If all were refunded something, a tenant
+        that has been lifted to the other counters meanwhile would stay behind them.
         """
         claim = request.claim
         if self._settings.fair:
@@ -104,12 +104,11 @@ class Plan:
             self.counters[claim.priority].add(claim._flow, cost(0.0, more) / claim._weight)
 
     def charge_told(self, share: Share) -> None:
-        """Count what another router served, at a priority that has been seen here.
+        """Count the service of another router, at a priority that has been seen here.
 
-        Routers order by what all of them served. What is told late makes the difference between
-        two flows larger by as much as is under way; where nothing is told, each router is fair by
-        itself, and a flow that waits at more routers than another gets more. Outputs are told as
-        they are expected.
+        Routers order by the service of all of them. Late reports make the difference between two
+        flows larger by as much as is under way. Without reports each router is fair by itself, and
+        a flow that waits at more routers than another gets more. Outputs are reported as expected.
         """
         if self._settings.fair and share.priority in self.counters:
             self.counters[share.priority].add_foreign(share.flow, share.tokens)
@@ -128,8 +127,8 @@ class Plan:
         return levels, given_up
 
     def _given_up(self, flows: _Flows, late_by_flow: _Flows) -> list[Ticket]:
-        """Return those to give up, but for what is late of a flow that was served less than every
-        other and has none in time: others would take its turn, again and again.
+        """Return those to give up. Late requests stay if their flow was served less than every
+        other and has none in time: other flows would take its turn, again and again.
         """
         if len(flows) > 1:
             served = ((self._served_in(flow, name), name) for name, flow in flows.items())

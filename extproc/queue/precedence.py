@@ -1,14 +1,15 @@
-"""Who lets whom go first, while room is short, as far as both may go to one endpoint.
+"""Precedence while room is short, between requests that may go to one endpoint.
 
-Who was asked for in vain holds up those of a lower priority that came later, for `slot_hold_s`,
-and, where it waits for other room than a slot, those that come after it in order, for `HOLD_UP_S`.
-Those below 0 wait as long as anybody of 0 or above does (`Sweep`). A flow that got nothing by that
-does not hold up others again before twice that time has passed since it began to.
+A request that was asked for in vain holds up later ones of a lower priority, for `slot_hold_s`.
+Where it waits for other room than a slot, it also holds up those that come after it in order, for
+`HOLD_UP_S`. Requests below 0 wait as long as any of 0 or above does (`Sweep`). A flow that got
+nothing by that holds up no other flow again before twice that time has passed since it began to.
 
-For some time at most, as what it waits for may never come, and what becomes free may be enough for
-others and never for it. Who came before a higher priority overtakes nobody, so it goes on. For
-slots there are reservations (`reservations`). And did a flow begin again at once, each of its
-requests would hold up others, one after the other, for as long as they keep coming.
+The time is limited: the wanted room may never come, and free room may be enough for other requests
+and never for this one. A request that came before one of a higher priority overtakes nobody, so it
+goes on. For slots there are reservations (`reservations`). If a flow could begin again at once,
+each of its requests would hold up other flows, one after the other, for as long as they keep
+coming.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AGAIN_RATIO = 2
 """From the begin of one hold-up in vain to that of the flow's next, over its length."""
 
 MAX_FIRST = 16
-"""Flows that hold up others at a time: the first in order hold up the most."""
+"""Flows that hold up other flows at a time: the first in order hold up the most."""
 MAX_KNOWN = 4096
 """Models, each with the addresses that the data plane allows, whose endpoints are remembered."""
 
@@ -65,13 +66,13 @@ class First(Struct):
 
 
 class Precedence:
-    """Those that were asked for in vain lately.
+    """The requests that were asked for in vain lately.
 
     Args:
-        served: Returns what a flow of a priority has got.
+        served: Returns the service of a flow of a priority.
 
     Attributes:
-        elsewhere: Those that wait at other routers.
+        elsewhere: The requests that wait at other routers.
     """
 
     def __init__(self, served: Callable[[int, str], float]) -> None:
@@ -103,7 +104,7 @@ class Precedence:
     def behind_until_s(
         self, level: int, priority: int, flow: str, arrived_s: float, reach: int, *, now: float
     ) -> float:
-        """Return until when a request has to let others go first; `now` if it has not."""
+        """Return until when a request has to let other requests go first; `now` if it has not."""
         until_s = now
         for (other, of, name), first in chain(self._first.items(), self.elsewhere):
             if other < level or not first.reach & reach:

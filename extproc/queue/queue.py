@@ -1,21 +1,21 @@
 """The queue: requests that their policy held, until there is room for them.
 
-1. Nobody polls. What frees room says so (`freed`); then, and when a policy wanted to be asked
-   again, the queue makes an *offer*: it goes through the requests in order, and the policy is asked
-   for one after the other. Who got no endpoint holds up others for a while at most (`precedence`),
-   and has a slot kept (`reservations`).
+1. Nobody polls. Every event that frees room calls `freed`. Then, and when a policy wanted to be
+   asked again, the queue makes an *offer*. It goes through the requests in order, and asks the
+   policy for one after the other. A request without an endpoint holds up other requests for a while
+   at most (`precedence`), and has a slot kept (`reservations`).
 2. The order: levels (priority and age), in a level the tenant that was served least, of its
    requests the configured order.
 3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_LOOKS` in vain, for alike
-   ones once; the next one goes on behind them, in rounds of `FLOW_LOOKS` for each flow, but looks
+   ones once. The next offer goes on behind them, in rounds of `FLOW_LOOKS` for each flow, but looks
    at the first ones again if more room was freed. Between two offers is a rest, so that they take a
-   tenth of a core at most, those that got an endpoint aside; newcomers stand in line meanwhile.
-4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
-   as the queue's own pace says so. Others that are late are looked at once a second, so that what
-   is freed is there for the next who can be in time; not so where a tenant that got less than every
-   other has none but late ones.
-5. The queue is bounded by number, bytes and time. Where it is full the one that is furthest behind
-   goes, which may be the newcomer.
+   tenth of a core at most, requests that got an endpoint aside. Newcomers stand in line meanwhile.
+4. A request with an objective is refused as soon as the queue's own pace shows that its first token
+   will be late. Other late requests are looked at once a second, so that free room is there for the
+   next request that can be in time. This does not hold where a tenant that got less than every
+   other has only late requests.
+5. The queue is bounded by number, bytes and time. Where it is full, the request that is furthest
+   behind is refused, which may be the newcomer.
 6. Where one of priority 0 or above is refused, those below 0 that wait for the same endpoints are
    refused before it.
 """
@@ -56,10 +56,10 @@ class HoldQueue:
         settings: To begin with.
         at: Has `offer` called at a time, instead of the time that it was called with before.
             Without it, requests wait until somebody else makes an offer.
-        on_change: Called with who waits, for other routers, when that has changed; None where
-            nobody asks for that. It is as after the last offer: when one of them has gone, nobody
-            holds up others until the next one, which is made at once and asks for the first in
-            order. At another router those would be overtaken meanwhile.
+        on_change: Called with the waiting requests, for other routers, when they have changed; None
+            where nobody asks for that. They are as after the last offer. When one of them has gone,
+            none holds up others until the next offer, which is made at once and asks for the first
+            in order. At another router those would be overtaken meanwhile.
 
     Attributes:
         settings: In force.
@@ -208,7 +208,7 @@ class HoldQueue:
         return self.schedule.promised_s(self._sweep.next_s, now=now)
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
-        """Return until when a newcomer has to let others go first; `now` if it has not."""
+        """Return until when a newcomer has to let other requests go first; `now` if it has not."""
         return self._sweep.behind_until_s(request, request.claim.priority, now)
 
     def offer(self, look: Look, *, now: float, reach: Reach = NOWHERE) -> None:
@@ -247,12 +247,12 @@ class HoldQueue:
             self._found(ticket, result, now)
 
     def adapters(self, now: float, *, limit: int | None = None) -> list[str]:
-        """Return the adapters that held requests need, each once, the next in order first; the
-        first of them where there is a limit.
+        """Return the adapters that held requests need, each once, the next in order first. With a
+        limit, return the first of them.
 
         That is by priority, by turns, and by arrival whatever `order` says: a request that waits
-        for a load gives up at the end, and is not served late. The newest first would let others
-        give up even where loads keep up with requests.
+        for a load gives up at the end, and is not served late. The newest first would let older
+        requests give up even where loads keep up with requests.
         """
         return list(islice(self._plan.adapters(self._tickets, now), limit))
 
@@ -285,7 +285,7 @@ class HoldQueue:
             self.freed(now)
 
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
-        """Refuse those whose first token will be late; return the others in order."""
+        """Refuse those whose first token will be late; return the rest in order."""
         levels, given_up = self._plan.make(self._tickets, scene)
         late = [ticket for ticket in given_up if not ticket.is_refusable]
         for ticket in given_up:
@@ -326,7 +326,9 @@ class HoldQueue:
         return max(1, min(MAX_RETRY_AFTER_S, ceil(len(self._tickets) * self.service_s)))
 
     def _refusal(self, ticket: Ticket, now: float) -> End | None:
-        """Return why a newcomer is not held, if it is not; it may take the place of others."""
+        """Return why a newcomer is not held, if it is not; it may take the place of held
+        requests.
+        """
         if ticket.is_refusable and now > ticket.late_s:
             return End.LATE
         if not ticket.request.claim._waits:
@@ -345,7 +347,7 @@ class HoldQueue:
         return None
 
     def _has_room(self, ticket: Ticket, num: int = 0, num_bytes: int = 0) -> bool:
-        """Return whether one more fits in, without so many others and their bytes."""
+        """Return whether one more fits in, without so many of the held requests and their bytes."""
         settings, most_bytes = self.settings, self.settings.max_bytes + num_bytes
         is_below = len(self._tickets) < settings.max_requests + num
         return is_below and self.occupancy.num_bytes + ticket.num_bytes <= most_bytes

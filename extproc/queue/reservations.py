@@ -2,9 +2,9 @@
 
 An engine frees an adapter's slot when the last of its requests there has ended. Where an adapter
 runs, one more request for it needs no slot of its own, so popular ones would keep theirs for ever.
-Whoever is asked for in vain for want of a slot therefore *reserves* one, on one endpoint: the
-adapter that lets it go gets no more requests there, and what becomes free there is for nobody else
-but those that go before the one that waits. An adapter lets its slot go
+A request that is asked for in vain for want of a slot therefore *reserves* one, on one endpoint.
+The adapter that lets it go gets no more requests there. Room that becomes free there is only for
+the waiting request and those that go before it. An adapter lets its slot go
 
 - for a request of a higher priority;
 - for one of the same priority, whose tenant was served less (`fairness`);
@@ -15,8 +15,8 @@ but those that go before the one that waits. An adapter lets its slot go
 Of several the one that will be done soonest is taken: it has had no new request for long, or has
 few. Capacity is lost by no more than what that adapter could have had there until then.
 
-A slot that became free as another router's request ended is that router's to give, for a moment:
-both would give it away, and one of the two requests would wait in the engine.
+A slot that became free as another router's request ended belongs to that router for a moment.
+Otherwise both would give it away, and one of the two requests would wait in the engine.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class _LeftElsewhere(NamedTuple):
 
 
 class Reservations:
-    """Those in force, one for an adapter.
+    """The reservations in force, one for an adapter.
 
     Args:
         served: Returns what a flow of a priority has got.
 
     Attributes:
-        elsewhere: Those that other routers keep.
+        elsewhere: Slots that other routers keep.
     """
 
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
@@ -150,7 +150,7 @@ class Reservations:
         if now >= until_s or adapter in self._fresh:
             return
         claim, known = ticket.request.claim, self._all.pop(adapter, None)
-        # Those that come after it leave it what is reserved for them.
+        # Requests that come after it leave it the slots reserved for them.
         first = [each for each in self if self._goes_first(each, claim)]
         if len(first) >= MAX_RESERVED:
             return

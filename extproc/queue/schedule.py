@@ -7,7 +7,7 @@ from math import exp, inf
 
 LOOK_S = 100e-6
 ORDER_S = 2e-6
-"""What a look, and a place in the order, take of a slow core."""
+"""The time that a look, and a place in the order, take on a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took but for those that got an endpoint."""
 TOLD_WAIT_S = 0.01
@@ -17,7 +17,7 @@ offers it at once, and what it picks is known here by then. Two messages of a ro
 
 
 class Schedule:
-    """Times of offers. Those that are asked for at a time of their own are the caller's: `next_s`.
+    """Times of offers. The caller adds requests with a time of their own: `next_s`.
 
     Args:
         at: Has an offer made at a time, instead of the time that it was called with before.

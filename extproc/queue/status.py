@@ -1,4 +1,4 @@
-"""What is held, as plain values for people."""
+"""The held requests, as plain values for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NAME_CHARS = 120
 
 
 def describe_queue(queue: HoldQueue, *, now: float) -> dict[str, Any]:
-    """Return what is held, how long and how fast it goes, and what is next.
+    """Return the held requests, how long and how fast they go, and the next adapters.
 
     `{"num_held", "max_held", "num_bytes", "max_bytes", "oldest_s", "per_s" (requests that leave,
     None for unknown), "routes": [[route, priority, requests], ...] with the highest priority first,

@@ -1,10 +1,11 @@
-"""The way through the order of those that wait, which one offer goes or several.
+"""The way through the order of the waiting requests, in one offer or several.
 
 An offer asks for one request after the other, for alike ones once, until `MAX_SENT` got an endpoint
-or `MAX_LOOKS` none; the next goes on behind them, and asks for the first ones again if room was
-freed. A flow is asked for `FLOW_LOOKS` times in vain, and again once all others had theirs; those
-that are late are looked at once a second, or where what was freed can be for nobody else. Who was
-asked for in vain holds up others (`precedence`), and has a slot kept (`reservations`).
+or `MAX_LOOKS` none. The next offer goes on behind them, and asks for the first ones again if room
+was freed. A flow is asked for `FLOW_LOOKS` times in vain, and again once all other flows had
+theirs. Late requests are looked at once a second, or where free room can be for no other request. A
+request that was asked for in vain holds up other requests (`precedence`), and has a slot kept
+(`reservations`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from extproc.types import Pick, Rejection, RequestInfo, Wait
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
 FLOW_LOOKS = MAX_LOOKS // 4
-"""Of those, how many one flow has before all others had theirs: clients may make as many kinds of
-requests as they like."""
+"""Of those, how many one flow has before all other flows had theirs: clients may make as many kinds
+of requests as they like.
+"""
 MAX_SENT = 256
-"""Requests that one offer gives an endpoint: others come in between, and pods get no more new
-connections at once than they can accept."""
+"""Requests that one offer gives an endpoint: other work comes in between, and pods get no more new
+connections at once than they can accept.
+"""
 LATE_LOOK_S = 1.0
 """From one look at a request that is late to the next, give or take a half."""
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
@@ -41,7 +44,7 @@ class Sweep:
     Attributes:
         next_s: When the first is to be looked at again.
         reservations: Of slots.
-        elsewhere: Those that wait at other routers.
+        elsewhere: Requests that wait at other routers.
 
     Args:
         served: As `Precedence` wants it.
@@ -63,7 +66,7 @@ class Sweep:
         self._spread = 0.0
 
     def configure(self, settings: QueueSettings) -> None:
-        """Apply other settings; nobody lets others go first until the next offer."""
+        """Apply other settings; no request lets another go first until the next offer."""
         self._settings = settings
         self.reservations.configure(settings)
         self._precedence.begin()
@@ -75,7 +78,7 @@ class Sweep:
         self.next_s = min(self.next_s, ticket.look_s, late_s)
 
     def put_last(self, late: Sequence[Ticket], now: float) -> None:
-        """Look seldom at requests that are late, and at no others."""
+        """Look seldom at requests that are late, and at these alone."""
         before, self._late = self._late, set(late)
         for ticket in late:
             if ticket not in before:
@@ -173,7 +176,9 @@ class Sweep:
             self._looks &= Counter(dict.fromkeys(self._in_vain.values(), MAX_LOOKS))
 
     def behind_until_s(self, request: RequestInfo, where: int, now: float) -> float:
-        """Return until when a request has to let others go first; `now` where it need not."""
+        """Return until when a request has to let other requests go first; `now` where it need
+        not.
+        """
         urgent = self._urgent | self.elsewhere.urgent
         if not (self._precedence or urgent):
             return now
@@ -191,8 +196,9 @@ class Sweep:
         return waiting.lasting(now)
 
     def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
-        """Have those that wait at another router go first, instead of those that did before; return
-        whether less of them holds up others."""
+        """Have requests that wait at another router go first, in place of its earlier ones. Return
+        whether fewer of them hold up other requests.
+        """
         is_less = self.elsewhere.hear(router_id, waiting, self._settings, now=now)
         self._look_around(reach)
         return is_less
@@ -202,7 +208,7 @@ class Sweep:
         return bool(self._reach.of(one.request) & self._reach.of(other.request))
 
     def holds_up(self, ticket: Ticket, now: float) -> bool:
-        """Return whether others may have to let a request go first."""
+        """Return whether other requests may have to let a request go first."""
         longest_s = max(HOLD_UP_S, self._settings.slot_hold_s)
         return ticket.vain_s <= now < ticket.vain_s + longest_s
 
@@ -267,7 +273,9 @@ class Sweep:
             self._precedence.add(level(ticket, now, settings.ageing_s), *_flow(ticket), first)
 
     def _until_s(self, ticket: Ticket, from_s: float, hold_s: float, now: float) -> float:
-        """Return until when a request may hold up others, which its flow may do for so long."""
+        """Return until when a request may hold up other requests, which its flow may do for so
+        long.
+        """
         if not from_s <= now < from_s + hold_s:
             return -inf
         since_s = self._since_s.setdefault((_flow(ticket), hold_s), now)

@@ -1,4 +1,4 @@
-"""What is held: a request as the queue sees it, its level, and how much there is of all."""
+"""Held requests: a request as the queue sees it, its level, and how many there are."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ class Ticket(Struct, eq=False):
         vain_s: When it was first asked for in vain, in the queue.
         rest_s: From its dispatch to its first token on an idle endpoint, by estimate.
         num_bytes: Of its body, kept as long as it is held.
-        kind: What it has in common with requests that its policy answers alike; None for nothing.
+        kind: The properties that it shares with requests that its policy answers alike; None for
+            none.
         look_s: When its policy is asked again at the latest.
-        reason: Why the policy held it, a slug.
+        reason: The policy's reason for the hold, a slug.
         result: None as long as it is held.
-        error: What its policy raised.
+        error: The error that its policy raised.
         arrived_at_s: Of the request, like all that follows: each offer looks at that of all.
         priority: Before ageing.
         flow: Whose turns it counts for (`Claim._flow`).
@@ -110,13 +111,13 @@ class Ticket(Struct, eq=False):
 def level(ticket: Ticket, now: float, ageing_s: float = inf) -> int:
     """Return its priority, one higher for each `ageing_s` (above 0) that it has waited.
 
-    One that is wanted by some time does not age: it has its order by that. One of a priority below
-    0 stays below 0, as it goes first when others would fail.
+    A request that is wanted by some time does not age: that time sets its order. One of a priority
+    below 0 stays below 0, as it is dropped first when other requests would fail.
 
     Without ageing (inf) the lowest may wait for ever. With priorities from p (0 or more) to q, a
-    ticket is at q or above after (q - p) * ageing_s, and whoever arrives (q - p + 1) * ageing_s or
-    more after it is at a lower level for as long as both are held. So, whatever the order within a
-    level, it waits for no more requests than those held when it arrived and those that arrive
+    ticket is at q or above after (q - p) * ageing_s. A ticket that arrives (q - p + 1) * ageing_s
+    or more after it is at a lower level for as long as both are held. So, whatever the order within
+    a level, it waits for no more requests than those held when it arrived and those that arrive
     within that time after it.
     """
     priority = ticket.priority
@@ -231,16 +232,16 @@ class End(StrEnum):
 
 
 FOR_WANT_OF_TIME = frozenset({End.LATE, End.EXPIRED})
-"""Of those that had waited: what others got meanwhile was not for them."""
+"""Of those that had waited: room that other requests got meanwhile was not for them."""
 
 _WHY = {
     End.LATE: "Its first token would come late",
-    End.EXPIRED: "It was held for as long as it may be",
+    End.EXPIRED: "It was held for the longest time allowed",
     End.FULL: "The queue is full",
-    End.ROUTE_FULL: "Its route has as many held as it may",
-    End.DISPLACED: "The queue is full, and one of a higher priority took its place",
-    End.SHED: "One of priority 0 or above was refused, and it goes before those",
-    End.NO_WAIT: "Its route does not wait",
+    End.ROUTE_FULL: "Its route has as many requests held as allowed",
+    End.DISPLACED: "The queue is full, and a request of a higher priority took its place",
+    End.SHED: "A request of priority 0 or above was refused, and lower ones go first",
+    End.NO_WAIT: "Requests of its route do not wait",
 }
 
 

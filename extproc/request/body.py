@@ -1,9 +1,9 @@
 """A request's body as it arrives, and the model in it.
 
-Every chunk is read once, pass by pass, and freed: no pass holds the event loop for more than some
-milliseconds, and only bytes that still have to be sent on are kept. A part of a body decides only
-where the data plane sends no more, or where waiting for the end would stall a body longer than it
-buffers; the rest must then name the same model.
+Every chunk is read once, pass by pass, and freed. No pass holds the event loop for more than some
+milliseconds. Only bytes that still have to be sent on are kept. A part of a body decides only where
+the data plane sends no more, or where waiting for the end would stall a body longer than it
+buffers. The rest must then name the same model.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ class BodyReader:
         return model
 
     def model_of_part(self) -> str:
-        """Return the model of a body that may be cut off, or whole without a sign of it.
+        """Return the model of a body that may be incomplete, or whole without a sign of it.
 
-        Raises RequestError as `model`, and 413 if the body is cut off before the model.
+        Raises RequestError as `model`, and 413 if the body ends before the model.
         """
         model = self._model_if_seen()
         if model is None:
@@ -226,8 +226,9 @@ class BodyReader:
         return pieces(*self._kept) if self._kept else iter(())
 
     def take_prompt(self) -> tuple[Raw, ...]:
-        """Return the parts of a small JSON body's prompt, in JSON, and keep it no longer; () of
-        others."""
+        """Return the parts of a small JSON body's prompt, in JSON, and keep it no longer; () for
+        other bodies.
+        """
         return self._reader.take_prompt() if isinstance(self._reader, JsonReader) else ()
 
     def forget(self) -> None:

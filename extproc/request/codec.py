@@ -31,7 +31,7 @@ NEEDED_HEADERS = CONTROL_HEADERS | {
     *(":method", ":path", "x-request-id"),
     *("content-type", "content-length", "content-encoding"),
 }
-"""Request headers that are read. No others are decoded, credentials among them."""
+"""Request headers that are read. No other headers are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
 MAX_CONTEXTS = 256
 MAX_CONTEXT_BYTES = 64
@@ -44,7 +44,7 @@ _MODES = {mode.value: mode for mode in BodyMode}
 
 
 class _Context(NamedTuple):
-    """What a message says beside its phase."""
+    """The contents of a message beside its phase."""
 
     mode: BodyMode | None
     sends_early: bool
@@ -197,7 +197,9 @@ class Codec(Encoder):
 
 
 def _headers(headers: Iterable[Any], needed: Collection[str]) -> dict[str, str]:
-    """Return those that are needed. Who repeats one does not replace it: its values are joined."""
+    """Return those that are needed. A repeated header does not replace the first: the values are
+    joined.
+    """
     found: dict[str, str] = {}
     for header in headers:
         name = header.key.lower()

@@ -4,9 +4,9 @@ The names are those of inference gateways' endpoint pickers, each with the older
 still send (llm-d-router, pkg/epp/metadata). They are for the router alone, so no endpoint sees
 them.
 
-A hint has one value: all that is said of it under the names that are trusted, repeated or joined
-with commas, must be the same, or the request is refused. Who may add to what a gateway sets can so
-have a request refused, and never have a value of its own count.
+A hint has one value. All values under its trusted names, repeated or joined with commas, must be
+the same, or the request is refused. A client that may add to a gateway's headers can so have a
+request refused, and never have a value of its own count.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ MAX_NAME_BYTES = 253
 """Of an objective or a fairness id: the longest name of a Kubernetes object."""
 
 _NUMBER = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-"""What Go's ParseFloat, with which other pickers read these, takes of decimal numbers. Python's
-`float` takes more."""
+"""Decimal numbers that Go's ParseFloat accepts, with which other pickers read these. Python's
+`float` accepts more.
+"""
 MAX_NUMBER_CHARS = 32
 MAX_MILLISECONDS = 1e12
 """Thirty years."""
@@ -53,7 +54,7 @@ _NAMES = {
     "model_rewrite": MODEL_REWRITE,
 }
 TRUSTABLE = tuple(_NAMES)
-"""What may be trusted under any name; `slo` stands for both times."""
+"""The hints that may be trusted under any name; `slo` stands for both times."""
 
 
 def names_of(trusted: Iterable[str]) -> frozenset[str]:

@@ -114,7 +114,7 @@ class Encoder:
         """Encode a response that sets a destination.
 
         Responses for one destination differ in the pick's id and alternates, and rarely in the
-        headers to remove, so the rest is encoded once: a new message takes 7 us, this takes 1 us.
+        headers to remove. So the rest is encoded once: a new message takes 7 us, this takes 1 us.
         """
         lengths = (len(pick.id), *[len(each) for each in pick.alternates])
         key = (kind, pick.endpoints, lengths, pick.request.hints._header_names)

@@ -1,4 +1,4 @@
-"""What a stream calls, and its settings."""
+"""The parts that a stream calls, and its settings."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ class StreamObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamParts:
-    """What a stream calls.
+    """The parts that a stream calls.
 
     Attributes:
-        rewrites: What pods read in `model`.
-        lists: What bounds the lists that are sent.
+        rewrites: The names that pods read in `model`.
+        lists: Bounds the lists that are sent.
         clock: Monotonic seconds, at the highest resolution, to time decisions.
     """
 

@@ -1,16 +1,17 @@
 """Read `model` from a JSON body that arrives in pieces, at a cost that its length bounds.
 
-The engine reads a body with Python's `json.loads` (Starlette's `Request.json`), so that is the
-meaning of a body here too: of every body that `json.loads` reads as an object, this reads the same
-`model` (the last one, escapes decoded, with NaN, lone surrogates and a byte order mark around it)
-or refuses it; never another one. JSON in UTF-16 or UTF-32 is refused: RFC 8259 allows UTF-8 alone.
+The engine reads a body with Python's `json.loads` (Starlette's `Request.json`), and that is the
+meaning of a body here too. Of every body that `json.loads` reads as an object, this reads the same
+`model` or refuses it, and never reads another one. It is the last `model`, escapes decoded, with
+NaN, lone surrogates and a byte order mark around it. JSON in UTF-16 or UTF-32 is refused: RFC 8259
+allows UTF-8 alone.
 
 Only the top level is parsed; nested values are skipped unchecked (`jsonskip`), so a body may pass
 that the engine rejects with 400. A small whole body is read by msgspec, which checks all of it; a
 body that msgspec refuses but Python may accept is read slice by slice like any other.
 
-msgspec alone would read 16 MiB in one go, in which all other requests wait: 7 ms of one string, but
-75 of numbers, 49 of brackets, 37 of objects and 23 of escapes (measured on an EPYC core); and it
+msgspec alone would read 16 MiB in one go, while all other requests wait. On an EPYC core it took 7
+ms for one string, but 75 for numbers, 49 for brackets, 37 for objects and 23 for escapes. It also
 refuses deep nesting, which Python accepts up to a depth.
 """
 
@@ -69,8 +70,8 @@ class JsonReader(IncrementalReader):
         takes_adapter: A `lora_path` beside `model` names an adapter of it, as SGLang has it.
 
     Attributes:
-        prompt: Of a small whole body, what the engine makes its prompt of, in the usual order of
-            chat templates; () of others. Refers to the body until it is taken away.
+        prompt: Of a small whole body, the parts of which the engine makes its prompt, in the usual
+            order of chat templates; () of other bodies. Refers to the body until it is taken away.
         places: Of all top-level values of `model` so far.
     """
 

@@ -1,6 +1,7 @@
 """Small whole JSON bodies, read in one pass by msgspec, which checks all of each.
 
-What msgspec refuses but Python may accept is left to `jsonmodel`, which reads slice by slice.
+Bodies that msgspec refuses but Python may accept are left to `jsonmodel`, which reads slice by
+slice.
 """
 
 from __future__ import annotations

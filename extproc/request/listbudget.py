@@ -1,13 +1,13 @@
-"""How many bytes of lists of models are sent: any client may ask for one, and it may be large.
+"""A limit on the bytes of lists of models: any client may ask for one, and it may be large.
 
 1. A list is made only when there is room for it: in the bytes per second, and in the bytes of lists
    whose RPCs have not ended yet. The last one that fits may exceed either by its own size, which
    the next ones wait for.
 2. Where there is no room, requests wait in line. A client that asks again and again is slowed
    down, and one that waits costs a few KB and two looks.
-3. After half of `max_wait_s` to all of it, or if the line is full, a request is refused. Those that
-   came at the same moment are refused one after another: a thousand at once would come back at
-   once, and everybody else would wait for such waves.
+3. After half of `max_wait_s` to all of it, or if the line is full, a request is refused. Requests
+   that came at the same moment are refused one after another. A thousand at once would come back at
+   once, and every other client would wait for such waves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Lists:
     max_wait_s: float = MAX_WAIT_S
     unsent_bytes: int = 0
     _step: float = 0.0
-    # What may be sent now, negative after a large list; a second's worth at most.
+    # Bytes that may be sent now, negative after a large list; a second's worth at most.
     _left_bytes: float = 0.0
     _counted_s: float = float("-inf")
     _line: dict[Place, None] = field(default_factory=dict)

@@ -75,8 +75,9 @@ class FormReader(IncrementalReader):
         return check_model(self.model)
 
     def rewritten(self, data: bytes | memoryview, model: str) -> bytes:
-        """Return the whole form with another model at all its places; in a part of its own before
-        the others, if it had none."""
+        """Return the whole form with another model at all its places. If it had none, the model
+        goes into a new part before the rest.
+        """
         if self.places:
             return with_values(data, self.places, model.encode())
         head = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'

@@ -1,7 +1,7 @@
 """Bounded work on the event loop for requests that may come at any rate: one at a time, with rests.
 
-Responses are never old: a request that comes while a page is being made gets the next one, together
-with all others that come before that one is begun.
+Responses are never old. A request that comes while a page is being made gets the next one, together
+with all requests that come before that page is begun.
 """
 
 from __future__ import annotations

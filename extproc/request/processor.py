@@ -140,7 +140,7 @@ class _Session:
     def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
         self._call = call
-        # What goes straight has no stream, before it is decided and after.
+        # A request on the straight way has no stream, before its decision and after.
         self._stream = (
             service.new_stream(metadata, self._wake_soon) if service.straight is None else None
         )

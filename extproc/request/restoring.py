@@ -1,9 +1,9 @@
 """The model that a client wrote, put back into the response of a pod that read another one.
 
-1. It is put back where the pod names the model that it read: as the first such `model` of a JSON
-   body, and of each event of a stream, at the top level or in its `response` or `message`, where
-   `/v1/responses` and `/v1/messages` have it. No other byte changes.
-2. Bytes go on as they come, however the body is cut; only a part of a value of `model` is kept
+1. It is put back where the pod names the model that it read. That is the first such `model` of a
+   JSON body, and of each event of a stream: at the top level, or in its `response` or `message`
+   (`/v1/responses`, `/v1/messages`). No other byte changes.
+2. Bytes go on as they come, however the body is split. Only a part of a value of `model` is kept
    until the rest of it is there.
 3. Compressed bodies, other types and malformed JSON go on as they are.
 """
@@ -101,7 +101,7 @@ class JsonRestorer:
 class EventRestorer:
     """Changes a stream of server-sent events, each with JSON in its lines of data.
 
-    The events of a response begin alike, up to their model: after the first one, that beginning is
+    The events of a response begin alike, up to their model. After the first one, that part is
     recognised without reading it again.
     """
 

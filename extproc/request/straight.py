@@ -46,7 +46,7 @@ class Straight:
     """Decides usual requests.
 
     Args:
-        parts: What it calls, as a stream does.
+        parts: The parts that it calls, as a stream does.
         settings: As for streams; see `is_possible`.
     """
 

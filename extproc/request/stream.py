@@ -40,7 +40,7 @@ HOLD_MARGIN_S = 5.0
 _ANSWERED = frozenset(
     (RouteKind.HEALTH, RouteKind.VERSION, RouteKind.LIST_MODELS, RouteKind.GET_MODEL)
 )
-"""What no endpoint gets."""
+"""Headers that no endpoint gets."""
 _END = m.End()
 
 
@@ -172,10 +172,10 @@ class Stream:
         self._give_up_pick(now)
 
     def retire(self) -> None:
-        """Let go of whom it would wake: nothing comes after its end.
+        """Let go of its waker: nothing comes after its end.
 
-        Nothing refers to itself then, so that it is freed at once and not by the garbage collector,
-        whose pauses grow with what others have left.
+        Nothing refers to itself then. So it is freed at once and not by the garbage collector,
+        whose pauses grow with the garbage of other streams.
         """
         self._wake = _nobody
         if hasattr(self, "_list"):
@@ -276,7 +276,9 @@ class Stream:
         return self._read_on(event, now)
 
     def _read_on(self, _event: m.Event, now: float) -> _Step:
-        """Read one pass; decide once all chunks so far are read, and let others run in between."""
+        """Read one pass; decide once all chunks so far are read, and let other streams run in
+        between.
+        """
         if not self._incoming.read():
             return EventResult.UNREAD, [m.WakeAt(now)]
         model = self._incoming.model()

@@ -56,10 +56,10 @@ def _prefix(name: str) -> str:
 
 
 class Head(NamedTuple):
-    """What a message with headers says.
+    """The contents of a message with headers.
 
     Attributes:
-        headers: Those that are needed.
+        headers: The needed headers.
         ends: The stream ends with them.
         rest: All but the first field of the message.
         places: Begin and end of each value, of headers that are not needed too.

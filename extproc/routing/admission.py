@@ -36,8 +36,8 @@ class Ranks(Struct, frozen=True):
 
     Attributes:
         by_name: Of single adapters.
-        by_pattern: (pattern, rank), for all others; the first that matches counts. `*` stands for
-            anything, all else for itself.
+        by_pattern: (pattern, rank), for all other adapters; the first that matches counts. `*`
+            stands for anything, all else for itself.
     """
 
     by_name: Mapping[str, int] = {}

@@ -20,8 +20,9 @@ from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import ModelCard, Pick, Rejection, RequestInfo, Wait
 
 RESPONSE_WORK_S = 0.01
-"""What a response costs the others in the batch: 128 tokens, each of which makes a step of the
-engine longer by 0.04 ms (H100) to 0.1 ms (A100)."""
+"""The cost of a response for the other requests in the batch: 128 tokens, each of which makes a
+step of the engine longer by 0.04 ms (H100) to 0.1 ms (A100).
+"""
 
 
 class Undeclared(StrEnum):
@@ -47,14 +48,14 @@ class CatalogSettings(Struct, frozen=True):
 
 
 class Catalog:
-    """What clients may ask for.
+    """The models that clients may ask for.
 
     Args:
         settings: To begin with.
-        sources: Where adapters are declared. Until all has been read that may say who may use one,
-            what nobody declares may be somebody's own.
+        sources: Where adapters are declared. Until all sources that restrict the use of adapters
+            have been read, an undeclared adapter may belong to somebody.
         on_cold: Called when a request has to wait for a pod to have its adapter, unless the planner
-            knows of others that do.
+            knows of other such requests.
 
     Attributes:
         failed: Reason and message of those that another router cannot load for this one, by name.
@@ -142,7 +143,7 @@ class Catalog:
         return self.planner.holders(name) if name in self._offers else None
 
     def may_use(self, name: str, tenant: str) -> bool:
-        """Return whether a tenant may ask for a model; for others there is no such model."""
+        """Return whether a tenant may ask for a model; for other tenants there is no such model."""
         if not self._of_tenants:
             return True
         tenants = self._of_tenants.get(owner_of(name, self._cards) or name)
@@ -220,7 +221,7 @@ class Catalog:
         It is for the pods alone that have what is declared, and for the version that serves now.
 
         Args:
-            listed: What pods list.
+            listed: The models that pods list.
         """
         name = request.model
         found = self._served(request, name)
@@ -304,7 +305,9 @@ class Catalog:
         return replace(request, model=fallback, adapter=adapter, _written=written)
 
     def not_held(self, name: str, *, now: float) -> None:
-        """Count a request that may not wait, where no pod has its adapter: others will want it."""
+        """Count a request that may not wait, where no pod has its adapter: more requests will want
+        it.
+        """
         if name in self._cards and not self.planner.holders(name):
             self.demand.add(name, RESPONSE_WORK_S, at_s=now)
 

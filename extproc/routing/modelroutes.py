@@ -1,10 +1,11 @@
-"""Routes of models: which requests belong together, and what each may claim.
+"""Routes of models: which requests belong together, and the claim of each (tenant, priority,
+objectives).
 
 1. A model belongs to the route that lists its name, else to the first with a pattern that matches.
-2. What a request's own headers say of its objectives counts more than its route. Only the headers
-   that the configuration trusts get this far (`request.controlheaders`).
-3. Its priority is its route's; else that of the objective that it names, by the configuration
-   before what the cluster's InferenceObjectives say; else 0.
+2. A request's own headers take precedence over its route, for its objectives. Only the headers that
+   the configuration trusts get this far (`request.controlheaders`).
+3. Its priority is its route's; else the priority of the objective that it names; else 0. For
+   objectives, the configuration takes precedence over the cluster's InferenceObjectives.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class ModelRoute(Struct, frozen=True):
         priority: None leaves it to the objective that a request names.
         ttft: Wanted time to the first token.
         tpot: Wanted time per output token.
-        weight: Share of each of its tenants, which have turns of their own here; None for none:
-            they have the same ones as elsewhere.
-        tenants: Share of single tenants by their fairness id, times `weight`; 1 for others.
+        weight: Share of each of its tenants, which have turns of their own here. None: they have
+            the same turns as elsewhere.
+        tenants: Share of single tenants by their fairness id, times `weight`; 1 for any other
+            tenant.
         max_held_requests: Held at once; None for the queue's own limit, as below.
         max_held_bytes: Bytes of their bodies.
         max_wait_s: For which one is held.
@@ -95,12 +97,12 @@ class ModelRoutes:
         return _shares({name: route.tpot for name, route in self._routes.items()})
 
     def claim(self, request: RequestInfo) -> Claim:
-        """Return what a request may claim; `NO_CLAIM` where nothing is said of it."""
+        """Return a request's claim; `NO_CLAIM` where nothing is configured for it."""
         claim = self.claim_of(request._client_model)
         return claim if request.hints is NO_HINTS else self._with_hints(claim, request.hints)
 
     def claim_of(self, model: str) -> Claim:
-        """Return what a model's requests may claim by its route alone."""
+        """Return the claim of a model's requests by its route alone."""
         claim = self._claims.get(model)
         if claim is not None:
             return claim

@@ -1,4 +1,4 @@
-"""What models there are: for a request that names one, and for clients that list them.
+"""The known models: for a request that names one, and for clients that list them.
 
 Pods list what they have; the catalog knows what is declared, and who may ask for it.
 """
@@ -132,7 +132,7 @@ class Models:
         An empty model (a stored response) goes to the session's endpoint.
 
         Args:
-            uses_cached_bytes: The policy asks what of a prompt is cached where.
+            uses_cached_bytes: The policy asks how much of a prompt is cached on each endpoint.
         """
         if not request.model:
             return self.claimed(request)

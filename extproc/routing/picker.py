@@ -2,9 +2,10 @@
 
 Most requests are picked for by columns (`pick_row`), with the same result as by views.
 
-The pipeline: ready endpoints in the subset where the model is registered, and which take the
-adapter's rank; of those, the best (`_best`), or a wait if all are gone; admission; those that are
-not full, or a wait; a session's own endpoint if it has one; the policy; fallbacks.
+The pipeline starts from ready endpoints in the subset where the model is registered, and which take
+the adapter's rank. Of those it takes the best (`_best`), or a wait if all are gone. Then come
+admission, and the endpoints that are not full, or a wait. Last come a session's own endpoint if it
+has one, the policy, and fallbacks.
 """
 
 from __future__ import annotations

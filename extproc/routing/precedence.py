@@ -1,14 +1,14 @@
-"""Whose word counts, where several declare: the configuration, LLMRoutes, InferenceModelRewrites.
+"""Precedence between sources of declarations: the configuration, LLMRoutes, InferenceModelRewrites.
 
-1. A name that is declared twice is the configuration's; of two LLMRoutes' it is the older one's.
-   So it is with two names that pods could mistake for each other (`Names`).
+1. A name that is declared twice belongs to the configuration; of two LLMRoutes, to the older one.
+   The same holds for two names that pods could mistake for each other (`Names`).
 2. A route of the configuration that lists the name says its priority and objectives, whoever
    declares the adapter.
-3. A declared name is no alias: rules leave it alone, generic ones too. Nor is one that the
-   configuration rewrites, whose rules come first.
-4. Of two rules for one name the first counts; of generic rules the first, after all others.
-   Source: proposal of InferenceModelRewrite, "Precedence and Conflict Resolution".
-5. Who loses is told what, and to whom.
+3. A declared name is no alias: rules leave it alone, generic ones too. A name that the
+   configuration rewrites is no alias either, since the configuration's rules come first.
+4. Of two rules for one name the first counts. Of generic rules the first counts, after all rules
+   with names. Source: proposal of InferenceModelRewrite, "Precedence and Conflict Resolution".
+5. The status of an object that loses says what it lost, and to whom.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.rewrites import Rule
 
 MAX_TOLD = 5
-"""Losses that are told of one object; a rule may have thousands of names."""
+"""Losses that are reported of one object; a rule may have thousands of names."""
 
 
 class ResponseModel(StrEnum):
@@ -38,7 +38,8 @@ class Offer(Struct, frozen=True):
     """An adapter that someone declares, and the terms on which it is served.
 
     Attributes:
-        tenants: Who may use it, by their fairness id; empty for all. Others find no such model.
+        tenants: Tenants that may use it, by their fairness id; empty for all. Other tenants find no
+            such model.
         response_model: None leaves it to the router's setting.
         fallback: Model that serves its requests where nothing else is left; "" for none.
         route: Its priority and objectives; None where nothing is said of them.
@@ -59,7 +60,7 @@ class RuleSet(Struct, frozen=True):
 
 
 class Loss(Struct, frozen=True):
-    """What does not count of what someone declares.
+    """The part of somebody's declarations that does not count.
 
     Attributes:
         is_whole: Nothing of it counts.
@@ -71,7 +72,7 @@ class Loss(Struct, frozen=True):
 
 
 class Merged(Struct, frozen=True):
-    """What counts.
+    """The declarations that count.
 
     Attributes:
         offers: By the name that clients write.
@@ -126,7 +127,7 @@ def merge(
     ranked = _Ranked(declared, aliased)
     for each in rewrites:
         if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
-            why = f"others say what counts for {listed(whys, MAX_TOLD)}"
+            why = f"other objects decide for {listed(whys, MAX_TOLD)}"
             lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=why)
     claims = [each.route for each in offers.values() if each.route is not None]
     others = [each for each in aliases if not offers.keys() & each.models]

@@ -1,6 +1,7 @@
-"""What a pod reads in `model`, where a client wrote another name: aliases, canaries, versions.
+"""The name that a pod reads in `model`, where a client wrote another: aliases, canaries, versions.
 
-1. A rule that names what the client wrote counts before a generic one, and among equals the first.
+1. A rule with the name that the client wrote counts before a generic one, and among equals the
+   first.
 2. A rule's targets are final: no other rule is asked about them.
 3. Without a rule, a request's own header counts, as far as it is trusted.
 4. The version of an adapter comes last, when its pod is chosen: the name that the pod lists.
@@ -18,12 +19,13 @@ from extproc.openai import LISTED, Spelling
 
 
 class Rule(Struct, frozen=True):
-    """What some models are rewritten to.
+    """The targets of some models.
 
     Attributes:
-        models: What clients write; () for a generic rule: anything, and bodies without a `model`.
-        targets: Names that pods know, each with its share of the requests. If none has one, all
-            are equal; if some do, the others get nothing.
+        models: Names that clients write; () for a generic rule: any name, and bodies without a
+            `model`.
+        targets: Names that pods know, each with its share of the requests. If none has one, all are
+            equal; if some do, a target without gets nothing.
     """
 
     name: str
@@ -108,7 +110,7 @@ class Rewrites:
         """Return the name for the pod; to be asked once for each request, as it may be drawn.
 
         Args:
-            model: What the client wrote; "" for a body without a model.
+            model: The client's name; "" for a body without a model.
             hinted: By its header; "" for none.
 
         Returns:

@@ -31,8 +31,9 @@ from extproc.types import (
 )
 
 OBJECTIVE_RATIO = 0.8
-"""Part of an objective within which a held request is taken to be in time: the estimate of what it
-still needs leaves out the step that runs already, and that all share the engine."""
+"""Part of an objective within which a held request counts as in time. The estimate of its remaining
+time leaves out the step that runs already, and the sharing of the engine.
+"""
 
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
@@ -42,8 +43,8 @@ class Router:
     """Routes requests and lists models, from a pool, a picker and a queue.
 
     Attributes:
-        queue: The one that the pool tells of room.
-        catalog: The one that the pool tells of others' work.
+        queue: The one to which the pool reports room.
+        catalog: The one to which the pool reports other routers' work.
         max_hold_s: Longest that a request may wait for an endpoint, from its headers on.
     """
 
@@ -77,7 +78,7 @@ class Router:
     ) -> Pick | Rejection | Ticket:
         """Choose an endpoint and count the request there, or say why not, or hold it.
 
-        Those that are held already come first, where there may be room for them.
+        Held requests come first, where there may be room for them.
 
         Args:
             wake: Called once, if the request is held, when `resume` has its result; not from within
@@ -188,7 +189,7 @@ class Router:
         """Choose as `route` does, and count and hold nothing; return the request as it is known.
 
         Args:
-            turn: Has a known request wait for others.
+            turn: Has a known request wait for its turn.
         """
         columns = self.pool.columns(now=now)
         snapshot = self.pool.snapshot_of(columns, now=now)
@@ -249,7 +250,9 @@ class Router:
     def _pick(
         self, request: RequestInfo, snapshot: Snapshot, columns: Columns
     ) -> Pick | Rejection | Wait:
-        """Choose among the endpoints; those whose slots are kept for others are full for it."""
+        """Choose among the endpoints; those whose slots are kept for other requests are full for
+        it.
+        """
         reservations = self.queue.reservations
         if not reservations.has_any:
             picked = self.picker.pick_row(columns, snapshot, request)
@@ -297,7 +300,9 @@ class Router:
 
 
 def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
-    """Return whether the pods that have a request's adapter are gone, and others may load it."""
+    """Return whether the pods that have a request's adapter are gone, and other pods may load
+    it.
+    """
     if isinstance(result, Pick):
         return result.candidates[0]._is_lost  # as all of them are, then
     if isinstance(result, Wait):

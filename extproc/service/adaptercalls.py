@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 
 class AdapterCalls:
-    """Does at pods what the planner wants, while it is open.
+    """Makes the planner's calls to pods, while it is open.
 
     Args:
         config: Checked configuration.
-        pool: What pods have.
-        on_change: Told the sources of adapters whose files have changed, or are elsewhere now.
+        pool: The pods and their adapters.
+        on_change: Gets the sources of adapters whose files have changed, or are elsewhere now.
         clock: Monotonic seconds.
 
     Attributes:
-        counts: Calls by kind and what came of them.
+        counts: Calls by kind and result.
 
     Raises:
         ConfigError: A file for the requests to pods cannot be used.
@@ -93,7 +93,9 @@ class AdapterCalls:
         try:
             result = await self._call(action)
         except Exception as error:  # ours: the others go on, and this one is tried again
-            log.exception("%s of %s on %s broke", action.kind, action.name, action.address)
+            log.exception(
+                "%s of %s on %s raised an error", action.kind, action.name, action.address
+            )
             result = Result(Failure.ENGINE, repr(error))
         if result.failure is None:
             log.info("%s: %s of %s", action.address, action.kind, action.name)

@@ -131,7 +131,9 @@ READINESS_LIMIT_S = 5.0
 """The longest time for which names that cannot be read delay readiness, where they are no terms."""
 
 News = tuple[Mapping[str, Loss], Mapping[str, AdapterReport] | None]
-"""Who lost what, by origin, and how each adapter is; None where this router does not know."""
+"""Losses of names by origin, and the state of each adapter; None where this router does not
+know.
+"""
 
 
 class AdapterService:

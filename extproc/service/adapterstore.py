@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 RENEWALS = 3
 """Of a lease while it lasts: two may fail."""
 MAX_TOLD = 3
-"""Contents of the store that cannot be used and are told of; the log has all."""
+"""Contents of the store that cannot be used and are reported; the log has all."""
 
 
 class StoreRunner:
@@ -119,14 +119,14 @@ class StoreRunner:
         for name in names:
             try:
                 await self._store.forget(name)
-            except ExtprocError as error:  # it stays, and is told again after the next start
-                log.warning("adapters.store: %s is not forgotten: %s", name, error)
+            except ExtprocError as error:  # it stays, and is reported again after the next start
+                log.warning("adapters.store: %s could not be removed: %s", name, error)
 
     async def _lead(self) -> None:
         """Take the lease and renew it; without it another router loads.
 
-        While the store cannot say who has it, all go on that did, and one that starts begins: two
-        at once do no harm, and none would leave pods that restart without their adapters.
+        While the store cannot say who has it, all routers that loaded go on, and one that starts
+        begins. Two at once do no harm. Without any, pods that restart would lack their adapters.
         """
         assert self._store is not None
         is_known = False
@@ -149,7 +149,9 @@ class StoreRunner:
             if self._has_lease:
                 await self._store.release(self._holder)
         except ExtprocError as error:
-            log.warning("adapters.store: the lease runs out by itself: %s", error)
+            log.warning(
+                "adapters.store: the lease could not be released and will expire: %s", error
+            )
         finally:
             await self._store.aclose()
 
@@ -164,7 +166,7 @@ class StoreRunner:
         store = self._store
         assert store is not None
         self._is_failing = self._is_failing or bool(store.failure)
-        what = "what was read last counts" if store.is_known else "nothing has been read yet"
+        what = "the last contents stay in force" if store.is_known else "nothing has been read yet"
         log.warning("adapters.store: %s: %s", message, what)
 
     def _on_entries(self, entries: Mapping[str, Stored]) -> None:

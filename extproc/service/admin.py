@@ -1,8 +1,8 @@
 """The admin port: metrics, health and the router's state, over HTTP.
 
 Read-only and without authentication, apart from the paths of `registration`, so it listens on
-loopback unless configured otherwise. On loopback it also requires a loopback name in `Host`:
-otherwise a web page in a browser on this machine could read it through a name of its own that
+loopback unless configured otherwise. On loopback it also requires a loopback name in `Host`.
+Otherwise a web page in a browser on this machine could read it through a name of its own that
 resolves to 127.0.0.1 (DNS rebinding).
 
 | path | response |
@@ -48,7 +48,9 @@ _HEADERS = {
 }
 _DEFAULT_DECISIONS = 20
 MAX_DEBUGGING = 16
-"""Requests for `/debug/` at once; further ones get 503, so that they leave places to others."""
+"""Requests for `/debug/` at once; further ones get 503, so that places are left for other
+clients.
+"""
 _OPENMETRICS = "application/openmetrics-text"
 
 

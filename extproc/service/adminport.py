@@ -1,4 +1,4 @@
-"""What the admin port shows of a running router."""
+"""The state of a running router, as the admin port shows it."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ These permissions are needed, by a Role in the namespace of the pods (`get` is n
 
 An InferencePool is listed by its name, so that a Role can name it. In llm-d.ai and
 inference.networking.x-k8s.io a Role may grant more: `list` and `watch` of `inferenceobjectives`,
-whose priorities are followed, and of `inferencemodelrewrites`; in llm.extproc likewise of
-`llmroutes`. For the status of the last two, `patch` of `inferencemodelrewrites/status` and
+whose priorities are followed, and of `inferencemodelrewrites`. In llm.extproc it may grant the same
+of `llmroutes`. For the status of the last two, `patch` of `inferencemodelrewrites/status` and
 `llmroutes/status`.
 """
 

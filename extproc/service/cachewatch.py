@@ -32,9 +32,9 @@ class CacheWatch:
                 self._warned_of.append((group, presumed))
                 field = f"pods.{f'groups.{group}.' if group else ''}max_cpu_loras"
                 log.warning(
-                    "pods hold about %s adapters in their CPU caches, while the configuration "
-                    "means %d (%s, or as many as slots without it): the router goes by what it "
-                    "sees. Set %s to the pods' --max-cpu-loras",
+                    "pods hold about %s adapters in their CPU caches, but the configuration says "
+                    "%d (%s, else as many as slots). The router uses the number that it sees. Set "
+                    "%s to the pods' --max-cpu-loras",
                     *(learned, presumed, field, field),
                 )
 

@@ -1,4 +1,4 @@
-"""What a cluster declares of adapters, and what it is told of that.
+"""A cluster's declarations of adapters, and the reports on them.
 
 InferenceModelRewrites and LLMRoutes of the pools that this router serves, in one namespace.
 """
@@ -36,10 +36,10 @@ _UNWANTED = "; if there are none on purpose, set discovery.kubernetes.declaratio
 
 
 class Declarations:
-    """What is declared for pools of ours, followed while `run` runs.
+    """The declarations for pools of ours, followed while `run` runs.
 
-    Each callback gets what all objects of a kind say, the oldest first, once known and at each
-    change. `report` is to be called then, with what `routing.precedence` says of it.
+    Each callback gets the declarations of all objects of a kind, the oldest first, once known and
+    at each change. `report` is to be called then, with the result of `routing.precedence`.
     """
 
     def __init__(

@@ -79,10 +79,10 @@ class EndpointList:
 class Source(Protocol):
     """A source of endpoints.
 
-    It is made with the fields of its section, and with `on_endpoints`, which gets the whole list at
-    first and at each change; `on_failure`, which gets a message once per new failure;
-    `on_recovery`, called when failures are over; `clock` (monotonic seconds); and `scheme`, of the
-    endpoints' URLs. All are keyword arguments.
+    It is made with the fields of its section, and with callbacks. `on_endpoints` gets the whole
+    list at first and at each change. `on_failure` gets a message once per new failure,
+    `on_recovery` is called when failures are over. Further it gets `clock` (monotonic seconds) and
+    `scheme`, of the endpoints' URLs. All are keyword arguments.
     """
 
     num_failures: int
@@ -95,7 +95,7 @@ class Discovery:
     """Hands on the list of endpoints, at first and at each change.
 
     Where it follows an InferencePool, also the priorities by objective; with `on_rules` and
-    `on_offers` what its cluster declares of adapters.
+    `on_offers` its cluster's declarations of adapters.
 
     Raises:
         MissingLibraryError: The source needs an extra that is not installed.
@@ -170,7 +170,7 @@ class Discovery:
             self._on_endpoints(make_endpoints(entries, scheme=self._scheme))
 
     def _load(self, name: str, section: Any, clocks: Clocks) -> Source | None:
-        """Return the source that is one file of `discovery`; None for the others."""
+        """Return the source that is one file of `discovery`; None for any other."""
         if name in ("static", "file", "kubernetes"):
             return None
         module = import_module(f"extproc.discovery.{name}")

@@ -1,8 +1,8 @@
-"""The garbage collector, kept off what lives long: no request should wait for a full pass.
+"""The garbage collector, kept off long-lived objects: no request should wait for a full pass.
 
-1. What is there after the start, and after each change of the models, is left out of the passes
-   that follow: with a hundred pods and a thousand adapters a full pass takes 60 ms, without what
-   they list a few.
+1. Objects that exist after the start, and after each change of the models, are left out of the
+   passes that follow. With a hundred pods and a thousand adapters a full pass takes 60 ms, without
+   their lists a few.
 2. A pass over everything is made at rest, when no request has come since the last look, and where
    there is no rest after `MAX_AGE_S`.
 """

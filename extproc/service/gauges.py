@@ -73,8 +73,8 @@ def add_gauges(
     add_queue_gauges(telemetry, router.queue, clock)
     telemetry.add_gauges(
         "endpoint_slowness_ratio",
-        "Time per output token, divided by that of the other pods of the group. 1: "
-        "the same. Absent for a pod without others to compare with.",
+        "Time per output token, divided by that of the other pods of the group. 1: the same. "
+        "Absent for a pod without other pods to compare with.",
         "endpoint",
         lambda: {address: each.ratio for address, each in slow.compare(routing.snapshot()).items()},
     )
@@ -187,8 +187,8 @@ def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[],
     )
     add(
         "held_dispatched_per_second",
-        "Requests that leave the queue for a pod while others wait. By this "
-        "estimate the router refuses requests that would come too late.",
+        "Requests that leave the queue for a pod while more wait. By this estimate the router "
+        "refuses requests that would come too late.",
         lambda: 1 / queue.service_s if queue.service_s else 0.0,
     )
     telemetry.add_counters(

@@ -40,7 +40,7 @@ class LiveFeed:
 
     Attributes:
         about: Constants such as the version, shown as they are.
-        queue: What is held, as `queue.status` says.
+        queue: The held requests, as in `queue.status`.
         registry: The models registered on any endpoint, by name; a new object after each change.
         knows_times: Whether completions carry response times.
         health: Reasons why the router is not ready, for people; empty when it is.

@@ -1,6 +1,6 @@
-"""Declared adapters, kept loaded: the planner's calls are made, and it is told what came of them.
+"""Declared adapters, kept loaded: the planner's calls are made, and it gets their results.
 
-Every router may do so at once: what a pod has already is no failure.
+Every router may do so at once: an adapter that a pod already has is no failure.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Adapters:
         self._shown: tuple[Mapping[str, Offer], Mapping[frozenset[str], str]] = ({}, {})
         self._apply(config)
 
-    # --- what is told -----------------------------------------------------------------------
+    # --- inputs -----------------------------------------------------------------------------
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration."""
@@ -213,7 +213,7 @@ class Adapters:
                         forgotten = self._tick(tasks, is_new=is_new)
                         await self._on_ticked(forgotten)
                 except Exception:  # ours: requests go on with what pods have
-                    log.exception("adapters: a look at what is to be done broke")
+                    log.exception("adapters: planning the next loads raised an error")
                 await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
                 await self._rest()
 
@@ -245,7 +245,7 @@ class Adapters:
         rates = self._catalog.demand.rates(now)
         is_leading = self._is_leading()
         is_led = self.peers.is_led(may_load=is_leading, now=now)
-        # Who reaches no pod leaves it to those who do.
+        # A router that reaches no pod leaves it to routers that do.
         reaches = any(pod.is_up for pod in pods)
         self.loads = loads = is_leading and not is_led and reaches
         needed = [*held, *self.peers.wanted(now)] if loads else held
@@ -277,7 +277,7 @@ class Adapters:
         if registry is self._shown_for:
             return
         self._shown_for, declared = registry, self._declarations()
-        # Whoever declares a base model's name takes no requests from it.
+        # A declaration with a base model's name takes no requests from it.
         own = {name for name, card in registry.items() if card.parent is None}
         offers = {name: each for name, each in self._offers.items() if name not in own}
         bases = {pools: self._pool.base_of(pools) for pools in {e.pools for e in declared}}

@@ -1,7 +1,7 @@
 """The parts of one router, made from its configuration: the composition, from the bottom up.
 
-Each part gets all that it calls when it is made. What it cannot know yet comes back as a fact:
-`changed` is set where something is new that health or the cluster should hear of.
+Each part gets all that it calls when it is made. Later news comes back as a fact: `changed` is set
+where health or the cluster should hear of something new.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ READINESS_LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the listeners count, and the memory that they share.
+    """The counts of the listeners, and the memory that they share.
 
     Attributes:
         http_dropped: Connections of the HTTP ports that were dropped.
@@ -65,8 +65,8 @@ class Parts:
     """The parts of one router; nothing runs and nobody listens yet.
 
     Attributes:
-        changed: Set when a pod has been asked, the endpoints or the adapters are others.
-        endpoints: What discovery lists, handed on to all that follow it.
+        changed: Set when a pod has been asked, and when the endpoints or the adapters have changed.
+        endpoints: The endpoints of discovery, handed on to all that follow them.
 
     Raises:
         ConfigError: A certificate or a key file cannot be used.
@@ -202,7 +202,7 @@ class Parts:
         self.pods.tick()
 
     def tell(self) -> None:
-        """Have the cluster told what became of what it declares, if that is news."""
+        """Report to the cluster on its declarations, if there is news."""
         news = self.adapters.take_news()
         if news is not None:
             self.discovery.report(*news)

@@ -1,4 +1,4 @@
-"""What proves who is a peer, and the checks of that and of `peers` at the start."""
+"""The proof of being a peer, and the checks of that and of `peers` at the start."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def unproven_peers(config: Config) -> list[str]:
     if config.peers is None or config.peers.key_file is not None or checks_clients(config):
         return []
     return [
-        "peers: without key_file or server.tls.client_ca_file nothing proves who a peer is: "
-        "whoever listens at one of their addresses is believed, and whoever dials is told what "
-        "routers do"
+        "peers: without key_file or server.tls.client_ca_file the router cannot verify its peers. "
+        "It trusts any process that listens at a peer's address, and sends its picks to any "
+        "process that connects"
     ]
 
 

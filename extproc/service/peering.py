@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""Between two checks for dead links and for entries that were not delivered."""
+"""Between two checks for silent links and for entries that were not delivered."""
 FLUSH_S = 1.0
 """Longest wait, when draining, for peers to accept the remaining entries."""
 FLUSH_INTERVAL_S = 0.01

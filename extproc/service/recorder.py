@@ -25,11 +25,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Recorder:
-    """Records the outcomes of requests: what streams report (`StreamObserver`), and what others do.
+    """Records the outcomes of requests, as reported by streams (`StreamObserver`) and by other
+    sources.
 
     Attributes:
         knows_times: Whether completions carry response times; if not, attainment is not recorded.
-        claim_of: Returns what a model's requests may claim by their route.
+        claim_of: Returns the claim of a model's requests by their route.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
     """

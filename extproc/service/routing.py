@@ -135,7 +135,7 @@ class Routing:
         self.router.queue.freed(self._clock())
 
     def declare(self, routes: Sequence[ModelRoute], rules: Sequence[Rule]) -> None:
-        """Replace the routes and the rules that others than the configuration declare."""
+        """Replace the routes and the rules that come from outside the configuration."""
         config, self._declared_routes, self._declared_rules = self._config, routes, rules
         own = configured.model_routes(config)
         names = {route.name for route in own}

@@ -166,7 +166,7 @@ class Pods:
 
     def _on_health(self, address: str, is_dead: bool, asked_at_s: float) -> None:
         if self._pool.record_health(address, is_dead=is_dead, asked_at_s=asked_at_s):
-            what = "dead: it gets nothing until that changes" if is_dead else "alive again"
+            what = "stopped: it gets no requests until that changes" if is_dead else "running again"
             log.warning("endpoint %s: its engine is, by its /health, %s", address, what)
 
     def _on_version(self, address: str, version: str, asked_at_s: float) -> None:
@@ -175,7 +175,8 @@ class Pods:
         if state is not None and state.unsafe_version:
             log.warning(
                 "endpoint %s: version %s answers running requests with another adapter's weights "
-                "when one is loaded: none is while it has requests (docs/model-server.md)",
+                "when an adapter is loaded, so none is loaded while it has requests "
+                "(docs/model-server.md)",
                 address,
                 version,
             )

@@ -53,10 +53,9 @@ class Findings:
     Attributes:
         errors: Mistakes that keep the router from starting.
         in_use: Addresses that another process listens on: the router cannot start while it does.
-        warnings: What may be missing at the start, because the router waits for it, and what works
-            but badly.
+        warnings: Missing parts that the router waits for, and settings that work badly.
         policy: The configured policy; None if it is among the errors.
-        tracing: What makes spans; None where tracing is off, or among the errors.
+        tracing: The maker of spans; None where tracing is off, or among the errors.
     """
 
     errors: list[str] = field(default_factory=list)

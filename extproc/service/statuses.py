@@ -1,9 +1,9 @@
-"""What was found of a cluster's objects, written to their status.
+"""Findings about a cluster's objects, written to their status.
 
-1. A status is written when what is to be said of it changes, and after a list that shows another.
-   What someone else writes is no reason: two routers that disagree write once each. A part that was
-   left to others for a while is written in any case: what they said of it is not known.
-2. One write at a time, by server-side apply: what others say of an object stays.
+1. A status is written when its text changes, and after a list that shows another. A write by
+   someone else is no reason: two routers that disagree write once each. A part that was left to
+   other routers for a while is written in any case: their text is not known.
+2. One write at a time, by server-side apply: other writers' parts of an object stay.
 3. A Role that does not grant it costs one warning, and the next attempt is `relist_s` later.
 """
 
@@ -86,7 +86,9 @@ class Statuses:
         self._woken.set()
 
     def want(self, parts: Mapping[str, Collection[Part]]) -> None:
-        """Have this said of the objects, by their origin; of others nothing is written."""
+        """Have this written about the objects, by their origin; about other objects nothing is
+        written.
+        """
         keys = _keys(parts)
         left = self._left | (_keys(self._wanted) - keys)
         self._left = {key for key in left if key[0] in parts}

@@ -4,10 +4,10 @@ An upload holds its bytes so far: a part of a message that the transport keeps, 
 session still needs. Three steps keep the sum within the budget:
 
 1. Below half of it every upload gets room (a flow-control window) as it goes on.
-2. Above, only the oldest uploads do, as many as fit at their largest size; the others wait. So some
+2. Above, only the oldest uploads do, as many as fit at their largest size; the rest wait. So some
    always complete and free their bytes, where an even share would leave all of them stuck.
-3. If the sum still does not fit, uploads are given up, the oldest unfinished one first; so is one
-   that stalls while others wait, and one that has waited too long itself.
+3. If the sum still does not fit, uploads are given up, the oldest unfinished one first. An upload
+   that stalls while other uploads wait is given up too, and one that has waited too long itself.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Budget:
             yield upload
 
     def _resume(self) -> None:
-        """Grant room to waiting uploads: the oldest, and others while half the budget has room."""
+        """Grant room to waiting uploads: the oldest, and more while half the budget has room."""
         chosen = [upload for upload in self._first() if upload in self._waiting]
         num_more = max(0, self._relaxed_bytes - self.used_bytes) // GRANT_BYTES
         chosen += islice(self._waiting, num_more)

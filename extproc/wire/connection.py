@@ -1,9 +1,9 @@
 """One HTTP/2 connection, server side: bytes in, calls of sessions, bytes out.
 
 `receive_pass` reads frames in place. Three kinds of frame make up nearly all traffic and are
-handled inline: HEADERS that open a stream, DATA with exactly one message, and the late RST_STREAM
-of an answered stream. Everything else, and every unusual case of these, goes through `dispatch` and
-the table in `states`.
+handled inline. They are HEADERS that open a stream, DATA with exactly one message, and the late
+RST_STREAM of an answered stream. Everything else, and every unusual case of these, goes through
+`dispatch` and the table in `states`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class _Call(Call):
     """One RPC.
 
     Messages that its session sends while it handles one are written by the RPC's own coroutine
-    right after; any others by a task, one at a time.
+    right after. A task writes all other messages, one at a time.
     """
 
     context: Any

@@ -8,11 +8,11 @@ split into its fields, and only the fresh one is decoded.
    update, no incremental indexing, no dynamic index (7541 6.1 to 6.3). Until the table's next
    change, if they only read it, as the requests of a burst do before the peer has read our
    SETTINGS. Never, if they change it.
-2. The cache never bypasses the decoder's state: from the acknowledgement of our SETTINGS until a
-   block has passed the decoder, every block does, because the first one then must begin with a size
-   update (9113 4.3.1).
-3. Bytes are cached when they come the second time, and never evict others: a flood of fresh blocks
-   evicts nothing.
+2. The cache never bypasses the decoder's state. From the acknowledgement of our SETTINGS until a
+   block has passed the decoder, every block does. The first one then must begin with a size update
+   (9113 4.3.1).
+3. Bytes are cached when they come the second time, and never evict other bytes: a flood of fresh
+   blocks evicts nothing.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class HeaderReader:
         """Decode and judge a block that is not in `requests`.
 
         Raises:
-            ConnectionFault: The block cannot be decoded, or is too large while others depend on
-                it: the decoder's state is lost, and so is the connection.
+            ConnectionFault: The block cannot be decoded, or is too large while other blocks depend
+                on it. The decoder's state is lost, and so is the connection.
         """
         try:
             return self._read_request(block)

@@ -4,10 +4,10 @@ aiohttp closes idle connections and bounds the size of headers. The rest is boun
 the number of connections, the time for a request to arrive, and the time for a response to be
 read. Connections over a limit are aborted: closing would wait for the peer to read what is left.
 
-No peer keeps others out. Where connections or unread bytes are too many, those of the address that
-has most of them go: first those that ask for nothing, then those that do not read, the oldest
-first. What holds a place for longer while it is answered is bounded by those who answer: the live
-page's viewers, the requests of registration, those that wait for a turn.
+No peer keeps other peers out. Where connections or unread bytes are too many, those of the address
+that has most of them are dropped. First come those that ask for nothing, then those that do not
+read, the oldest first. Handlers bound the requests that hold a place for longer: the live page's
+viewers, the requests of registration, those that wait for a turn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Handshake, keepalive and end of a connection: everything about it that depends on time.
 
-Drain (9113 6.8, and gRPC "GOAWAY Frame"): a GOAWAY with the highest identifier announces the end, a
+Drain (9113 6.8, and gRPC "GOAWAY Frame"): a GOAWAY with the highest identifier announces the end. A
 PING shows when the peer has read it, and only then a second GOAWAY names the last stream. Streams
 that the peer opens in between are served.
 """
@@ -67,7 +67,7 @@ class Lifetime:
         self._settings_acknowledged = True
 
     def on_ping_acknowledged(self, opaque: bytes) -> None:
-        """Handle the acknowledgement of one of our PINGs; ignore others."""
+        """Handle the acknowledgement of one of our PINGs; ignore any other."""
         if opaque == _DRAIN_PING:
             self._finish_drain()
         elif opaque == _KEEPALIVE_PING:

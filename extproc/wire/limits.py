@@ -89,19 +89,19 @@ class Limits:
             SETTINGS it ends the connection, as later blocks may depend on it.
         max_header_list_bytes: Uncompressed header list (9113 6.5.2); bounds an HPACK bomb.
         max_continuation_frames: CONTINUATION frames of one header block (CVE-2024-27316).
-        max_control_frames: What frames without a request cost per window, at their costs in
-            `wire.control`: SETTINGS, PING, DATA without content or end, WINDOW_UPDATE beyond ten
-            for each DATA frame that we sent; PRIORITY, unknown types and frames for closed streams,
-            but for DATA that may cross our end and one reset for each stream; and streams that the
-            peer made us reset (CVE-2025-8671). Its own resets (CVE-2023-44487) have no limit: they
-            free all, and cost less than an answer.
+        max_control_frames: The cost of frames without a request per window, at their costs in
+            `wire.control`. These are SETTINGS, PING, DATA without content or end, and WINDOW_UPDATE
+            beyond ten for each DATA frame that we sent. They are also PRIORITY, unknown types and
+            frames for closed streams, but for DATA that may cross our end and one reset for each
+            stream. Streams that the peer made us reset count too (CVE-2025-8671). Its own resets
+            (CVE-2023-44487) have no limit: they free all, and cost less than an answer.
         flood_window_s: Duration of the window for that budget.
         stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE: the data that a stream may send
             without room in the budget. Nearly every prompt fits, and thousands of streams are safe.
         connection_window_bytes: Receive window of a connection; replenished as bytes arrive.
         handshake_timeout_s: From the connection to the preface and the acknowledged SETTINGS.
         keepalive_s: Silence after which we send PING.
-        keepalive_timeout_s: Silence after that PING until the peer is considered dead.
+        keepalive_timeout_s: Silence after that PING until the connection is considered lost.
         idle_timeout_s: Time without streams after which a connection is drained.
         message_timeout_s: From the first byte of a message to its last.
         stall_timeout_s: Time for which queued responses make no progress: those streams are reset,

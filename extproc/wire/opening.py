@@ -17,7 +17,7 @@ class Opener(ControlFrames):
     """Opens the streams of one connection, beside its control frames."""
 
     def open(self, stream_id: int, flags: int, block: bytes, now: float) -> None:
-        """Begin a request: a header block on an identifier above all others (9113 5.1.1)."""
+        """Begin a request: a header block on a new highest identifier (9113 5.1.1)."""
         streams = self.streams
         counters = streams.counters
         request = self.reader.requests.get(block)

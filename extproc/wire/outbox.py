@@ -1,6 +1,6 @@
 """The output of a connection: frames by stream, and DATA that waits for a window.
 
-1. The frames of a pass are kept by stream until they are taken, so a stream that the peer resets in
+1. The frames of a pass are kept by stream until they are taken. So a stream that the peer resets in
    the same read loses its unwritten frames (9113 6.4: after RST_STREAM "the receiver MUST NOT send
    additional frames for that stream").
 2. DATA that does not fit the windows waits in its stream; streams take turns, a frame each.

@@ -1,8 +1,8 @@
 """The contract between a gRPC service and the transport that carries it.
 
 It belongs to no transport. A transport knows HTTP/2 and message framing; a service knows messages.
-Between them are bytes and a few calls, all synchronous: the pass from a message to its responses
-has no `await` in it, so any transport that delivers bytes can carry every service, and both can be
+Between them are bytes and a few calls, all synchronous. The pass from a message to its responses
+has no `await` in it. So any transport that delivers bytes can carry every service, and both can be
 tested alone.
 """
 
@@ -57,7 +57,7 @@ class Session(Protocol):
     """The service's side of one RPC.
 
     A session that calls `hold` also has a method `give_up()`, called when there is no memory for
-    what it holds: it responds and ends the RPC, or the RPC ends with RESOURCE_EXHAUSTED.
+    the bytes that it holds. It responds and ends the RPC, or the RPC ends with RESOURCE_EXHAUSTED.
     """
 
     def receive(self, message: bytes) -> None:

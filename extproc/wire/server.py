@@ -1,11 +1,11 @@
 """Our own gRPC server: sockets and the clock around `extproc.wire`.
 
-Almost always one pass per read and one write per pass: `data_received` hands the bytes to the
-connection, which calls the sessions, and writes all their responses at once, without a task, a
-future or an await per request. If a read holds more than one pass's work, the rest waits until
-other connections have had a turn, in one line with the rests of others' reads. Services may also
-respond later, from any callback of the same loop; then one write is scheduled for everything that
-has collected by the time it runs.
+Almost always one pass per read and one write per pass. `data_received` hands the bytes to the
+connection, which calls the sessions, and writes all their responses at once. There is no task,
+future or await per request. If a read holds more than one pass's work, the rest waits until other
+connections have had a turn, in one line with the rests of other reads. Services may also respond
+later, from any callback of the same loop; then one write is scheduled for everything that has
+collected by the time it runs.
 
 Reading pauses between the passes over one read, and never otherwise: WINDOW_UPDATE and RST_STREAM
 arrive on that same socket. When the socket is full, it queues per stream instead, within
@@ -264,7 +264,7 @@ class WireServer:
         Calls in progress finish; those of long-lived methods end with UNAVAILABLE.
 
         Returns:
-            Whether all had left within `timeout_s`; `close` drops the others.
+            Whether all had left within `timeout_s`; `close` drops the rest.
         """
         self.is_draining = True
         self._stop_listening()
@@ -297,8 +297,8 @@ class WireServer:
     def line_up(self, wire: _Wire) -> None:
         """Have a socket go on with its read when it is its turn.
 
-        One pass of one socket, then everything else: with a pass of each, what others wait would
-        grow with the number of those who send much.
+        One pass of one socket, then everything else: with a pass of each, the wait of other sockets
+        would grow with the number of busy senders.
         """
         self._line.append(wire)
         if len(self._line) == 1:

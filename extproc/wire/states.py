@@ -1,11 +1,11 @@
 """Which frame is allowed in which state of a stream (9113 5.1), as a table.
 
-1. All verdicts are here; `Connection` obeys them and adds none.
+1. All decisions are here; `Connection` follows them and adds none.
 2. A server that never pushes needs five states. `half-closed (local)` is not among them: when our
    response ends before the request, RST_STREAM(NO_ERROR) follows it (9113 8.1), so the stream is
    closed at once.
-3. A closed stream is remembered by how it closed: after our reset, frames that the peer sent before
-   it knew are discarded silently; after the peer's own end, further frames are errors.
+3. A closed stream is remembered by how it closed. After our reset, frames that the peer sent before
+   it knew are discarded silently. After the peer's own end, further frames are errors.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Streams:
 
     Attributes:
         open: Streams not closed yet, by identifier.
-        closed: How the latest others closed.
+        closed: How the latest closed ones ended.
         last_id: Highest identifier used by the peer.
         partial_since_s: Start times of incomplete messages, by stream.
         deadlines_s: Deadlines of calls with a `grpc-timeout`, by stream.
@@ -55,14 +55,14 @@ class Streams:
         return State.HALF_CLOSED_REMOTE if stream.is_half_closed else State.OPEN
 
     def verdict(self, stream_id: int, kind: int) -> Evidence:
-        """Return the table's verdict on a frame on a stream."""
+        """Return the table's decision on a frame on a stream."""
         return TABLE[self.state(stream_id), kind]
 
     def obey(self, stream_id: int, kind: int) -> Scope:
         """Return whether to handle or discard a frame.
 
         Raises:
-            ConnectionFault, StreamFault: By the table's verdict.
+            ConnectionFault, StreamFault: By the table's decision.
         """
         # 9113 5.1.1: even identifiers are the server's, and we never open a stream.
         if not stream_id & 1:

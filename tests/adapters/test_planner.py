@@ -263,7 +263,7 @@ def test_more_replicas_than_pods_can_have_are_missed_and_all_that_can_have_it() 
 
     assert len(world.having("a")) == status.versions[0].ready == 3
     assert (status.state, status.reason) == (State.READY, Failure.TOO_FEW)
-    assert status.message == "replicas.min is 50, and pods that can: 3"
+    assert status.message == "replicas.min is 50, but the number of pods that can have it is 3"
     assert status.versions[0].desired == 50
 
     world.declare(Declaration("a", "/a/2", "2", base=BASE, min_replicas=50))

@@ -715,12 +715,12 @@ async def test_a_load_is_answered_when_enough_pods_list_it(port: Port) -> None:
 @pytest.mark.parametrize(
     ("status", "answered", "code", "said"),
     [
-        ({}, 504, "not_ready", "they still may."),
+        ({}, 504, "not_ready", "they may list it later."),
         (
             {"state": "loading", "reason": "timeout", "message": "p1: 5 s"},
             504,
             "not_ready",
-            "they still may (timeout: p1: 5 s).",
+            "they may list it later (timeout: p1: 5 s).",
         ),
         (
             {"state": "failed", "reason": "refused", "message": "p1: rank 64"},

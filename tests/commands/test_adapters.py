@@ -51,7 +51,10 @@ def test_what_is_declared_otherwise_is_replaced_only_where_that_is_wanted(config
     refused = call(config, "import", given=other)
     replaced = call(config, "import", "--replace", given=other)
 
-    assert (refused.exit_code, refused.stderr) == (1, "extproc: a is declared otherwise\n")
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        "extproc: a is already declared with other content\n",
+    )
     assert replaced.output == "3 adapters: 1 changed, 0 refused\n"
     assert call(config, "export").stdout == other
 

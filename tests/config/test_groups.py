@@ -112,7 +112,7 @@ def test_a_rank_that_some_pods_may_take_is_none_of_the_mistakes() -> None:
 def test_a_pod_in_an_unknown_group_is_a_mistake() -> None:
     line = mistake(TWO_KINDS.replace("group: l4", "group: l5"))
 
-    assert "10.0.0.8:8000 is in the group l5, which pods.groups does not have; there: l4" in line
+    assert "10.0.0.8:8000 is in the group l5, which pods.groups does not have; allowed: l4" in line
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_pod_in_an_unknown_group_is_a_mistake() -> None:
 def test_groups_that_no_pod_could_be_in_are_a_mistake(discovery: str, source: str) -> None:
     line = mistake(f"discovery: {discovery}\npods: {{groups: {{l4: {{}}}}}}")
 
-    assert f"pods.groups: discovery.{source} does not tell a pod's group" in line
+    assert f"pods.groups: discovery.{source} does not know a pod's group" in line
 
 
 @pytest.mark.parametrize("kind", ["inference_pool: vllm", "pod_selector: app=vllm, port: 8000"])

@@ -439,7 +439,7 @@ def test_a_page_that_is_cut_off_loses_its_last_line_and_knows_nothing_of_the_res
 
     assert (report.num_running, report.kv_usage_ratio) == (3, None)
     assert not report.has_counts  # those that wait may have been in the rest
-    assert "cut off" in report.unreadable
+    assert "incomplete" in report.unreadable
 
 
 def test_binary_data_in_a_line_is_no_part_of_a_name() -> None:

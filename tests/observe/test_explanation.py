@@ -286,7 +286,8 @@ def test_terms_of_a_policy_that_fail_do_not_hide_the_choice() -> None:
         raise KeyError("load")
 
     assert said("my:policy", "r", view(1), terms=fail) == (
-        "pod-1: the only pod that could take it. Its prices are unknown: KeyError in its terms."
+        "pod-1: the only pod that could take it. Its score is unknown: KeyError in the policy's "
+        "terms."
     )
 
 
@@ -343,7 +344,7 @@ def test_fallbacks_and_unknown_load_are_told() -> None:
 def test_a_pod_that_gives_no_report_is_chosen_by_what_was_sent_there() -> None:
     candidates = view(1, is_known=False), view(2)
     assert said("random", "random", *candidates).endswith(
-        "; it gives no load report, so by what routers have sent there."
+        "; it sends no load report, so only the requests that routers sent there count."
     )
 
 

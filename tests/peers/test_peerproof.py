@@ -169,7 +169,7 @@ def test_without_the_same_key_there_is_no_link(
     proven = [each for each, keys in ((one, near), (other, far)) if keys is not None]
     for each in proven:
         assert (each.taken, each.heard, each.relay.linked_routers()) == ([], [], set())
-    assert "has not proven" in caplog.text
+    assert "did not prove itself" in caplog.text
     assert Code.UNAUTHENTICATED in wire.ends()
 
 
@@ -248,8 +248,8 @@ def test_a_link_that_does_not_open_ends_after_a_while() -> None:
     [
         ("", "must have one key"),
         ("\n \n", "must have one key"),
-        ("k" * (MIN_KEY_CHARS - 1), "less than 32 characters"),
-        (f"{'k' * MIN_KEY_CHARS}\nshort", "less than 32 characters"),
+        ("k" * (MIN_KEY_CHARS - 1), "fewer than 32 characters"),
+        (f"{'k' * MIN_KEY_CHARS}\nshort", "fewer than 32 characters"),
         (f"{'k' * MIN_KEY_CHARS}\n" * 3, "must have one key or 2"),
         ("k" * (MAX_KEY_FILE_BYTES + 1), "larger than"),
     ],

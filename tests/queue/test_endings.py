@@ -75,7 +75,7 @@ def test_a_client_that_leaves_is_counted_once_and_not_after_its_result() -> None
 def test_a_route_that_does_not_wait_says_so() -> None:
     scene = Scene(NO_CLAIM)
 
-    assert scene.refuses(Claim(_waits=False)).why == "Its route does not wait: 1 held."
+    assert scene.refuses(Claim(_waits=False)).why == "Requests of its route do not wait: 1 held."
     assert scene.ended == {"no_wait": 1}
 
 
@@ -97,7 +97,7 @@ def test_a_full_route_and_a_full_queue_are_told_apart() -> None:
     assert scene.queue.add(ticket(), now=0.0) is None
     by_queue = scene.refuses()
 
-    assert by_route.why == "Its route has as many held as it may: 1 held."
+    assert by_route.why == "Its route has as many requests held as allowed: 1 held."
     assert by_queue.why == "The queue is full: 2 held."
     assert scene.ended == {"route_full": 1, "full": 1}
 
@@ -109,7 +109,7 @@ def test_the_one_that_is_displaced_is_told_that_a_higher_priority_took_its_place
 
     assert refusal is None
     assert why(scene.tickets[0].result) == (
-        "The queue is full, and one of a higher priority took its place: 1 held; "
+        "The queue is full, and a request of a higher priority took its place: 1 held; "
         "it was held 3.00 s (wait)."
     )
     assert scene.ended == {"displaced": 1}
@@ -122,7 +122,7 @@ def test_one_that_was_held_for_as_long_as_it_may_says_for_how_long_and_for_what(
     queue.expire(held, now=5.0)
 
     assert why(held.result) == (
-        "It was held for as long as it may be: 1 held; it was held 4.00 s for a slot."
+        "It was held for the longest time allowed: 1 held; it was held 4.00 s for a slot."
     )
     assert queue.num_ended[End.EXPIRED] == 1
 
@@ -131,7 +131,7 @@ def test_one_whose_time_is_over_before_it_is_held_counts_like_one_that_was() -> 
     scene = Scene()
 
     assert scene.refuses(give_up_s=1.0, now=1.0).why == (
-        "It was held for as long as it may be: 0 held."
+        "It was held for the longest time allowed: 0 held."
     )
     assert scene.ended == {"expired": 1}
 

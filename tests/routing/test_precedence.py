@@ -88,9 +88,7 @@ def test_a_declared_name_is_no_alias(is_configured: bool) -> None:
         merged = merge(routes=declared, rewrites=aliases)
 
     assert rewritten(merged, "a", "b") == ["a", "target"]
-    assert merged.lost == {
-        "w": Loss(is_whole=False, why="others say what counts for a (its origin)")
-    }
+    assert merged.lost == {"w": Loss(is_whole=False, why="other objects decide for a (its origin)")}
 
 
 def test_an_object_all_of_whose_rules_are_for_declared_names_loses_wholly() -> None:
@@ -114,7 +112,7 @@ def test_of_two_objects_with_a_rule_for_one_name_the_first_counts() -> None:
     merged = merge(rewrites=[old, new])
 
     assert rewritten(merged, "a", "b", "c") == ["from-old", "from-new", "c"]
-    assert merged.lost == {"new": Loss(is_whole=False, why="others say what counts for a (old)")}
+    assert merged.lost == {"new": Loss(is_whole=False, why="other objects decide for a (old)")}
 
 
 def test_exact_rules_count_before_generic_ones_whosever_they_are() -> None:
@@ -128,7 +126,7 @@ def test_of_generic_rules_the_first_counts() -> None:
     merged = merge(rewrites=[rules("old", ((), "first")), rules("new", ((), "second"))])
 
     assert rewritten(merged, "a") == ["first"]
-    why = "others say what counts for every other model (old)"
+    why = "other objects decide for every other model (old)"
     assert merged.lost == {"new": Loss(is_whole=True, why=why)}
 
 
@@ -158,7 +156,7 @@ def test_what_the_configuration_rewrites_is_left_to_it() -> None:
 
     assert owners(merged) == {"a": "r/1"}
     assert rewritten(merged, "a", "b", "c") == ["a", "x", "c"]
-    told = "others say what counts for"
+    told = "other objects decide for"
     assert merged.lost == {
         "w/1": Loss(is_whole=True, why=f"{told} a (config)"),
         "w/2": Loss(is_whole=False, why=f"{told} c (config)"),

@@ -127,7 +127,7 @@ async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
 
         moved.rename(tmp_path)
         await eventually(lambda: not scene.service.warnings())
-        assert "what was read last counts" in caplog.text
+        assert "the last contents stay in force" in caplog.text
         assert "read again after 30 s" in caplog.text
 
 

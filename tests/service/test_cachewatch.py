@@ -37,9 +37,7 @@ def test_a_disagreement_is_a_warning_once(
         watch.look()
 
     (warning,) = caplog.messages
-    assert (
-        f"about 4 adapters in their CPU caches, while the configuration means {presumed}" in warning
-    )
+    assert f"about 4 adapters in their CPU caches, but the configuration says {presumed}" in warning
     assert watch.sizes() == {("", "configured"): presumed, ("", "learned"): 4}
 
 
@@ -122,7 +120,7 @@ def test_the_warning_about_a_group_names_its_field(caplog: pytest.LogCaptureFixt
         watch.look()
 
     (warning,) = caplog.messages
-    assert "the configuration means 16 (pods.groups.l4.max_cpu_loras, or" in warning
+    assert "the configuration says 16 (pods.groups.l4.max_cpu_loras, else" in warning
     assert watch.sizes() == {
         ("", "configured"): 1,
         ("l4", "configured"): 16,

@@ -129,9 +129,11 @@ async def test_when_the_router_is_gone_it_says_so_and_recovers_by_itself() -> No
         await page.wait_for("document.querySelectorAll('#decisions li').length === 3")
 
         await scene.router.kill()
-        await page.wait_for("document.getElementById('feed').textContent.startsWith('no news for')")
+        await page.wait_for(
+            "document.getElementById('feed').textContent.startsWith('no updates for')"
+        )
         assert await page.evaluate("document.body.classList.contains('stale')")
-        assert await page.evaluate(text_of("#said")) == "no news: what is shown is old"
+        assert await page.evaluate(text_of("#said")) == "no updates: the page is out of date"
 
         await scene.router.start()
         await page.wait_for(LIVE)

@@ -67,7 +67,7 @@ async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no
 def test_a_file_of_keys_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path) -> None:
     check_peers(configured({"static": []}))
     (tmp_path / "short").write_text("short")
-    for name, why in (("missing", "No such file"), ("short", "less than 32 characters")):
+    for name, why in (("missing", "No such file"), ("short", "fewer than 32 characters")):
         with pytest.raises(ConfigError, match=rf"peers\.key_file: .*{name}: .*{why}"):
             check_peers(configured({"static": [], "key_file": tmp_path / name}))
 
@@ -77,7 +77,7 @@ def test_at_the_start_it_is_said_where_nothing_proves_who_is_a_peer(tmp_path: Pa
     plain = {name: files[name] for name in ("cert_file", "key_file")}
     open_to_all: dict[str, Any] = {"static": [], "key_file": None}
 
-    assert "nothing proves" in unproven_peers(configured(open_to_all))[0]
+    assert "cannot verify its peers" in unproven_peers(configured(open_to_all))[0]
     assert unproven_peers(configured(open_to_all, {"tls": plain}))
     assert not unproven_peers(configured(open_to_all, {"tls": files}))
     assert not unproven_peers(configured({"static": []}))

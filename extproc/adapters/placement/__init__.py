@@ -1,9 +1,9 @@
 """Where each adapter should be, and on how many endpoints.
 
-Routers do not talk to each other about it. They arrive at the same as they see the same, and at
-nearly the same as they see nearly the same: everything that they see passes through steps
-(`levels`), and where an adapter goes is a matter of its name and the endpoints' addresses
-(`orders`), bounded by what each endpoint carries (`homes`).
+Routers do not talk to each other about it. They see the same and arrive at the same, or see nearly
+the same and arrive at nearly the same. Everything that they see passes through steps (`levels`).
+The place of an adapter depends on its name and the endpoints' addresses (`orders`), bounded by the
+load of each endpoint (`homes`).
 
 Sources: rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998), with bounded loads
 (Mirrokni, Thorup and Zadimoghaddam, arXiv 1608.01350); replicas as few as balance needs, because

@@ -31,7 +31,7 @@ SLACK = 0.25
 
 
 class Capacity(Struct, frozen=True):
-    """What one endpoint can hold.
+    """The capacity of one endpoint.
 
     Attributes:
         max_loras: Adapters in its GPU slots; None for unknown, which bounds nothing.
@@ -67,7 +67,7 @@ def place(
 
 
 class _Room(Struct):
-    """What there is room for on an endpoint.
+    """The room on an endpoint.
 
     Attributes:
         num_places: Homes, in its host memory.

@@ -97,7 +97,7 @@ class Demand:
 
     Work is weighted by exp(time / `DECAY_S`) and the sums are divided by the weight of the present
     (forward decay: Cormode et al., ICDE 2009). So a rate is a sum, which does not depend on the
-    order in which work is told, and routers that hear of the same have the same.
+    order in which work is reported. Routers with the same reports have the same rates.
     """
 
     def __init__(self) -> None:

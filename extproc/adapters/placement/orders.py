@@ -16,7 +16,7 @@ _Draw = tuple[bytes, str]
 def order(adapter: str, addresses: Iterable[str]) -> list[str]:
     """Return the addresses from the adapter's first home to its last: the same in every router.
 
-    An endpoint that joins or leaves changes nothing in the order of the others.
+    An endpoint that joins or leaves changes nothing in the order of the rest.
     """
     return [address for _, address in sorted(_draws(adapter, addresses))]
 
@@ -61,7 +61,8 @@ class Orders:
 
     def learn(self, adapters: Sequence[str], *, max_draws: int) -> list[str]:
         """Return those of the adapters whose heads are kept, and as many more, at least one, as
-        take no more than `max_draws`; forget the heads of all others."""
+        take no more than `max_draws`; forget all other heads.
+        """
         wanted = set(adapters)
         self._heads = {name: head for name, head in self._heads.items() if name in wanted}
         more = max(1, max_draws // max(1, len(self._addresses)))

@@ -1,4 +1,4 @@
-"""What is stored of one adapter, as bytes: a JSON object with the fields that people write.
+"""The stored declaration of one adapter, as bytes: a JSON object with the fields that people write.
 
     {"name": "org/name", "source": "/adapters/name", "version": "2", "base": "", "rank": 16,
      "replicas": {"min": 1, "max": null}, "load": "auto", "tenants": ["acme"], "priority": 10,
@@ -74,7 +74,7 @@ class ConflictError(ExtprocError):
 
 
 class Change(Enum):
-    """What a put did."""
+    """The effect of a put."""
 
     NONE = "none"
     CREATED = "created"
@@ -82,7 +82,7 @@ class Change(Enum):
 
 
 class Put(Struct, frozen=True):
-    """What is there after a put: its tag, and whether the put brought it."""
+    """The declaration after a put: its tag, and whether the put brought it."""
 
     tag: str
     change: Change
@@ -221,14 +221,14 @@ def _parse(decoder: msgspec.json.Decoder[_Parsed], content: bytes) -> _Parsed:
 
 
 class Medium(Protocol):
-    """What keeps the contents of a store, by key: files, a database, a server. It knows nothing of
-    what is in them but the name of the adapter that each is about.
+    """Keeps the contents of a store, by key: files, a database, a server. It knows nothing of them
+    but the name of the adapter that each is about.
 
     Every call is atomic against all other users of the medium, except where people may put files,
     and either succeeds or raises StoreError.
 
     Attributes:
-        keeps_deleted: Whether what is deleted is kept until pods have let go of it.
+        keeps_deleted: Whether deleted declarations are kept until pods have let go of the adapter.
     """
 
     keeps_deleted: bool

@@ -40,8 +40,9 @@ _SUFFIX = ".json"
 _NEW = ".new-"
 _SLUG_CHARS, _HASH_CHARS = 64, 16
 _REMAINS_S = 600.0
-"""Age at which an unfinished file is what a writer left that died: a write takes milliseconds, on a
-slow mount a second."""
+"""Age at which an unfinished file belongs to a writer that crashed: a write takes milliseconds, on
+a slow mount a second.
+"""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NUM_READS = 3
 """Of a file after its times have changed: a clock tick or a mount's cache may hide a later change
@@ -240,7 +241,7 @@ class Directory:
         self._sync()
 
     def _remove_remains(self, before_s: float) -> None:
-        """Remove what writers left that died before that time."""
+        """Remove the unfinished files of writers that crashed before that time."""
         for remains in self._path.glob(f"{_NEW}*"):
             with suppress(FileNotFoundError):  # finished, or removed by another router
                 if remains.stat().st_mtime < before_s:

@@ -1,8 +1,8 @@
 """Contents in Redis or Valkey, for routers on several hosts.
 
-Nothing is fetched before its length is known: a script returns what is short enough, and says what
-is too long. Versions are integers of fewer than `MAX_DIGITS` digits, and no script writes a number
-of its own.
+Nothing is fetched before its length is known: a script returns contents that are short enough, and
+names those that are too long. Versions are integers of fewer than `MAX_DIGITS` digits, and no
+script writes a number of its own.
 
 | key | what is in it |
 |---|---|
@@ -16,7 +16,7 @@ Each write is a script, so it is atomic, and publishes on the channel `KEY:chang
 lost; the version is asked for at an interval, too.
 
 A server that was started without its data, or with older data, has a version below what we have
-seen. Then we write back what we know: a declaration is not lost as long as one router lives.
+seen. Then we write back the declarations that we know: none is lost as long as one router runs.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ are doubles, count so far without rounding. More is somebody's mistake."""
 MAX_NAME_BYTES = 256
 """Of the names of contents; what has a longer one is not read."""
 _PROBLEMS = {0: "too large", -1: "gone"}
-"""What the script says in place of a content. One is gone that was written and deleted since: the
-next read has no such name."""
+"""The script's answers in place of a content. One is gone that was written and deleted since: the
+next read has no such name.
+"""
 
 T = TypeVar("T")
 

@@ -39,7 +39,7 @@ it half written in between."""
 
 
 class _Kept(Struct):
-    """What is known of one key: the content last seen, and what the last good one said."""
+    """The knowledge of one key: the content last seen, and the last good declaration."""
 
     content: bytes | StoreError
     good: Stored | None = None
@@ -56,7 +56,7 @@ class Store:
     """Declarations by name, the deleted ones included until they are forgotten, if they are kept.
 
     Attributes:
-        entries: What was last read; it is replaced at each change, never changed.
+        entries: The declarations last read; replaced at each change, never changed.
         problems: Why a content cannot be used, by its key, for people.
         failure: Why the medium could not be read at the last look; "" if it could.
     """
@@ -124,7 +124,7 @@ class Store:
         Args:
             declaration: It must stand (`Declaration.check`).
             if_match: The tag of what it replaces, or `ANY_TAG`; None if it replaces nothing, or the
-                same. What is deleted counts as nothing.
+                same. A deleted declaration counts as none.
 
         Raises:
             ConflictError: Something else is there, or pods could mistake another one for it.
@@ -197,8 +197,8 @@ class Store:
     async def lease(self, holder: str, *, ttl_s: float = 15.0) -> bool:
         """Take or renew the lease; return whether `holder` has it for the next `ttl_s`.
 
-        Two may have it for a while, after a clock has jumped or a holder has slept, and where
-        people may put files all have it: what the lease guards must bear that.
+        Two may have it for a while, after a clock has jumped or a holder has slept. Where people
+        may put files, all have it. The guarded work must bear that.
 
         Raises:
             StoreError: The medium cannot be used.
@@ -235,7 +235,7 @@ class Store:
                     if self.is_known:  # else nobody follows, or does not know all yet
                         await self._look()
                     return old
-            raise StoreError(f"{name}: others keep writing it")
+            raise StoreError(f"{name}: other writers keep changing it")
 
     async def _look(self) -> None:
         try:
@@ -266,7 +266,7 @@ class Store:
                 continue
             name = kept.good.declaration.name
             if name in entries:
-                problems[key] = f"{key}: {name} is declared elsewhere, too"
+                problems[key] = f"{key}: {name} is also declared elsewhere"
             elif len(entries) == MAX_DECLARATIONS:
                 problems[""] = f"only {MAX_DECLARATIONS} declarations count"
                 break
@@ -279,7 +279,7 @@ class Store:
         self._hand_on(entries)
 
     def _take_names(self, entries: Mapping[str, Stored]) -> dict[str, str]:
-        """Return which entries cannot stand beside the others, and why.
+        """Return which entries cannot stand beside the rest, and why.
 
         Two writers may have declared them at the same moment, or somebody wrote past us. The
         shorter name counts, so that it is the same one for all routers.

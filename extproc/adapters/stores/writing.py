@@ -1,7 +1,8 @@
-"""What a write makes of what is there; and several writes in one, of which all are made or none.
+"""The effect of a write on the present contents; and several writes in one, of which all are made
+or none.
 
 Each of several is looked at before the first one is written. A medium writes one content at a time:
-if it fails midway, what was written is taken back. Others may see a part of it meanwhile.
+if it fails midway, the written ones are taken back. Other readers may see a part of it meanwhile.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Swaps:
         """Add one.
 
         Args:
-            content: What is there of it.
+            content: The present content of it.
             replaces: Whether it replaces what is declared otherwise.
             names: All that are declared; it is added to them.
         """
@@ -102,7 +103,7 @@ class Swaps:
         try:
             for swap in self._swaps:
                 if not await medium.swap(swap.name, swap.old, swap.new):
-                    raise StoreError(f"{swap.name}: somebody else has just written it")
+                    raise StoreError(f"{swap.name}: another writer has just changed it")
                 done.append(swap)
         except StoreError as error:
             stays = await _taken_back(medium, done)
@@ -135,7 +136,9 @@ def decoded(name: str, content: bytes) -> Stored:
     try:
         return decode(content)
     except DeclarationError as error:
-        raise ConflictError(f"what is stored of {name} cannot be used: {error}", "") from error
+        raise ConflictError(
+            f"the stored declaration of {name} cannot be used: {error}", ""
+        ) from error
 
 
 def to_write(
@@ -150,14 +153,14 @@ def to_write(
     name, new = declaration.name, encode(declaration)
     if old is not None and old.declaration.is_alias is not declaration.is_alias:
         if old.is_deleted:
-            raise ConflictError(f"{name}: pods have not let go yet of the adapter of that name", "")
+            raise ConflictError(f"{name}: pods still have the adapter of that name", "")
         kind = "an alias" if old.declaration.is_alias else "an adapter"
         raise ConflictError(f"{name} is {kind}: delete it first", "")
     there = None if old is None or old.is_deleted else old
     is_same = there is not None and encode(there.declaration) == new
     if if_match is None:
         if there is not None and not is_same:
-            raise ConflictError(f"{name} is declared otherwise", there.tag)
+            raise ConflictError(f"{name} is already declared with other content", there.tag)
     else:
         check_match(name, there, if_match)
     if there is None and (why := names.why_not(name)):

@@ -58,7 +58,7 @@ def _declared(version: int) -> Mapping[str, str]:
 async def _tell(
     console: Console, admin: aiohttp.ClientSession, gateway: aiohttp.ClientSession
 ) -> None:
-    """Print each request, repeat it until it is answered with what is wanted, and print that."""
+    """Print each request, repeat it until it gets the wanted answer, and print that."""
     console.print("\nAn adapter's life, on two new pods that have none")
     all_adapters, own = ("POST", "v1/adapters"), f"v1/adapters/{NAME}"
     use, prompt = ("POST", "v1/completions"), {"model": NAME, "prompt": "hi"}
@@ -67,15 +67,15 @@ async def _tell(
         ("registered", "201", admin, *all_adapters, _declared(1)),
         ("used; the request waits for the load", f"200 {NAME}@1", gateway, *use, prompt),
         ("on pods", f"200 {NAME}@1", admin, "GET", own, None),
-        ("rolled", "200", admin, *all_adapters, _declared(2)),
+        ("updated", "200", admin, *all_adapters, _declared(2)),
         ("used", f"200 {NAME}@2", gateway, *use, prompt),
         ("version 1 unloaded after its last request", f"200 {NAME}@2", admin, "GET", own, None),
         ("removed", "204", admin, "DELETE", own, None),
-        ("not there any more", "404", gateway, *use, prompt),
+        ("no longer there", "404", gateway, *use, prompt),
     ):
         console.print(method, f"/{path}", json.dumps(body) if body else "")
         started_s, found = asyncio.get_running_loop().time(), "no answer"
-        headers = {"if-match": tag} if what == "rolled" else None
+        headers = {"if-match": tag} if what == "updated" else None
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:

@@ -1,6 +1,6 @@
 """`extproc up`: a real Envoy and the router before pods that run already, or fake ones.
 
-What it runs are two files, which `--print` prints.
+It runs two configuration files, which `--print` prints.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def up(
             min=0,
             max=64,
             help="Start so many fake pods, which need no GPU, and serve those. They take as long "
-            "as a vLLM on an H100 would, answer with made-up text, and end with the command.",
+            "as vLLM on an H100, answer with made-up text, and end with the command.",
         ),
     ] = 0,
     adapters: Annotated[
         Path | None,
         typer.Option(
-            help="Folder with an adapter in each subfolder, where pods find them, too: declare "
-            "those, and open the API to declare more. Its store and token are in FOLDER/.extproc."
+            help="Folder with an adapter in each subfolder, under the same path on the pods. "
+            "Declares these adapters, and opens the API to declare more. Its store and token are "
+            "in FOLDER/.extproc."
         ),
     ] = None,
     policy: Annotated[
@@ -72,7 +73,7 @@ def up(
     """Start Envoy and the router before pods that run already, or fake ones; Ctrl-C stops all.
 
     Exit status: 0 after Ctrl-C or SIGTERM, 128 plus the signal's number before everything has
-    started, 1 if something does not start or dies.
+    started, 1 if something does not start or crashes.
     """
     from extproc.commands.up.adapters import AdapterFolder
     from extproc.commands.up.files import Plan, check, start_alone, text_of

@@ -19,7 +19,7 @@ from extproc.service.stores import make_store
 _STATE = ".extproc"
 """In the folder: what is declared and the token are there again after the next start."""
 _MARK = "adapter_config.json"
-"""What tells an adapter from another folder."""
+"""The file that shows that a folder is an adapter."""
 
 
 class FolderError(ValueError):
@@ -40,9 +40,10 @@ class AdapterFolder:
 
     @classmethod
     def open(cls, folder: Path) -> AdapterFolder:
-        """Make the store and the token where there are none, and declare what is in the folder.
+        """Make the store and the token where there are none, and declare the adapters of the
+        folder.
 
-        What is declared already stays as it is, also where its files are gone.
+        Existing declarations stay as they are, also where their files are gone.
 
         Raises:
             FolderError: It cannot be read or written, or an adapter in it cannot be declared.

@@ -32,7 +32,7 @@ _ROUTER_PORT, _ADMIN_PORT, _ENVOY_ADMIN_PORT = 9002, 9090, 9901
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is in the files, apart from the pods.
+    """The contents of the files, apart from the pods.
 
     Attributes:
         listen: `host:port` of the gateway.
@@ -43,7 +43,7 @@ class Plan:
         api_key_file: The pods' API key.
         ca_file: The CAs of the pods' certificates; None for plain HTTP.
         max_cpu_loras: Adapters in each pod's CPU cache; None for as many as slots.
-        adapters: What is declared, and may be over HTTP; None where nothing is.
+        adapters: The declared adapters, to which HTTP may add; None for none.
     """
 
     listen: Address
@@ -136,10 +136,10 @@ class Plan:
 
 @contextmanager
 def start_alone() -> Iterator[None]:
-    """Wait until no other `extproc up` on this host is starting, and keep others waiting.
+    """Wait until no other `extproc up` on this host is starting, and keep later ones waiting.
 
-    Two that look for free ports at once would find the same. The lock is on the folder for
-    temporary files: nothing stays of it.
+    Two processes that look for free ports at once would find the same. The lock is on the folder
+    for temporary files: nothing stays of it.
     """
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:

@@ -101,7 +101,7 @@ def _resolve(given: Address) -> list[Pod]:
     """Return the pods at a host: one for an IP address, one for each address of a name.
 
     The system looks a name up, once. As in `discovery.dns`, IPv6 addresses count only where there
-    are no others: most hosts have one of each family.
+    is no IPv4 address: most hosts have one of each family.
 
     Raises:
         PodError: The name has no address.
@@ -183,4 +183,4 @@ async def ask(
 async def _check_metrics(client: PodClient, url: str) -> None:
     _, page = await client.get(URL(f"{url}/metrics"), max_bytes=_MAX_PAGE_BYTES)
     if not any(name.encode() in page for name in PROFILES["vllm"].running):
-        raise ResponseError("it has models, but no metrics of vLLM: --pod takes it nevertheless")
+        raise ResponseError("it has models, but no metrics of vLLM: use --pod to add it anyway")

@@ -44,7 +44,7 @@ def run(
     Calls `on_started` once all ports of the plan are in use.
 
     Raises:
-        typer.Exit: There is no Envoy, or a process did not start or has died.
+        typer.Exit: There is no Envoy, or a process did not start or has crashed.
     """
     try:
         find_envoy()
@@ -114,7 +114,7 @@ def _check_running(stack: Stack) -> None:
 
 
 class _Log:
-    """What a process logs."""
+    """The log of a process."""
 
     def __init__(self, child: ChildProcess) -> None:
         self._child = child

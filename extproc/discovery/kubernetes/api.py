@@ -1,15 +1,14 @@
 """Requests to a Kubernetes API server, as a pod's service account or by a kubeconfig.
 
-Authentication is left to kubernetes_asyncio: it is generated for every release of Kubernetes, uses
-aiohttp as we do, and handles rotated tokens, kubeconfigs with client certificates, exec plugins
-(EKS, GKE, AKS), OIDC, proxies and server names. Its models and its watch are not used: it turns a
-Pod into some sixty Python objects, of which five fields are needed, and its watch has no deadline
-and cannot tell a cut connection from a completed watch.
-The alternatives: `kr8s` and `lightkube` use httpx, a second HTTP client in the process;
-`kubernetes`, the official one, blocks.
+Authentication is left to kubernetes_asyncio. It is generated for every release of Kubernetes and
+uses aiohttp as we do. It handles rotated tokens, kubeconfigs with client certificates, exec plugins
+(EKS, GKE, AKS), OIDC, proxies and server names. Its models and its watch are not used. It turns a
+Pod into some sixty Python objects, of which five fields are needed. Its watch has no deadline and
+cannot tell a broken connection from a completed watch. The alternatives: `kr8s` and `lightkube` use
+httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
 
 Credentials are read again after a 401 and after a failed TLS handshake, in addition to the token's
-own renewal: a rotated CA or an expired exec credential needs no restart.
+own renewal. So a rotated CA or an expired exec credential needs no restart.
 """
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ class KubernetesClient:
     async def apply(self, path: str, manager: str, body: Mapping[str, Any]) -> bytes:
         """Apply a part of an object as a field manager; return the object.
 
-        What the manager said of it before and does not say now is gone; whatever others say stays,
-        unless this says otherwise.
+        Fields that the manager set before and does not set now are removed. Fields of other
+        managers stay, unless this sets them.
 
         Raises:
             ApiError: As `get`.
@@ -132,7 +131,7 @@ class KubernetesClient:
         The first batch is empty: the response has begun. Ends when the server ends the response.
 
         Args:
-            within_s: Longest response: a connection may die silently.
+            within_s: Longest response: a connection may break without notice.
 
         Raises:
             ApiError: As `get`.
@@ -281,7 +280,8 @@ def _too_long(limit_bytes: int) -> ApiError:
 
 
 def _abort(response: aiohttp.ClientResponse) -> None:
-    """Close an unfinished response's connection without TLS's close_notify: a dead peer would delay
-    it by half a minute."""
+    """Close an unfinished response's connection without TLS's close_notify: a silent peer would
+    delay it by half a minute.
+    """
     if response.connection is not None and response.connection.transport is not None:
         response.connection.transport.abort()

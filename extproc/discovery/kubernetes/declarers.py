@@ -24,8 +24,9 @@ MAX_OBJECTS = 10_000
 """Of one kind that count; the newest beyond are refused."""
 MAX_SPEC_BYTES = 64 * 1024
 MAX_SPECS_BYTES = 8 * 1024 * 1024
-"""Of all of one kind that count: 10,000 of 800 bytes; the newest beyond are refused. What they say
-takes up to 25 times as much as values: many short names of tenants."""
+"""Of all of one kind that count: 10,000 of 800 bytes; the newest beyond are refused. Their values
+take up to 25 times as much memory: many short names of tenants.
+"""
 MAX_STATUS_BYTES = 64 * 1024
 """A longer one is as none, and written anew."""
 MAX_STATUSES_BYTES = 64 * 1024 * 1024
@@ -37,16 +38,16 @@ T = TypeVar("T")
 
 
 class Reading(Struct, Generic[T], frozen=True):
-    """What one object says.
+    """The contents of one object.
 
     Attributes:
-        origin: What people know it by: `llmroute NAMESPACE/NAME`.
+        origin: Its name for people: `llmroute NAMESPACE/NAME`.
         generation: Of its spec.
         declared: None where there is a problem.
         problem: Why it cannot count; "" for none.
-        ignored: What of it has no effect; "" for nothing.
-        withheld: Name of the adapter that it is about, where it cannot count: nobody is to get
-            that instead, as nobody knows whose it is.
+        ignored: The part without effect; "" for none.
+        withheld: Name of the adapter that it is about, where it cannot count. Nobody gets that
+            adapter then, as its owner is not known.
     """
 
     origin: str
@@ -58,14 +59,14 @@ class Reading(Struct, Generic[T], frozen=True):
 
 
 class Declared(Generic[D, T]):
-    """One kind of objects: what is kept of them, and what each says.
+    """One kind of objects: the copies that are kept, and the contents of each.
 
     Of objects copies are kept, not the pages that they came in; each is read once, however often
     it is listed.
 
     Args:
-        is_ours: Whether an object is of a pool of ours; of others nothing is kept.
-        read: Returns what an object declares, and what of it has no effect. Raises ValueError where
+        is_ours: Whether an object is of a pool of ours; other objects are not kept.
+        read: Returns an object's declarations, and the part without effect. Raises ValueError where
             it cannot count.
         named_in: Returns which adapter an object that cannot count is about, "" for none.
     """
@@ -190,12 +191,12 @@ def _shrink(
 def _why_refused(num_older: int, total_bytes: int, num_bytes: int, *, is_kept: bool) -> str:
     """Return why an object cannot count beside those before it; "" where it can be read."""
     if num_older >= MAX_OBJECTS:
-        return f"there are {MAX_OBJECTS} older ones; allowed: so many"
+        return f"there are {MAX_OBJECTS} older ones, the most allowed"
     if num_bytes <= MAX_SPEC_BYTES and total_bytes > MAX_SPECS_BYTES:
-        return f"spec: with the older ones {total_bytes} bytes; allowed: {MAX_SPECS_BYTES}"
+        return f"spec: {total_bytes} bytes together with the older ones; allowed: {MAX_SPECS_BYTES}"
     if is_kept:
         return ""  # one that is too long is refused where it is read
-    return _too_long(num_bytes) or "spec: older ones left no room; read at the next list"
+    return _too_long(num_bytes) or "spec: the older ones leave no room; it is read at the next list"
 
 
 def _too_long(num_bytes: int) -> str:

@@ -1,6 +1,6 @@
 """From Kubernetes' objects to endpoints, and to the priorities of objectives.
 
-1. Every pod with an address is an endpoint. It is *ready* if it may get new requests: a pod that is
+1. Every pod with an address is an endpoint. It is *ready* if it may get new requests. A pod that is
    being deleted or fails its readiness probe stays, unready, until it is gone, so that its requests
    are still accounted for.
 2. A pod that has ended keeps its address in its status while another may have it already: it is no
@@ -29,7 +29,7 @@ from extproc.types import Endpoint
 
 _ENDED = ("Succeeded", "Failed")
 GROUP_LABEL = "extproc/group"
-"""Of pods that differ from others; a Service's endpoints do not show the pods' labels."""
+"""Of pods that differ from the rest; a Service's endpoints do not show the pods' labels."""
 ACTIVE_PORTS_ANNOTATIONS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 """Of a pod that serves on some of its ports only: their numbers, with commas in between. The second
 is the older one (kubernetes-sigs/gateway-api-inference-extension, pull request 2256)."""
@@ -40,8 +40,8 @@ def pod_endpoints(
 ) -> tuple[Endpoint, ...]:
     """Return an endpoint per port of each pod, sorted by address; our own calls use `scheme`.
 
-    With several ports an endpoint's name tells them apart: `pod:port`. Its group is what the pod's
-    label says. A pod that names its active ports has no others.
+    With several ports an endpoint's name tells them apart: `pod:port`. Its group is the value of
+    the pod's label. A pod that names its active ports has only these.
     """
 
     def found() -> Iterator[Endpoint]:

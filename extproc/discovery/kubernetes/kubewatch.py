@@ -2,18 +2,18 @@
 
 1. After the first list, a watch continues from the last resource version, with bookmarks. A new
    list follows when the server demands it (410, as status or as event), after repeated failures,
-   and within `relist_s`: a list repairs a lost event.
+   and within `relist_s`. A list repairs a lost event.
 2. Every watch has an end that we set, by `timeoutSeconds` and by a deadline of our own a little
-   later: a silently dead connection is noticed by then.
+   later. A connection that broke without notice is noticed by then.
 3. After a failure there is a rest that doubles with each one, with jitter, and is at least as long
    as the server asks for. It is short again once a watch has delivered something, or has held for a
    while.
-4. Where a page is longer than the client reads, pages of fewer objects are asked for: whoever may
-   create large objects must not keep the others from being read.
+4. Where a page is longer than the client reads, pages of fewer objects are asked for: large objects
+   must not keep the rest from being read.
 5. Only a response of the server changes the state: while it is unreachable, the last state stands.
    No failure ends the loop.
-6. A cluster need not have a definition of an optional kind, and several API groups may define it:
-   which are served is looked up before each list (`served`), and the first alone counts. Of a kind
+6. A cluster need not have a definition of an optional kind, and several API groups may define it.
+   The served ones are looked up before each list (`served`), and only the first counts. Of a kind
    that none serves there are no objects, which is looked up again `relist_s` later.
 """
 
@@ -102,7 +102,7 @@ class ListWatch(Generic[T]):
         on_change: Called with all objects after a list, and once per batch of changes; with none
             when the kind is not defined any more.
         clock: Monotonic seconds.
-        hint: What to do where a Role does not allow listing, for the log.
+        hint: Advice for the log, where a Role does not allow listing.
         problem: Why the last request failed; "" once the server has answered again.
         api: The API that is followed; "" for none.
         is_absent: None defines the kind.
@@ -174,7 +174,7 @@ class ListWatch(Generic[T]):
         """Choose the API to follow, and note whether there is one.
 
         Raises:
-            ApiError: It cannot be told, and none is followed that may be listed all the same.
+            ApiError: It is unknown, and none is followed that may be listed all the same.
         """
         if not self.query.is_optional:
             self.api = self.query.apis[0]
@@ -196,7 +196,7 @@ class ListWatch(Generic[T]):
         """Return the API to follow, "" where the kind is not defined.
 
         Raises:
-            ApiError: It cannot be told.
+            ApiError: It is unknown.
         """
         served = await find_served(self.client, self.query, namespace)
         if len(served) > 1 and tuple(served) != self._warned_of_apis:

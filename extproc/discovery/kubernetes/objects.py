@@ -6,8 +6,8 @@ Pod, are skipped while decoding.
 Sources: kubernetes.io/docs/reference/kubernetes-api (Pod v1, EndpointSlice discovery.k8s.io/v1)
 and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1).
 
-The kinds that declare something have their spec and status as bytes: a definition may be laxer than
-we know it, and one object that is wrong must not hide the others of its list.
+The kinds that declare something have their spec and status as bytes. A definition may be laxer than
+we know it, and one wrong object must not hide the rest of its list.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ class InferenceObjective(KubeObject, frozen=True):
 
 
 class Withheld(Struct, frozen=True):
-    """What is kept of a spec that is not: its length, and the name of the adapter it is about."""
+    """The remains of a spec that is not kept: its length, and the name of the adapter it is
+    about.
+    """
 
     num_bytes: int
     named: str
@@ -181,7 +183,7 @@ class DeclaringObject(KubeObject, frozen=True):
         """Return whether the spec, or that it counts, is another: our own writes are no news."""
         old, new = before.metadata, self.metadata
         return (
-            not new.generation  # not counted: nothing can be told by it
+            not new.generation  # not counted: it shows nothing
             or (old.uid, old.generation, old.deletion_timestamp)
             != (new.uid, new.generation, new.deletion_timestamp)
         )
@@ -199,7 +201,7 @@ T = TypeVar("T", bound=KubeObject)
 
 
 class Keeper(Protocol):
-    """What is kept of the objects of a query."""
+    """The kept parts of the objects of a query."""
 
     def one(self, found: Any) -> Any | None:
         """Return what to keep of an object; None for nothing."""
@@ -212,14 +214,14 @@ class Query(Struct, Generic[T], frozen=True):
     """A list that can be watched: all that is to be known of a kind.
 
     Attributes:
-        kind: What is read of an object.
+        kind: The parts of an object that are read.
         resource: Plural, as in RBAC rules.
         apis: Paths of the API groups and versions that may define the kind; the first one that is
             served counts.
         namespace: Empty for the client's own.
         selector: The query parameter that narrows the list.
         is_optional: A cluster need not have a definition of it.
-        keeper: What is kept of it; None for all that is read.
+        keeper: The parts of it that are kept; None for all that is read.
     """
 
     kind: type[T]

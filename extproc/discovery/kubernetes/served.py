@@ -1,7 +1,7 @@
 """Which of a query's APIs a cluster has: several groups may define a kind, or none does.
 
-Unknown is not absent. What may not be listed is unknown, unless the API server says that it has no
-such kind: it does not ask who may know that.
+Unknown is not absent. A kind that may not be listed is unknown, unless the API server says that it
+has no such kind: that answer needs no right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def find_served(client: Reading, query: Query[Any], namespace: str) -> lis
     """Return the APIs of a query that can be listed, in its order; none where none has the kind.
 
     Raises:
-        ApiError: It cannot be told.
+        ApiError: It is unknown.
     """
     served, refused = [], None
     for api in query.apis:
@@ -61,7 +61,7 @@ async def _is_defined(client: Reading, query: Query[Any], api: str) -> bool:
     """Return whether the server has the kind, which may not be listed.
 
     Raises:
-        ApiError: It cannot be told.
+        ApiError: It is unknown.
     """
     try:
         found = _resources.decode(await client.get(api, {}))

@@ -1,11 +1,11 @@
-"""What is written to the status of objects that declare something, and when.
+"""The status of objects that declare something, and when it is written.
 
 1. `Accepted` says whether the spec counts; `PartiallyIgnored` is there where a part of it has no
    effect. `Ready` and `Degraded` say how an adapter is served, and `versions` where it is.
 2. The first two have another field manager than the rest: each can be written and taken back by
    routers that do not know the other.
 3. Nothing is written that is there already. A condition's time is that of its last change of
-   status, whatever else of it changes.
+   status, even if its other fields change.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class AdapterReport(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """What became of what an object declares.
+    """The result of an object's declarations.
 
     Attributes:
-        loss: What of it others say.
-        state: How its adapter is served; None where nothing is known of it.
-        knows_state: Whether this router is to say that.
+        loss: The part that other objects decide.
+        state: The state of its adapter; None where it is unknown.
+        knows_state: Whether this router is to report that.
     """
 
     loss: Loss | None = None
@@ -85,7 +85,7 @@ class Finding(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True):
-    """What one field manager says of an object."""
+    """The fields of an object that one field manager sets."""
 
     manager: str
     conditions: tuple[Condition, ...]
@@ -116,7 +116,7 @@ def patch(source: DeclaringObject, part: Part, *, wall_time: str) -> Mapping[str
 
     Args:
         source: The object as it is known.
-        part: What is to be said of it.
+        part: The new fields of it.
         wall_time: Now, as RFC 3339 has it.
     """
     known = _read(source)
@@ -164,7 +164,7 @@ def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
     if found is None:
         return Part(STATE, ())
     generation = reading.generation
-    # Those that are nowhere are left out first.
+    # Versions that are nowhere are left out first.
     kept = sorted(found.versions, key=lambda each: not (each.desired or each.ready))
     versions = tuple(sorted(kept[:MAX_VERSIONS], key=_by_name))
     is_short = any(each.ready < each.desired for each in versions)

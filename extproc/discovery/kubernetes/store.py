@@ -6,7 +6,7 @@
    that is not a number always counts as newer.
    Source: kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions.
 3. Nothing but a list empties the store: errors change nothing.
-4. What is kept of the objects is the query's affair, page by page and after events.
+4. The query decides which parts of the objects are kept, page by page and after events.
 """
 
 from __future__ import annotations

@@ -83,9 +83,9 @@ class BootstrapOptions:
     None keeps the value in the mode's file; for TLS it means plain text.
 
     Attributes:
-        response_phases: Whether the response's headers and trailers (and, in full duplex, its
-            body) are sent to the router. If that router dies, running responses are cut, unless
-            `failure_mode_allow`.
+        response_phases: Whether the response's headers and trailers (and, in full duplex, its body)
+            are sent to the router. If that router crashes, running responses are interrupted,
+            unless `failure_mode_allow`.
         listen: `host:port` for clients.
         admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
         routers: `host:port` or `unix:PATH` of each router; names are resolved by DNS. List each of
@@ -102,7 +102,7 @@ class BootstrapOptions:
         max_connections: Clients' connections; further ones are closed at once.
         request_timeout_s: Time for a whole request to arrive, else 408; responses may take longer.
         router_ping_s: Interval and timeout of pings to a router. In full duplex only they end a
-            request to a router that hangs: after six intervals, because Envoy tries three times.
+            request to a router that hangs, after six intervals: Envoy tries three times.
         shared_access_log: Whether several routers share one access log, because they pass its
             entries on to each other (their section `peers`); else each gets its own.
     """

@@ -1,9 +1,9 @@
 """Routes beside those to the pods, with what they need: answers to browsers, and registration.
 
-1. Which web pages may use the API (CORS): Envoy answers preflights itself, before the router is
-   asked, and adds the headers to the responses of pods and of the router and to its own errors,
+1. Web pages that may use the API (CORS). Envoy answers preflights itself, before the router is
+   asked. It adds the headers to the responses of pods and of the router and to its own errors,
    wherever a route leads to pods. Its filter skips routes that have a direct response, so
-   preflights have one that leads to no endpoint.
+   preflights have a route that leads to no endpoint.
 2. Registration of adapters: paths that go to the routers' admin port alone. They come before all
    other routes and are not sent to the external processor, so that no pod gets them, whatever state
    the routers are in.
@@ -26,9 +26,9 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+")
 
 
 def cors_route() -> dict[str, Any]:
-    """Return the route of preflights, to come before all others.
+    """Return the route of preflights, to come before all other routes.
 
-    Those of other origins are not answered by the filter: the router refuses them.
+    The filter does not answer those of other origins: the router refuses them.
     """
     asked = [{"name": name, "present_match": True} for name in _PREFLIGHT]
     method = {"name": ":method", "string_match": {"exact": "OPTIONS"}}
@@ -41,7 +41,7 @@ def cors_cluster() -> dict[str, Any]:
 
 
 def cors_filter() -> dict[str, Any]:
-    """Return the filter, to come before all others."""
+    """Return the filter, to come before all other filters."""
     typed = {"@type": TYPE_PREFIX + "extensions.filters.http.cors.v3.Cors"}
     return {"name": CORS, "typed_config": typed}
 
@@ -85,7 +85,7 @@ _PREVIOUS = "envoy.retry_host_predicates.previous_hosts"
 
 
 def registration_routes() -> list[dict[str, Any]]:
-    """Return the routes, to come before all others."""
+    """Return the routes, to come before all other routes."""
     predicate = TYPE_PREFIX + "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
     disabled = TYPE_PREFIX + "extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
     to_routers = {

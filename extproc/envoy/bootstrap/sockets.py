@@ -9,7 +9,7 @@ from typing import Any
 from extproc.address import Address
 
 TYPE_PREFIX = "type.googleapis.com/envoy."
-"""The beginning of the names of Envoy's types."""
+"""The first part of the names of Envoy's types."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ async def calibrate(
         max_cpu_loras: Size of the server's CPU cache; None for as many as slots, vLLM's default.
         api_key: Sent with every request, if there is one.
         window_s: Length of one sample.
-        clock: Seconds; the engine's own where it shares the machine with others.
+        clock: Seconds; the engine's own where it shares the machine with other programs.
         report: Called with a line about each load that was measured.
 
     Raises:

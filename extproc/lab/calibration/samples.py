@@ -157,12 +157,12 @@ def _has_more(labels: dict[str, str]) -> bool:
 def fit(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the costs, by their names in `EngineProfile`, that explain the samples' steps best.
 
-    The sum of relative errors is minimized, not of their squares: on a machine with other work some
-    samples are far too long, and should not count for more than others. No cost is negative.
+    The sum of relative errors is minimized, not of their squares. On a machine with other work some
+    samples are far too long, and should not count for more than the rest. No cost is negative.
 
-    Samples with adapters, if there are any, determine the costs, and those without determine how
-    much shorter a step is without: adapters need not lengthen every part of a step alike, as the
-    profile assumes, and steps with adapters matter most. Without any, their costs are left out.
+    Samples with adapters, if there are any, determine the costs. Samples without adapters determine
+    how much shorter a step is without. Adapters need not lengthen every part of a step alike, as
+    the profile assumes, and steps with adapters matter most. Without any, their costs are left out.
 
     Raises:
         ValueError: There are too few samples, or they are too much alike.

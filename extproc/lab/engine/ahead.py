@@ -1,6 +1,6 @@
 """The next steps of an engine in which no request comes, ends or lacks a block.
 
-In them only time, KV and blocks change, so they are computed in one go before anyone asks, and
+In them only time, KV and blocks change. So they are computed in one go before anyone asks, and
 taken when the engine gets there, unless something happens to it first.
 """
 

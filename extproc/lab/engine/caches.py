@@ -6,16 +6,15 @@ As vLLM 0.32 does it (`v1/core/block_pool.py`, `v1/core/kv_cache_manager.py`):
    for those that are not full, and so cannot be found again: they go to its head.
 2. A full block keeps its content, and can be found by it, until it is allocated again. Blocks that
    somebody uses are shared, not copied; blocks found in the queue leave it.
-3. A request's blocks are freed last one first, so that the end of a prefix goes before its
-   beginning.
-4. The adapter is part of what a block is found by: the same prompt under another adapter, or under
-   the base model, finds nothing.
+3. A request's blocks are freed last one first, so that the end of a prefix goes before its start.
+4. The adapter is part of a block's key: the same prompt under another adapter, or under the base
+   model, finds nothing.
 5. A block can be found as soon as the step that computes it is put together.
 
-6. So a preempted request finds what it lost, as far as nobody has allocated it.
+6. So a preempted request finds its lost blocks, as far as nobody has allocated them.
 
-One simplification: other requests find the shared beginning that a request names, and not the rest
-of its prompt or its answer.
+One simplification: other requests find the shared prefix that a request names, and not the rest of
+its prompt or its answer.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ PrefixKey = tuple[str | None, str, int]
 """Adapter, name of the prefix, and its length in blocks."""
 
 _KEPT: PrefixKey = (None, "", 0)
-"""No shared beginning has this key."""
+"""No shared prefix has this key."""
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
     """Blocks that can be found again: the first `blocks` of its `key[2]` have their content.
 
-    While nobody uses it, `run` are its blocks in the queue. With the key `_KEPT` it is what one
-    preempted sequence had behind its shared beginning.
+    While nobody uses it, `run` are its blocks in the queue. With the key `_KEPT` it has the blocks
+    of one preempted sequence behind its shared prefix.
     """
 
     key: PrefixKey
@@ -77,7 +76,7 @@ class BlockPool:
         return blocks if prefix is None or not prefix.num_users else blocks - prefix.blocks
 
     def hold(self, key: PrefixKey) -> Prefix:
-        """Use the prefix `key`, as far as it is here, at the beginning of a sequence."""
+        """Use the prefix `key`, as far as it is here, at the start of a sequence."""
         prefix = self._prefixes.get(key)
         if prefix is None:
             prefix = self._prefixes[key] = Prefix(key)

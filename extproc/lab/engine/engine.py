@@ -6,17 +6,18 @@ time it calls `advance(now=..., until=...)`, which takes the same steps, many at
 those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 
 1. A step first serves the running requests in their order, then admits waiting ones, until the
-   token budget, the number of sequences or the KV cache ends it. Prefills are cut to the budget.
+   token budget, the number of sequences or the KV cache ends it. Prefills are limited to the
+   budget.
 2. A running request that finds no free KV block preempts the last running one, which loses its KV
    and goes to the head of the queue. A step that preempted admits nothing.
 3. At most `max_loras` distinct adapters run at once. A waiting request whose adapter does not fit
-   is skipped, not blocking those behind it; the base model is never held back. What is resident
-   plays no part in this.
+   is skipped, not blocking those behind it; the base model is never held back. Residency plays no
+   part in this.
 4. A waiting request is admitted only if its whole sequence so far fits into the free blocks.
 5. The adapters of the batch are brought onto the GPU before the forward pass; the batch waits.
 
-6. KV of a shared beginning is found again under the same adapter, and what a preempted request
-   lost by itself as far as nobody has allocated it (`extproc.lab.engine.caches`).
+6. KV of a shared prefix is found again under the same adapter. A preempted request finds its own
+   lost KV as far as nobody has allocated it (`extproc.lab.engine.caches`).
 
 One simplification: the adapters of a batch are placed in the batch's order (vLLM iterates over a
 set, an order that differs between processes).
@@ -107,7 +108,7 @@ class Engine:
 
     @property
     def cached_prefixes(self) -> dict[PrefixKey, int]:
-        """How many blocks of each shared beginning are in the KV cache."""
+        """How many blocks of each shared prefix are in the KV cache."""
         return self._scheduler.pool.prefixes
 
     def generated_tokens(self, request_id: str) -> int:

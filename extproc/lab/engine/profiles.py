@@ -20,9 +20,9 @@ class EngineProfile:
     """Sizes, limits and costs of one engine.
 
     One step takes `(step_s + step_per_decode_s * decoding sequences + step_per_kv_token_s * KV
-    tokens of the batch + step_per_prefill_token_s * prompt tokens computed) * LoRA factor`, the
-    factor being `1 + lora_ratio + lora_per_adapter_ratio * (distinct adapters - 1)` if there is
-    an adapter in the batch, plus the time of the adapter loads, which stall it.
+    tokens of the batch + step_per_prefill_token_s * prompt tokens computed) * LoRA factor`. With an
+    adapter in the batch, the factor is `1 + lora_ratio + lora_per_adapter_ratio * (distinct
+    adapters - 1)`. The time of adapter loads is added, which stall the step.
 
     Attributes:
         name: Key in `PROFILES`.

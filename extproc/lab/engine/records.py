@@ -1,4 +1,4 @@
-"""What goes into the engine model and what comes out of it, as values.
+"""The inputs and outputs of the engine model, as values.
 
 Times are the caller's seconds, virtual or real.
 """
@@ -21,9 +21,9 @@ class EngineRequest(Struct, frozen=True, gc=False):
         prompt_tokens: At least 1.
         output_tokens: Tokens to generate; 0 for a request that ends with its prefill (embeddings).
         adapter: None for the base model.
-        prefix: Id of the beginning that its prompt shares with others; "" for none. KV of the same
-            prefix is shared only under the same adapter, as in vLLM.
-        prefix_tokens: Length of that beginning, at most `prompt_tokens`.
+        prefix: Id of the prefix that its prompt shares with other prompts; "" for none. Its KV is
+            shared only under the same adapter, as in vLLM.
+        prefix_tokens: Length of that prefix, at most `prompt_tokens`.
     """
 
     id: str
@@ -133,7 +133,7 @@ class Step:
 
 
 class Advance(Struct, frozen=True, gc=False):
-    """What a run of steps produced; in it, each in the order it happened.
+    """The results of a run of steps, each in the order it happened.
 
     Attributes:
         ended_s: When the last step ends, which may be after `until`, and the
@@ -152,7 +152,7 @@ class Advance(Struct, frozen=True, gc=False):
 
 
 class EngineReport(Struct, frozen=True, gc=False):
-    """What the engine's metrics page says at a moment: the end of the last step that has ended.
+    """The engine's metrics page at a moment: the end of the last step that has ended.
 
     Attributes:
         shown_s: The end of that step; minus infinity before the first.

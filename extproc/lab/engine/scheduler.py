@@ -219,7 +219,9 @@ class Scheduler:
         batch.preempted.append(sequence.request)
 
     def _admit(self, batch: Batch, now: float) -> None:
-        """Admit what may run. What stands before the place where that ends was skipped."""
+        """Admit the requests that may run. Requests before the place where that ends were
+        skipped.
+        """
         self._is_blocked = True
         while len(self.running) < self._profile.max_num_seqs:
             if not batch.budget:

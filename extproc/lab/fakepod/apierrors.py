@@ -61,5 +61,5 @@ def unknown_model(model: str, base_model: str) -> ApiError:
 
 
 def engine_dead() -> ApiError:
-    """Return the error after the engine has died."""
+    """Return the error after the engine has crashed."""
     return ApiError(500, "EngineCore encountered an issue.", "InternalServerError")

@@ -192,7 +192,7 @@ class Pod:
         return response
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """`GET /health`: 503 once the engine is dead, and before the pod ends."""
+        """`GET /health`: 503 once the engine has crashed, and before the pod ends."""
         return web.Response(status=503 if self.runner.is_dead or self.is_draining else 200)
 
     async def debug_engine(self, request: web.Request) -> web.StreamResponse:

@@ -16,7 +16,7 @@ from extproc.lab.fakepod.runner import EngineRunner
 
 @dataclass(slots=True)
 class Trouble:
-    """What goes wrong with loads and unloads, to be changed while the pod runs.
+    """Faults of loads and unloads, to be changed while the pod runs.
 
     Attributes:
         load_s: Seconds that a load takes, beside those of the engine.
@@ -41,11 +41,11 @@ class Adapter:
 class AdapterRegistry:
     """The adapters by name.
 
-    As in vLLM, unloading forgets only the name: the engine keeps slot and cache entry until they
+    As in vLLM, unloading forgets only the name. The engine keeps slot and cache entry until they
     are evicted, and a name that is loaded again is a new adapter to it.
 
     Args:
-        config: Says which adapters there are, and what they are like.
+        config: Lists the adapters and their properties.
 
     Attributes:
         trouble: None by default.

@@ -44,7 +44,7 @@ class Generation:
         """Wait for more than `seen` tokens or the end, and return the number of tokens.
 
         Raises:
-            EngineDeadError: The engine died.
+            EngineDeadError: The engine crashed.
         """
         while self.num_tokens <= seen and not self.is_finished:
             self._changed.clear()
@@ -57,7 +57,7 @@ class Generation:
         """Wait for the end.
 
         Raises:
-            EngineDeadError: The engine died.
+            EngineDeadError: The engine crashed.
         """
         await self._ended.wait()
         if self.error:
@@ -121,7 +121,7 @@ class EngineRunner:
 
         Raises:
             ValueError: As `Engine.submit`.
-            EngineDeadError: The engine died.
+            EngineDeadError: The engine crashed.
         """
         if self.is_dead:
             raise EngineDeadError
@@ -142,7 +142,7 @@ class EngineRunner:
         """Load an adapter between two steps, which stops the engine meanwhile.
 
         Raises:
-            EngineDeadError: The engine died.
+            EngineDeadError: The engine crashed.
         """
         if self.is_dead:
             raise EngineDeadError

@@ -1,9 +1,9 @@
-"""A fleet in virtual time: pods, routers, clients, and what goes wrong.
+"""A fleet in virtual time: pods, routers, clients, and faults.
 
 Each router is the production one (pool, admission, picker, policy, accounting) with the production
-router's knowledge: scrapes with their real delay, completions when Envoy flushes its access log,
-what other routers tell (if they do), endpoints when discovery sees them. One seed determines
-everything, to the byte.
+router's knowledge. It gets scrapes with their real delay, completions when Envoy flushes its access
+log, messages of other routers (if configured), and endpoints when discovery sees them. One seed
+determines everything, to the byte.
 
 Left out, being the same for every policy: the time that the network and Envoy take.
 """
@@ -162,7 +162,7 @@ class Fleet:
     # --- requests ---------------------------------------------------------------------------
 
     def _info(self, flight: Flight) -> RequestInfo:
-        """Return what its router is told of a request."""
+        """Return the facts that its router gets of a request."""
         arrival, picker = flight.arrival, self.routers[flight.router].router.picker
         has_hashes = arrival.prefix and picker.uses_cached_bytes
         return RequestInfo(
@@ -234,7 +234,7 @@ class Fleet:
             self._declaring.look_soon(self.routers[router])
 
     def _telling(self, router_id: str, seed: int) -> FleetTelling | None:
-        """Return what tells the others of a router, if they are told."""
+        """Return the sender of a router's messages to the other routers, if they get any."""
         settings = self.settings
         if settings.peer_delay_s is None:
             return None

@@ -1,4 +1,4 @@
-"""What the routers of a fleet learn of it, and when: never at once, as in production."""
+"""The knowledge of a fleet's routers, and when they get it: never at once, as in production."""
 
 from __future__ import annotations
 

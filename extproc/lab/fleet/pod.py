@@ -76,7 +76,9 @@ class FleetPod:
         self.registered.add(adapter)
 
     def unregister(self, adapter: str) -> None:
-        """List an adapter no longer; it stays in the engine's memory until others push it out."""
+        """List an adapter no longer; it stays in the engine's memory until other adapters push it
+        out.
+        """
         self.models = [card for card in self.models if card.id != adapter]
         self.registered.discard(adapter)
 

@@ -47,7 +47,7 @@ class FleetRouter:
     Args:
         agenda: Has offers made.
         on_cold: Called when a request waits for an adapter.
-        telling: Tells the others, if they are told.
+        telling: Sends to the other routers, if they get messages.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ BODY_BYTES_PER_TOKEN = 4
 def prefix_hashes(arrival: Arrival, request_id: str) -> tuple[int, ...]:
     """Return `RequestInfo._prefix_hashes` of a request.
 
-    All that the shared beginning does not contain is the request's own.
+    All but the shared prefix is the request's own.
     """
     shared_bytes = arrival.prefix_tokens * BODY_BYTES_PER_TOKEN
     prompt_bytes = arrival.prompt_tokens * BODY_BYTES_PER_TOKEN

@@ -25,7 +25,7 @@ class Loading(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodKind:
-    """Pods that differ from their fleet's others; None where they do not.
+    """Pods that differ from the rest of their fleet; None where they do not.
 
     Attributes:
         slowness: How many times as long their steps take, at least 1.
@@ -53,17 +53,17 @@ class FleetSettings:
         num_routers: Each request comes to a random one.
         max_loras: Adapter slots of every engine.
         max_cpu_loras: Places in its CPU cache; None for as many as slots, vLLM's default.
-        presumed_cpu_loras: What routers are configured with instead; 0 for nothing, None for what
-            the engines have.
+        presumed_cpu_loras: The routers' configured number; 0 for none, None for that of the
+            engines.
         max_lora_rank: The rank that its slots are allocated for; see `rank_limit`.
         scrape_interval_s: Between two scrapes of one pod by one router.
         scrape_delay_s: Age of a page when it reaches the router.
         completion_flush_s: Interval of Envoy's access log. Envoy's own default is 1 s.
         peer_delay_s: Age of a pick, or of an end, when the other routers hear of it; None if
             routers do not tell each other.
-        peer_loss: Part of the picks and ends told that are lost, 0 to 1.
+        peer_loss: Part of the sent picks and ends that are lost, 0 to 1.
         models_interval_s: Between two requests of one router for a pod's `/v1/models`.
-        discovery_delay_s: Time until routers learn that a pod came or died: an endpoint slice
+        discovery_delay_s: Time until routers learn that a pod came or crashed: an endpoint slice
             follows readiness probes, by default every few seconds.
         report_expiry_s: Age from which a report is not trusted.
         max_pending: Admission's cap per endpoint; None for none.
@@ -71,7 +71,7 @@ class FleetSettings:
         queue: Of each router, for held requests.
         loading: When routers have pods load adapters, which these lack at first; None for pods that
             have all.
-        declared: The objectives that requests claim which have any; None if they claim none.
+        declared: The objectives of requests that have any; None for none.
         patience_s: A client leaves without a first token after this; None for never.
         warm_up_s: Requests that come before this do not count.
         drain_s: Time after the last arrival until the run ends.
@@ -136,7 +136,7 @@ class FleetSettings:
 
     @property
     def traits(self) -> dict[str, ServerFlags]:
-        """What routers are configured with for each group."""
+        """The routers' configuration for each group."""
         traits = {}
         for group, kind in self.groups.items() if self.knows_kinds else ():
             own, byte_s = self.of(group), DEFAULT.prompt_s_per_byte * kind.slowness
@@ -169,7 +169,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class PodLoss:
-    """Pod `pod` (from 0) dies with all its requests; discovery reports it later."""
+    """Pod `pod` (from 0) crashes with all its requests; discovery reports it later."""
 
     at_s: float
     pod: int

@@ -1,4 +1,4 @@
-"""What a router of a fleet tells the others: never at once, as in production."""
+"""The messages of a router of a fleet to the other routers: never at once, as in production."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from extproc.types import Pick
 
 
 class Listener(Protocol):
-    """A router that is told."""
+    """A router that gets messages."""
 
     id: str
     pool: Pool
@@ -26,12 +26,13 @@ class Listener(Protocol):
 
 
 class FleetTelling:
-    """The picks of one router and who waits there, told to the others: the observer of its pool.
+    """The picks and waiting requests of one router, sent to the other routers: the observer of its
+    pool.
 
     Args:
         router_id: Of the one.
         routers: All of them, once they are made.
-        delay_s: Age of what is told when it arrives.
+        delay_s: Age of a message when it arrives.
         loss: Part of the messages that are lost, 0 to 1.
     """
 
@@ -51,7 +52,7 @@ class FleetTelling:
         self._is_due = False
 
     def begin(self) -> None:
-        """Have the others listen, before anything is told."""
+        """Have the other routers listen, before anything is sent."""
         for told in self._told():
             told.begin(self._id, now=0.0)
 

@@ -175,8 +175,8 @@ def claim_headers(
 ) -> dict[str, Mapping[str, str]]:
     """Return the headers of each tenant's requests; under "" those of everybody else's.
 
-    Routers of a virtual fleet get the same claims as values. An objective, in the words of these
-    headers, names a priority: that of the tenant of its name.
+    Routers of a virtual fleet get the same claims as values. An objective of these headers names a
+    priority: that of the tenant of its name.
     """
     claims = {name: claim_of(tenant, declared, name) for name, tenant in tenants.items()}
     return {

@@ -1,4 +1,4 @@
-"""What is sent, in blocks: of scenarios of suites, and of workloads for a fleet given by options.
+"""The load, in blocks: of scenarios of suites, and of workloads for a fleet given by options.
 
 A block is one scenario at one rate with one seed, or a slice of a workload. Every block is sent
 to every target, and targets are compared block by block: differences between blocks cancel out.
@@ -99,7 +99,7 @@ def by_fleet(blocks: Sequence[Block]) -> list[list[Block]]:
 
 
 def rotated(turns: Sequence[_T], number: int) -> list[_T]:
-    """Return the order of the targets in block `number`: each begins as often as the others."""
+    """Return the order of the targets in block `number`: each begins equally often."""
     start = number % len(turns)
     return [*turns[start:], *turns[:start]]
 

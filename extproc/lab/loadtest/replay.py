@@ -52,7 +52,7 @@ class ReplaySettings:
         headers: Sent with every request, e.g. `Authorization`.
         timeout_s: Longest time for a whole response.
         patience_s: The client leaves without a first token after this; None for never.
-        claims: Headers of each tenant's requests by its name; "" stands for all others.
+        claims: Headers of each tenant's requests by its name; "" stands for all other tenants.
     """
 
     url: str

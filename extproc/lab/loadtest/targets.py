@@ -108,7 +108,8 @@ def suite_targets(suite: Suite, labels: Sequence[str]) -> list[TargetSpec]:
 
     Args:
         suite: The suite.
-        labels: Policies, its own or others, and labels of its variants; none for all of its own.
+        labels: Policies, of the suite or not, and labels of its variants; none for all of the
+            suite.
 
     Raises:
         TargetError: One is unknown, or is named twice.

@@ -129,8 +129,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "founding": "where the adapter is and the most requests wait for it, up to 16; else, and "
         "where as many wait, the server with the fewest adapters in use (the default of this "
         "project)",
-        "least_harm": "the server where the request costs itself and the others there least, by "
-        "an estimate in seconds",
+        "least_harm": "the server with the least estimated cost in seconds, for the request and "
+        "for those already there",
         "founding_as_shipped": "`founding`, never leaving a server for its load (the first proof "
         "of concept)",
         "filter_tree_v01": "the decision tree of the Gateway API Inference Extension's first "

@@ -1,11 +1,11 @@
 """Proportional sticky placement: as many homes per adapter as its share of the slots.
 
 Source: ai-dynamo/dynamo, `lib/llm/src/lora/` (2026). Every tick the request rate of each adapter
-over a window is smoothed; it gets ceil(share x all slots) endpoints, scaled down by largest
-remainders if that is more than there are; which ones is decided by rendezvous hashing, slot-aware
-and sticky; fewer only after a cool-down. A request goes to a home where its adapter is loaded, else
-to any home, else to wherever it is loaded, else to its one hashed pin. Inside the set: the least
-work, which here is our own count of unfinished requests.
+over a window is smoothed. It gets ceil(share x all slots) endpoints, scaled down by largest
+remainders if that is more than there are. Rendezvous hashing decides which ones, slot-aware and
+sticky. It gets fewer only after a cool-down. A request goes to a home where its adapter is loaded,
+else to any home, else to wherever it is loaded, else to its one hashed pin. Inside the set: the
+least work, which here is our own count of unfinished requests.
 
 Every router computes the same table from its own share of the traffic, and no router talks.
 """

@@ -6,23 +6,24 @@ load balancing" (IEEE TPDS 2001).
 
 **The filter tree.** kubernetes-sigs/gateway-api-inference-extension v0.1.0,
 `pkg/ext-proc/scheduling/{scheduler,filter}.go`, the branch for critical requests. "Least X" keeps
-every endpoint within the lowest n-th part of the range; what is left at the end is drawn from.
+every endpoint within the lowest n-th part of the range; the choice among the rest at the end is
+random.
 
 **llm-d's blend of scorers around LoRA affinity**, as shipped and as it counts requests:
-llm-d/llm-d-router v0.10.0, `pkg/epp/framework/plugins/scheduling/scorer/`: lora-affinity (1.0 if
-the adapter is active, 0.8 if there is room, else 0), queue and kv-cache-utilization, each weighted,
-the maximum drawn among ties. Weights: 2 for queue and KV (the default configuration), 4 for
-lora-affinity (what KServe injects). With active-request-scorer in the place of the queue, the queue
-is the picker's own requests in flight.
+llm-d/llm-d-router v0.10.0, `pkg/epp/framework/plugins/scheduling/scorer/`. The scorers are
+lora-affinity (1.0 if the adapter is active, 0.8 if there is room, else 0), queue and
+kv-cache-utilization, each weighted. The maximum is drawn among ties. Weights: 2 for queue and KV
+(the default configuration), 4 for lora-affinity (what KServe injects). With active-request-scorer
+in the place of the queue, the queue is the picker's own requests in flight.
 
 Its test for room counts the active adapters twice, because vLLM writes the same names into both
 labels (llm-d-router issue 2605). `LoadState` is the successor proposed in pull request 2792: 1.0 in
 a GPU slot, 0.7 in the CPU cache, 0.6 a free slot, 0.3 an idle adapter's slot, else 0. Its signal
 does not exist in vLLM 0.33; here it is our inferred residency.
 
-**What they see.** llm-d's default scorers and the filter tree read scrapes every 50 ms
-(llm-d-router v0.10.0, `--refresh-metrics-interval`) and count nothing themselves, so that what was
-sent since is not there, and an adapter is where a page last named it; the snapshot's are fresher.
+**Their input.** llm-d's default scorers and the filter tree read scrapes every 50 ms (llm-d-router
+v0.10.0, `--refresh-metrics-interval`) and count nothing themselves. So requests sent since are
+missing, and an adapter is where a page last named it. The snapshot's values are fresher.
 `ScrapesOnly` shows them that. Some of llm-d's scorers count the picker's own requests in flight;
 those a policy finds in `num_in_flight`.
 """

@@ -1,10 +1,10 @@
 """Policies that hash the adapter's name: the same adapter to the same endpoint, without state.
 
 `Rendezvous` is highest-random-weight hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998).
-`BoundedLoads` is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam,
-arXiv 1608.01350), over the rendezvous order instead of a ring; c = 1.25 is what Vimeo used in
-HAProxy, and KubeAI's policy for adapters is the same with the mean over all endpoints.
-`DedicatedPods` is the naive partition that S-LoRA and others compare against.
+`BoundedLoads` is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, arXiv
+1608.01350), over the rendezvous order instead of a ring. Vimeo used c = 1.25 in HAProxy, and
+KubeAI's policy for adapters is the same with the mean over all endpoints. `DedicatedPods` is the
+naive partition to which S-LoRA and later work compare.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ Source: S-LoRA (MLSys 2024) section 5.2 and Appendix B; its code, `slora/server/
 `req_queue.py` (first come first served), `abort_req_queue.py` (early abort; without its abort it is
 last come first served under overload), `cluster_req_queue.py` (clusters of adapters).
 
-There the queue is in the engine. A vLLM engine serves its queue in order of arrival, so requests
-are held by the router and an endpoint gets one at a time, once it has room: no request waits there,
-and fewer than `max_running` run. For S-LoRA room is KV for the whole response, whose length it
-knows; a policy does not, so it has a limit instead. Who is next is up to the router's queue, which
-the laboratory makes as the policy says.
+There the queue is in the engine. A vLLM engine serves its queue in order of arrival. So the router
+holds requests, and an endpoint gets one at a time, once it has room: no request waits there, and
+fewer than `max_running` run. For S-LoRA room is KV for the whole response, whose length it knows; a
+policy does not, so it has a limit instead. The router's queue decides which request is next, in the
+order that the policy sets.
 
 Early abort differs from the code, which compares arrivals with admissions and then turns from the
 oldest to the newest: see `extproc.queue.orders.newest_in_time`.

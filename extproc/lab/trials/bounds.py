@@ -1,16 +1,16 @@
 """Bounds, to see how much of the possible a policy reaches.
 
-- **B0, pooled**: one engine N times as wide with every adapter resident, no load cost, no slot gate
-  and no cost per further adapter: perfect balance and perfect memory. No policy's capacity exceeds
+- **B0, pooled**: one engine N times as wide. Every adapter is resident, without load cost, slot
+  gate or cost per further adapter: perfect balance and perfect memory. No policy's capacity exceeds
   it (as a latency it is a reference, not a proof). It serves in order and sheds nothing, so in a
   run too short for its queue to form a policy that sheds can pass it.
 - **B1, pooled slots**: the same engine with all pods' slots and CPU caches, the true adapters,
-  loads and gate: no adapter needs a second slot, and no pod is full while another has room. A load
+  loads and gate. No adapter needs a second slot, and no pod is full while another has room. A load
   stalls the whole engine, for an Nth of its time. It serves in order as far as slots allow, and
-  drops what waits beyond the objective. So it bounds what placement and balance can give near the
-  target. Far below it B3 passes it, because B3 chooses which requests to drop.
+  drops requests that wait beyond the objective. So it bounds what placement and balance can give
+  near the target. Far below it B3 passes it, because B3 chooses which requests to drop.
 - **B2, clairvoyant loads**: Belady's eviction over the pooled slots on the true sequence of
-  arrivals: the fewest adapter loads of any routing that serves requests in their order. An
+  arrivals. It has the fewest adapter loads of any routing that serves requests in their order. An
   overloaded engine does not: it serves one adapter's queue together, and falls below.
 - **B3, informed greedy**, and **B4, stale greedy**, on states up to T old and without knowledge of
   its own later dispatches: `extproc.lab.trials.oracle`. They hold and shed as policies may.

@@ -22,7 +22,7 @@ COLOURS = (
     *("#b8860b", "#e03e3e", "#37918c", "#7a5230", "#5b7083"),
 )
 GREYS = {"B0": "#b5b5b5", "B1": "#cccccc", "B3": "#444444", "B4": "#8a8a8a"}
-"""Bounds, by the beginning of their names."""
+"""Bounds, by the first part of their names."""
 _INK, _LINE, _MARK = "#333333", "#e4e4e4", "#cc0000"
 _STYLE: Any = {
     "axes.edgecolor": _INK,

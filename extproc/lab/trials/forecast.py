@@ -50,7 +50,7 @@ class PodState:
     Attributes:
         free_at_s: When its step in progress ends.
         queued: Its queue, prefills in progress included, head first.
-        cached: Blocks of each shared beginning in its KV cache.
+        cached: Blocks of each shared prefix in its KV cache.
     """
 
     free_at_s: float

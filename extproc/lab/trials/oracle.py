@@ -4,14 +4,15 @@ It knows every pod's state at this moment, the remaining length of every respons
 constants, and every router's held requests. For each request it simulates every pod with and
 without it (`extproc.lab.trials.forecast`):
 
-- **Place**: where it adds no SLO miss, at the least harm: delay, its own and others', and the time
-  that adapter slots are in use, at a price that rises with the part of all slots in use.
+- **Place**: where it adds no SLO miss, at the least harm. Harm is delay, of this and other
+  requests, and the time that adapter slots are in use, at a price that rises with the part of all
+  slots in use.
 - **Hold**: if no pod would start it with its next step, because of slots, seats, KV or the token
-  budget, or if each would add a miss: a request that waits here keeps its choice.
+  budget, or if each would add a miss. A request that waits here keeps its choice.
 - **Order**: of the held requests that want the last slot of a pod, the adapter goes first that
   serves the most of them for each second of the slot.
-- **Shed**: requests that cannot meet the SLO any more, even on an idle pod that has the beginning
-  of their prompt cached. They are misses anywhere, and would cost others.
+- **Shed**: requests that cannot meet the SLO any more, even on an idle pod that has a prefix of
+  their prompt cached. They are misses anywhere, and would cost other requests.
 
 Greedy: it knows nothing of future requests. Shed requests have no first token, so compare
 attainment and capacity with it, not throughput or percentiles under overload.
@@ -55,7 +56,7 @@ LEAST_WAIT_S = 0.01
 """About a step of an 8B model on an H100: nothing changes in less time."""
 
 MOST_WAIT_S = 0.05
-"""Meanwhile others may have been sent to a slot that this one can share."""
+"""Meanwhile other requests may have been sent to a slot that this one can share."""
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class Oracle:
     """B3, and with an age B4.
 
     Args:
-        slo: What requests must meet.
+        slo: The SLO of requests.
         age_s: Age at which a pod's state is observed again; 0 for B3.
         slot_price: See `SLOT_PRICE`.
     """

@@ -1,9 +1,9 @@
-"""What to run of a suite: a search for the capacity of each policy, or its runs at fixed rates.
+"""The runs of a suite: a search for the capacity of each policy, or its runs at fixed rates.
 
 Policies get the same requests for the same seed, so their difference is known much better than
-either part: at one rate, a minute shows what a search for capacities shows in an hour. Where a
-workload has tenants beside its own clients, those clients are run alone as well: they send the same
-requests, so the difference is what the others cost them.
+either part. At one rate, a minute shows as much as a search for capacities in an hour. Where a
+workload has tenants beside its own clients, those clients are run alone as well. They send the same
+requests, so the difference is the cost of the other tenants.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def places_of(suite: Suite, names: Sequence[str] = ()) -> list[Place]:
 
 
 def with_alone(suite: Suite) -> Suite:
-    """Return the suite with the scenarios in which those of its scenarios with others are alone."""
+    """Return the suite with added scenarios, in which the clients of scenarios with tenants are
+    alone.
+    """
     alone = [
         replace(scenario, name=scenario.name + ALONE, workload=own)
         for scenario in suite.scenarios
@@ -126,7 +128,7 @@ def with_alone(suite: Suite) -> Suite:
 def with_only(suite: Suite, names: Sequence[str]) -> Suite:
     """Return the suite with these policies, bounds and variants alone, and without its sweeps.
 
-    The first of them is what the others are compared with. Names with a colon are modules' own.
+    The rest are compared with the first of them. Names with a colon are modules' own.
 
     Raises:
         PlanError: A policy is unknown.

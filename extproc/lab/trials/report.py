@@ -31,7 +31,7 @@ Chart = tuple[str, str, str]
 RATE_RATIO = 1.1
 """Runs at rates that differ by less are one point of a curve."""
 MAX_BOUND_RATIO = 2.5
-"""Bounds further above the best policy are written as text: their bars would dwarf the others."""
+"""Bounds further above the best policy are written as text: their bars would dwarf the rest."""
 
 _COLUMNS = (
     ("served well", "attainment", "{:.1%}"),
@@ -199,7 +199,9 @@ def _within(lines: Sequence[Series], highest: float) -> list[Series]:
 
 
 def near(rate_rps: float, rates: Sequence[float]) -> float:
-    """Return a common rate as it is, others rounded: runs of different seeds' searches meet."""
+    """Return a common rate as it is, any other one rounded: runs of different seeds' searches
+    meet.
+    """
     if rate_rps in rates:
         return rate_rps
     return float(f"{RATE_RATIO ** round(log(rate_rps, RATE_RATIO)):.3g}")

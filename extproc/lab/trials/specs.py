@@ -1,4 +1,4 @@
-"""What a suite's file says: scenarios, policies, rates and seeds."""
+"""The contents of a suite's file: scenarios, policies, rates and seeds."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         seeds: One run each; policies are compared seed by seed.
         rates_rps: Offered rates at which every policy is run to the end.
         resolution: Largest ratio of the rates around a capacity.
-        baseline: The policy that the others are compared with.
+        baseline: The policy that all policies are compared with.
         profile: Name of the engine profile.
         fleet: Fields of `FleetSettings`; `queue` has those of `QueueSettings`, and `declares: true`
             stands for `declared`, the suite's SLO.

@@ -36,7 +36,7 @@ SCENARIOS_DIR = own_folder("scenarios")
 
 
 class PlanError(Exception):
-    """What was asked for cannot be run; the message says why."""
+    """The wanted suite cannot be run; the message says why."""
 
 
 def find_suite(name: str) -> Path:

@@ -1,7 +1,8 @@
 """From the trials of a suite to the table that is printed, saved as JSON and drawn.
 
-For each scenario and policy: the SLO capacity with its interval over seeds, its paired ratio to the
-baseline and to the bounds, and the other measures at the suite's main rate, the middle one.
+For each scenario and policy there is the SLO capacity with its interval over seeds, and its paired
+ratio to the baseline and to the bounds. The other measures are at the suite's main rate, the middle
+one.
 """
 
 from __future__ import annotations

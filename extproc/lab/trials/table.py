@@ -132,7 +132,7 @@ def _misses(own: Runs) -> str:
 
 
 def _less(own: Runs, others: Runs) -> str:
-    """Format the misses less others', seed by seed, in points."""
+    """Format the difference in misses to another run, seed by seed, in points."""
     parts = pairs(_values(others, "attainment", 100), _values(own, "attainment", 100))
     cell = _mean([theirs - ours for theirs, ours in zip(*parts, strict=True)])
     return cell if cell.startswith("-") or not cell else f"+{cell}"
@@ -158,8 +158,8 @@ def _mean(numbers: Iterable[float]) -> str:
 
 
 def capacities(result: Json) -> str:
-    """Format the SLO capacities in requests per second, with half of their 95 % intervals and, in
-    brackets, the part of the worst served adapter's requests that is served well there.
+    """Format the SLO capacities in requests per second, with half of their 95 % intervals. In
+    brackets is the part of the worst served adapter's requests that is served well there.
 
     The last column is the geometric mean over the scenarios of the ratio to B3's capacity, by which
     the policies are sorted. Cells of scenarios that a policy did not run are empty.

@@ -2,7 +2,7 @@
 
 Trials share nothing, so a suite's result does not depend on how many run at once. Within a trial
 the search for a seed's capacity begins at the earlier seeds' capacity. Runs at the suite's own
-rates are complete; others end once they can only fail.
+rates are complete; other runs end once they can only fail.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Trial:
     Attributes:
         scenario: One of the suite's, or a variation of it.
         policy: A policy or a bound.
-        label: What its results are called; the policy if empty.
+        label: The name of its results; the policy if empty.
         seeds: One run each at every rate.
         rates_rps: Rates at which runs are complete.
         sweep: Its sweep, or "".

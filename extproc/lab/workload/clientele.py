@@ -57,7 +57,8 @@ class TenantSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     """Clients beside those of a workload, for the same adapters, of which the same are popular.
 
     Attributes:
-        times: Their rate over that of the others, which stays as it is: they come on top.
+        times: Their rate over that of the workload's own clients, which stays as it is: they come
+            on top.
         priority: See `Tenant`, like the two below.
         cv: As in `WorkloadSpec`, like those below; None for the workload's.
     """
@@ -73,7 +74,7 @@ class TenantSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
     @property
     def tenant(self) -> Tenant:
-        """What they claim."""
+        """Their claim."""
         return Tenant(self.priority, self.weight, self.has_objectives)
 
     def of(self, spec: WorkloadSpec) -> WorkloadSpec:
@@ -103,11 +104,12 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
         prompt_tokens: Median prompt of `chat`.
         output_tokens: Median response of `chat`; 129 is that of Azure's conversation trace.
         sigma: Standard deviation of the logarithm of both.
-        prefixes: Beginnings that prompts share, for each adapter at a time; 0 for none.
+        prefixes: Prefixes that prompts share, for each adapter at a time; 0 for none.
         prefix_tokens: Length of each, which lengthens the prompt.
         turns: Mean number of requests that share one until another replaces it.
         num_requests: Instead of the suite's; None for the suite's.
-        tenant: Who sends the requests; "" for nobody in particular (each of `clients` is its own).
+        tenant: The sender of the requests; "" for nobody in particular (each of `clients` is its
+            own).
         beside: Further tenants. Rate and number of requests are those of the clients above.
     """
 

@@ -1,9 +1,9 @@
 """Many clients of one service, each with its own adapter: rates drift, requests come in bursts.
 
 Modelled on published statistics of real services (alibaba/ServeGen, Apache-2.0, 14 days in windows
-of 10 minutes): the number of clients, the shares of the largest, how many make up 90 %, how many
-are active at a time, and the coefficient of variation of their gaps. Client rates stand in for
-adapter rates; there is no public trace with the adapters of a production service.
+of 10 minutes). These are the number of clients, the shares of the largest, how many make up 90 %,
+how many are active at a time, and the coefficient of variation of their gaps. Client rates stand in
+for adapter rates; there is no public trace with the adapters of a production service.
 """
 
 from __future__ import annotations

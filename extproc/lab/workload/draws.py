@@ -62,8 +62,8 @@ def gamma_gaps(rng: Random, *, rate_rps: float, cv: float) -> Iterator[float]:
 def gamma_times(rng: Random, *, rate_rps: float, cv: float, end_s: float) -> list[float]:
     """Draw the arrival times before `end_s` of a process in its steady state.
 
-    Its first gap is the rest of a gap that covers time 0, drawn by its length. A process that
-    began at 0 would have `(cv ** 2 - 1) / 2` requests too many, all at its beginning.
+    Its first gap is the rest of a gap that covers time 0, drawn by its length. A process that began
+    at 0 would have `(cv ** 2 - 1) / 2` requests too many, all at its start.
     """
     if rate_rps <= 0:
         return []

@@ -48,10 +48,9 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         num_tokens: Tokens of the response: the server's count if it reports one, else the pieces.
         wanted_tokens: Tokens that were requested.
         status: HTTP status; 0 without a response.
-        error: "" for success, else `connect`, `reset`, `timeout` (of the whole), `abandoned` (no
-            first token in time), `http_` and the status, `cut` (the stream ended early),
-            `in_stream` (an error within the stream), `not_a_stream`, `stopped` (the test was
-            stopped meanwhile).
+        error: "" for success. Else `connect`, `reset`, `timeout` (of the whole), `abandoned` (no
+            first token in time), or `http_` and the status. Within a stream `cut` (it ended early),
+            `in_stream` (an error), `not_a_stream`, or `stopped` (the test was stopped meanwhile).
         code: Of the error in the body, e.g. `late` or `saturated` where the router refuses.
         served_by: The header `x-served-by` of fake pods, "" without.
     """
@@ -127,7 +126,9 @@ def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
 
 
 def shared_text(arrival: Arrival) -> str:
-    """Return the beginning that a prompt shares with others, of four bytes a token; "" for none."""
+    """Return the prefix that a prompt shares with other prompts, of four bytes a token; "" for
+    none.
+    """
     return "".join(Random(f"prefix/{arrival.prefix}").choices(_VOCABULARY, k=arrival.prefix_tokens))
 
 

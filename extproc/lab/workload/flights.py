@@ -17,7 +17,7 @@ class FlightState(StrEnum):
 
     RUNNING = "running"  # held, queued or computed, also when the run ended
     FINISHED = "finished"
-    FAILED = "failed"  # its pod died, or did not serve the model
+    FAILED = "failed"  # its pod crashed, or did not serve the model
     SHED = "shed"  # rejected by a router: 404, 429, 503
     ABANDONED = "abandoned"  # its client left before the first token
 

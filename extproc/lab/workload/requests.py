@@ -1,7 +1,7 @@
 """A workload as a value: requests with their times, adapters and lengths.
 
-The virtual fleet and the load test read the same file: JSON lines, a head with everything that is
-not an arrival, then one array per arrival, in the order of the fields of `Arrival`. The same
+The virtual fleet and the load test read the same file, in JSON lines. It has a head with everything
+but the arrivals, then one array per arrival, in the order of the fields of `Arrival`. The same
 workload gives the same bytes.
 """
 
@@ -29,9 +29,9 @@ class Arrival:
         prompt_tokens: At least 1.
         output_tokens: Length of its response, which no policy may see.
         tenant: Its sender, judged like an adapter; "" for none.
-        prefix: Name of the beginning that its prompt shares with others for the same adapter; ""
-            for none.
-        prefix_tokens: Length of that beginning, at most `prompt_tokens`.
+        prefix: Name of the prefix that its prompt shares with other prompts for the same adapter;
+            "" for none.
+        prefix_tokens: Length of that prefix, at most `prompt_tokens`.
     """
 
     at_s: float
@@ -45,12 +45,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What all requests of a tenant claim.
+    """The claim of all requests of a tenant.
 
     Attributes:
         priority: The higher the sooner; below 0 it is shed first.
-        weight: Its share, against those of others.
-        has_objectives: Whether it wants the SLO; otherwise whatever finishes is served well.
+        weight: Its share, relative to those of other tenants.
+        has_objectives: Whether it wants the SLO; otherwise every finished request is served well.
     """
 
     priority: int = 0
@@ -59,7 +59,7 @@ class Tenant:
 
 
 PLAIN = Tenant()
-"""What is taken of tenants that a workload says nothing of."""
+"""The claim of tenants that a workload does not describe."""
 NO_TENANTS: Mapping[str, Tenant] = MappingProxyType({})
 
 
@@ -71,7 +71,7 @@ class Workload:
         name: Short, for tables and file names.
         arrivals: Sorted by `at_s`.
         adapters: Rank of each adapter, requested or not.
-        tenants: Those who claim anything. Others may send requests as well.
+        tenants: Those with a claim. Other tenants may send requests as well.
 
     Raises:
         ValueError: Arrivals out of order, an adapter without a rank, or impossible lengths.

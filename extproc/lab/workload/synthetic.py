@@ -101,13 +101,13 @@ def zipf(
 def with_prefixes(
     workload: Workload, *, num_per_adapter: int, tokens: int, turns: float, seed: int
 ) -> Workload:
-    """Put a beginning of `tokens` before every prompt, which lengthens it by as much.
+    """Put a prefix of `tokens` before every prompt, which lengthens it by as much.
 
-    Each adapter has `num_per_adapter` beginnings at a time, one of which a request draws; a
-    beginning is replaced after `turns` requests on average. So few beginnings that last are the
-    instructions of an application, and many with a few turns are conversations about a document.
-    What a conversation adds to its history is not counted: the engine model shares only a
-    beginning of fixed length.
+    Each adapter has `num_per_adapter` prefixes at a time, one of which a request draws. A prefix is
+    replaced after `turns` requests on average. So few prefixes that last are the instructions of an
+    application, and many with a few turns are conversations about a document. Additions of a
+    conversation to its history are not counted: the engine model shares only a prefix of fixed
+    length.
     """
     rng = Random(f"prefixes/{seed}")
     ages: dict[tuple[str | None, int], int] = {}

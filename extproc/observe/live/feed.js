@@ -35,9 +35,9 @@ function close() {
 function tellFeed() {
   const silent = (performance.now() - lastFrameMs) / 1000;
   const isStale = frame !== null && !document.hidden && silent > STALE_S;
-  const [words, kind] = isStale ? ["no news: what is shown is old", "bad"] : feedState();
+  const [words, kind] = isStale ? ["no updates: the page is out of date", "bad"] : feedState();
   document.body.classList.toggle("stale", isStale);
-  setBadge($("feed"), isStale ? `no news for ${duration(Math.floor(silent))}: this is old` : words, kind);
+  setBadge($("feed"), isStale ? `no updates for ${duration(Math.floor(silent))}: out of date` : words, kind);
   setText($("said"), words); // apart from the badge: nobody wants to hear the seconds counted
 }
 

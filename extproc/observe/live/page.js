@@ -81,8 +81,8 @@ function showTiles() {
   tile("Rejections", rates.rejections_per_s, rate(rates.rejections_per_s), "/s", isPoint);
   const us = rates.decision_us === null ? undefined : rates.decision_us;
   tile("Time to decide, mean", us, us === undefined ? undefined : us.toFixed(0), "µs", isPoint);
-  tile("In flight, sent by us", frame.num_in_flight, String(frame.num_in_flight), "", isPoint);
-  tile("Held by us", frame.queue.num_held, String(frame.queue.num_held), "", isPoint);
+  tile("In flight, from this router", frame.num_in_flight, String(frame.num_in_flight), "", isPoint);
+  tile("Held by this router", frame.queue.num_held, String(frame.queue.num_held), "", isPoint);
   tile("Running on pods", sum("running"), String(sum("running")), "", isPoint);
   const deferred = sum("deferred");
   tile("Waiting on pods", sum("waiting"), String(sum("waiting")), deferred ? `${deferred} for a slot` : "", isPoint);
@@ -130,7 +130,7 @@ function showSlo() {
   const isShown = slo.known && slo.paths.length > 0;
   $("slo").parentNode.hidden = !isShown;
   if (!slo.known) {
-    setText($("slo-note"), "Not known: no access log tells how long answers took.");
+    setText($("slo-note"), "Not known: no access log reports how long answers took.");
   } else {
     setText($("slo-note"), `${slo.paths.length ? "Requests" : "None yet. Requests"} ${what}. A response that is not streamed begins at its end.`);
   }
@@ -184,9 +184,9 @@ let maxPods = NUM_PODS;
 function podState(pod) {
   if (pod.unreachable) return ["✕ unreachable", "bad"];
   if (pod.ejected) return ["✕ ejected: it fails", "bad"];
-  if (pod.dead) return ["✕ dead by its /health", "bad"];
+  if (pod.dead) return ["✕ engine stopped, by its /health", "bad"];
   if (pod.asleep) return ["◦ asleep", "warn"];
-  if (pod.silent) return pod.age_s === null ? ["✕ never heard of", "bad"] : ["✕ silent", "bad"];
+  if (pod.silent) return pod.age_s === null ? ["✕ never answered", "bad"] : ["✕ silent", "bad"];
   if (!pod.known) return ["! no report, answers", "warn"];
   if (pod.slow) return ["! slower than its peers", "warn"];
   return pod.ready ? ["✓ up", "good"] : ["◦ draining", "warn"];
@@ -222,7 +222,7 @@ function podRow(pod) {
   const others = pod.pending - pod.in_flight;
   const values = [
     words,
-    others > 0 ? `${pod.in_flight} (+${others} of others)` : String(pod.in_flight),
+    others > 0 ? `${pod.in_flight} (+${others} of other routers)` : String(pod.in_flight),
     now(String(pod.running)),
     now(waiting),
     now(`${Math.round(pod.kv * 100)} %`),
@@ -369,13 +369,13 @@ function tellHeat(numFound, numShown) {
   setText($("more-adapters"), `and ${more} more`);
   const notes = [];
   if (frame.num_adapters > frame.adapters.length) {
-    notes.push(`The ${frame.adapters.length} most active of ${frame.num_adapters} adapters are here; the filter sees no others.`);
+    notes.push(`Only the ${frame.adapters.length} most active of ${frame.num_adapters} adapters are shown. The filter searches only these.`);
   }
   if (frame.num_pods > frame.pods.length) {
     notes.push(`${frame.pods.length} of ${frame.num_pods} pods are shown.`);
   }
   if (!frame.adapters.length) notes.push("No adapter is registered on any pod.");
-  else if (!numFound) notes.push("No adapter's name has that in it.");
+  else if (!numFound) notes.push("No adapter's name contains that.");
   setText($("adapters-note"), notes.join(" "));
 }
 
@@ -433,7 +433,7 @@ $("more-decisions").addEventListener("click", () => {
 function decisionsNote() {
   if (!frame.decisions.length) return "None yet, or none are kept (admin.max_decisions).";
   if (!numLeftOut) return "";
-  return `They come faster than they can be shown: ${plural(numLeftOut, "other")} since the last look.`;
+  return `Decisions come faster than the page can show them: ${numLeftOut} more since the last update.`;
 }
 
 function item(decision) {
@@ -459,6 +459,6 @@ function item(decision) {
 $("hold").addEventListener("click", () => {
   isHeld = !isHeld;
   $("hold").setAttribute("aria-pressed", String(isHeld));
-  setText($("hold"), isHeld ? "Held: go on" : "Hold");
+  setText($("hold"), isHeld ? "Paused: resume" : "Pause");
   if (!isHeld && frame) showDecisions();
 });

@@ -41,7 +41,7 @@ class Policy(Protocol):
 
 
 class PolicyOptions(Protocol):
-    """What a policy may have beside `choose`, each by its name. One that is missing is as here.
+    """Optional attributes of a policy beside `choose`. A missing attribute has the default here.
 
     Attributes:
         uses_cached_bytes: Fill in `RequestInfo.cached_bytes`, and leave a session to the policy
@@ -92,7 +92,7 @@ class RandomChoice:
 class RoundRobin:
     """One endpoint after the other: the one whose last turn is longest ago, at first by address.
 
-    A single position in the order of addresses would not do: where models are on different
+    A single position in the order of addresses would not do. Where models are on different
     endpoints, the turns of one model would skip the same endpoint of another again and again.
     """
 

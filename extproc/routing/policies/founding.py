@@ -1,12 +1,12 @@
 """The founding rule: follow the adapter, without flapping.
 
-Among the endpoints where the adapter is loaded and its pending requests are below a threshold, the
-one with the MOST pending requests for it; if there is none, the one with the fewest active
-adapters, then the least pending in total. The original leaves ties of the first stage open: they
-are broken by the order of the second, so that an adapter that is loaded but idle in many places
-goes to the emptiest of them. Remaining ties are broken at random. Source: the first proof of
-concept of the Gateway API inference extension (kubernetes-sigs/gateway-api-inference-extension,
-commit 11a80776, 2024).
+First stage: the endpoint with the MOST pending requests for the adapter, among those where it is
+loaded and has fewer pending requests than a threshold. Second stage, if there is none: the endpoint
+with the fewest active adapters, then the least pending in total. The original leaves ties of the
+first stage open. Here the order of the second stage breaks them: an adapter that is loaded but idle
+in many places goes to the emptiest of them. Remaining ties are broken at random. Source: the first
+proof of concept of the Gateway API inference extension
+(kubernetes-sigs/gateway-api-inference-extension, commit 11a80776, 2024).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from extproc.routing.policies.rows import RowChoice, lowest_rows
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 DEFAULT_THRESHOLD = 16
-"""Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100:
-10.5 ms a step and 0.044 ms more per sequence), so packing up to here costs next to nothing."""
+"""Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100: 10.5
+ms a step and 0.044 ms more per sequence). So packing up to here costs next to nothing.
+"""
 
 
 class Founding:

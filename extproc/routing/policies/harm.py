@@ -1,4 +1,4 @@
-"""What `LeastHarm` reckons with, whether it goes by views or by columns."""
+"""The estimates of `LeastHarm`, for its forms over views and over columns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ LOAD_STALL_RATIO = 0.05
 """Part of a prompt's and of a load's time that counts as harm to each pending request: it decodes
 a step later, but has most of its steps without that."""
 LATE_RATIO = 0.8
-"""Part of the objective from which an estimated first token counts as late: the estimate leaves out
-the step that runs already, and that all share the engine with those that decode."""
+"""Part of the objective from which an estimated first token counts as late. The estimate leaves out
+the step that runs already, and the share of requests that decode.
+"""
 SHARED_SLOT = 10
 """Requests that an adapter may have in each of its slots before a further one becomes cheaper."""
 ROOM_RATIO = 0.5

@@ -2,32 +2,32 @@
 
 The price estimates what the request costs there, itself and the requests that are there already:
 
-1. **Prompts ahead** of it that are still to be computed, its own first token's wait.
-2. **Its own prompt**, but for a beginning that is in the endpoint's KV cache: while it is computed,
-   the requests that decode there wait.
+1. **Prompts ahead** of it that are still to be computed: the wait for its own first token.
+2. **Its own prompt**, without a prefix that is in the endpoint's KV cache. While the prompt is
+   computed, the requests that decode there wait.
 3. **The batch**: every pending request makes each step a little longer.
 4. **A late first token**: beyond the objective.
-5. **A slot**, where the adapter does not run: a slot taken is one that other adapters lack, so it
-   costs more the fewer are free. How many are in use varies by about the square root of all, and
-   so many are the scale. It costs a little more where few are free at the endpoint itself:
-   whoever does not know of this pick yet may give the same one away. An adapter with many
-   requests fills a further slot with its share of them, and each pays a part. Where no slot is
-   free the adapter waits until one is.
+5. **A slot**, where the adapter does not run. A taken slot is one that other adapters lack, so it
+   costs more the fewer are free. The number in use varies by about the square root of all slots,
+   and that is the scale. A slot costs a little more where few are free at the endpoint itself: a
+   router that does not know of this pick yet may give the same slot away. An adapter with many
+   requests fills a further slot with its share of them, and each pays a part. Where no slot is free
+   the adapter waits until one is.
 6. **A load**, unless the adapter is in a slot there: all wait while it is copied.
-7. **A home**, where the adapter does not run: a small price along an order of the endpoints that
-   is the adapter's own, so that routers that do not know of each other's picks open it in the same
-   places and not in as many as there are routers.
+7. **A home**, where the adapter does not run. Each adapter has its own order of the endpoints, and
+   a small price rises along it. So routers that do not know of each other's picks open an adapter
+   in the same places.
 
-Only endpoints with room are considered: where the engine runs one more request soon, by its own
-reports (`room`), where the prompts ahead take no more than half of the objective, where one more
-request leaves those that run there their time per token, if that is an objective that any endpoint
-can meet, and where a slot is free or the adapter runs. The last free slots are for requests of
-priority 0 and above. Without any the request is held: in a queue it keeps its choice of what
-becomes free first, and its place in the queue's order.
+Only endpoints with room are considered. The engine runs one more request soon, by its own reports
+(`room`). The prompts ahead take no more than half of the objective. One more request leaves the
+running requests their time per token, if that is an objective that any endpoint can meet. A slot is
+free, or the adapter runs. The last free slots are for requests of priority 0 and above. If no
+endpoint has room, the request is held. In the queue it can still take whatever becomes free first,
+and it keeps its place in the queue's order.
 
-Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
-what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
-docs/archive/policy-evidence.md has what each part gains.
+Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds. 5 and 6
+follow from a gate of `max_loras` slots. 7 is rendezvous hashing (Thaler and Ravishankar, 1998). The
+gain of each part is in docs/archive/policy-evidence.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TPOT_RATIO = 0.9
 """Part of the objective for a token's time within which one more request may run: those that run
 get slower before reports show it."""
 SPARE_S = 10.0
-"""For which a request of a priority below 0 leaves the last slots to others."""
+"""For which a request of a priority below 0 leaves the last slots to other requests."""
 
 
 class LeastHarm:
@@ -307,9 +307,10 @@ def _num_free(view: EndpointView) -> int:
 
 
 def _leaves_slots(request: RequestInfo, views: Sequence[EndpointView], *, now: float) -> bool:
-    """Return whether a request that can wait would take one of the last slots, which others need.
+    """Return whether a request that can wait would take one of the last slots, which more urgent
+    requests need.
 
-    How many are in use varies by about the square root of all: so many are left, to requests of
+    The number in use varies by about the square root of all slots. So many are left to requests of
     priority 0 and above.
     """
     adapter, claim = request.adapter, request.claim

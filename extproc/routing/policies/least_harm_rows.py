@@ -1,9 +1,10 @@
 """`LeastHarm` over columns: the same prices, and only where they may be the lowest.
 
 An endpoint where the adapter does not run costs at least a slot and its place among the adapter's
-homes, and a load where it is not loaded. So those where it runs are looked at, then those where it
-is loaded if they are few, then its homes from the first on, until the next one cannot be cheaper
-than the best: all other terms are 0 or more, and sums of floats are monotonic.
+homes, and a load where it is not loaded. So the endpoints where it runs come first, then those
+where it is loaded if they are few, then its homes in their order. The search ends when the next
+home cannot be cheaper than the best: all other terms are 0 or more, and sums of floats are
+monotonic.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Search:
         now: float,
     ) -> dict[int, Price]:
         """Look at the rows where the adapter runs, or at all where none is asked for; then at the
-        others, which need a slot, until no further one can be cheaper than the best so far."""
+        rest, which need a slot, until no further one can be cheaper than the best so far.
+        """
         # Written out: a call for each endpoint is what this loop would cost.
         adapter, running, slot_s, pending_s = (
             request.adapter,

@@ -1,9 +1,9 @@
-"""Choices over columns (`fleet.columns`): what the usual request costs, whatever the pool's size.
+"""Choices over columns (`fleet.columns`), at the same cost for the usual request in a pool of any
+size.
 
-A policy whose `choose` visits all endpoints may have a `_choose_row` beside it, which gives the
-same answer, with the same draws, or None to be asked by views: for a request or a state that is
-rare.
-The picker asks it only where the class that defines `choose` defines it too.
+A policy whose `choose` visits all endpoints may have a `_choose_row` beside it. That gives the same
+answer with the same draws, or None to be asked by views, for a rare request or state. The picker
+asks it only where the class that defines `choose` defines it too.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ async def test_of_two_files_about_one_adapter_ours_counts_and_the_other_is_named
     await store.look()
 
     assert shown(store) == {"org/a": "/ours"}
-    assert store.problems == {"0.json": "0.json: org/a is declared elsewhere, too"}
+    assert store.problems == {"0.json": "0.json: org/a is also declared elsewhere"}
 
 
 async def test_a_put_replaces_the_file_that_somebody_else_named(
@@ -161,7 +161,7 @@ async def test_a_put_sees_a_file_that_came_since_the_last_look(
 ) -> None:
     store = await media.store()
     (tmp_path / "mine.json").write_text(content(source="/other"))
-    with pytest.raises(ConflictError, match="declared otherwise"):
+    with pytest.raises(ConflictError, match="already declared with other content"):
         await store.put(declared())
 
     assert "mine.json" in files(tmp_path)

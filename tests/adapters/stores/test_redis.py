@@ -120,7 +120,7 @@ async def test_a_write_to_a_server_that_lost_its_data_restores_it_first(
     await fill(store)
     server.kill(loses_data=True)
     server.start()
-    with pytest.raises(ConflictError, match="declared otherwise"):
+    with pytest.raises(ConflictError, match="already declared with other content"):
         await store.put(declared("a", "/other"))
     await store.put(declared("d"))
 

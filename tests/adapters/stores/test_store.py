@@ -88,7 +88,7 @@ async def test_of_several_with_one_that_cannot_be_none_is_declared(media: Opened
 async def test_another_content_needs_the_tag_of_the_one_that_it_replaces(media: Opened) -> None:
     store = await media.store()
     tag = (await store.put(declared())).tag
-    with pytest.raises(ConflictError, match="declared otherwise") as plain:
+    with pytest.raises(ConflictError, match="already declared with other content") as plain:
         await store.put(declared(source="/other"))
     with pytest.raises(ConflictError, match="changed since") as wrong:
         await store.put(declared(source="/other"), if_match="0" * 32)
@@ -312,7 +312,7 @@ async def test_who_never_gets_a_turn_is_told() -> None:
     from extproc.adapters.stores.store import Store
 
     medium = Restless()
-    with pytest.raises(StoreError, match="others keep writing it"):
+    with pytest.raises(StoreError, match="other writers keep changing it"):
         await Store(medium).put(declared())  # type: ignore[arg-type]
 
     assert medium.num_swaps == MAX_ATTEMPTS

@@ -82,7 +82,7 @@ class LoopThread:
             meanwhile: Called here now and then, and a last time when the coroutine has ended.
 
         Raises:
-            Exception: What the coroutine raised.
+            Exception: The error of the coroutine.
         """
         tasks: list[asyncio.Task[_T]] = []
         has_ended, watcher = Event(), gevent.get_hub().loop.async_()
@@ -254,7 +254,7 @@ class Share:
         opening = open_sender(plan.settings, clock, begun_s)
         self._sender = self._thread.wait(lambda: self._opened.enter_async_context(opening))
         sys.setswitchinterval(_SWITCH_S)
-        # What is there now stays: the collector need not look at it again and again.
+        # Present objects stay: the collector need not look at them again and again.
         gc.collect()
         gc.freeze()
 

@@ -120,7 +120,7 @@ class LoadTest:
     def _log(self, plan: Plan, record: RequestRecord) -> None:
         """Log a request that ended: as a whole, its delay, its first token and each gap after it.
 
-        The whole goes through locust's `request` event, so that its plugins see it. The others are
+        The whole goes through locust's `request` event, so that its plugins see it. The parts are
         in the table alone: they are not requests, and the row `Aggregated` must not count them.
         """
         entries: Mapping[tuple[str, str], Any] = self._environment.stats.entries
