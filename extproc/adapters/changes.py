@@ -1,4 +1,4 @@
-"""What holders of tokens may declare and delete, and the line that is told of each change."""
+"""Which declarations a token may change, and the log line of each change."""
 
 from __future__ import annotations
 

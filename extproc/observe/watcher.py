@@ -21,7 +21,7 @@ MAX_REPLAYED = 10_000
 
 
 class Watched(Protocol):
-    """What remembers decisions, and sends them to those who watch."""
+    """The keeper of decisions, which sends them to its watchers."""
 
     num_published: int
     num_ended: int
