@@ -240,7 +240,7 @@ _WHY = {
     End.FULL: "The queue is full",
     End.ROUTE_FULL: "Its route has as many requests held as allowed",
     End.DISPLACED: "The queue is full, and a request of a higher priority took its place",
-    End.SHED: "A request of priority 0 or above was refused, and lower ones go first",
+    End.SHED: "A request of priority 0 or above was refused, so those below 0 are refused too",
     End.NO_WAIT: "Requests of its route do not wait",
 }
 

@@ -1,4 +1,4 @@
-"""The demo's last part: an adapter is registered, used, rolled and removed."""
+"""The demo's last part: an adapter is registered, used, updated and removed."""
 
 from __future__ import annotations
 
