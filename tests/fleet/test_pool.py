@@ -1219,6 +1219,12 @@ def in_groups(*groups: str) -> list[Endpoint]:
     return [replace(endpoint(n), group=group) for n, group in enumerate(groups, start=1)]
 
 
+def test_an_endpoint_that_is_gone_or_of_an_unknown_group_has_no_group() -> None:
+    made = grouped(a="l4", b="", c="unknown")
+
+    assert [made.group_of(address(number)) for number in (1, 2, 3, 4)] == ["l4", "", "", ""]
+
+
 def test_endpoints_of_a_group_have_its_slots_rank_limit_and_costs() -> None:
     made = grouped(a="l4", b="h200", c="", d="unknown")
 

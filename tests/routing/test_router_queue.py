@@ -326,6 +326,36 @@ def without_slot() -> tuple[Router, Pick, Held, Callable[[float], Held]]:
     return made, other, modest, partial(ask_as, "greedy")
 
 
+class FirstWithRoom:
+    """A policy that takes the first endpoint that is not full."""
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        free = [view for view in snapshot.endpoints if not view.is_full]
+        return Choice(free, "room") if free else Wait(inf, "room")
+
+
+def test_a_request_that_a_slot_is_kept_from_goes_to_an_endpoint_without_such_a_slot() -> None:
+    made, _, _, _ = without_slot()
+    made.pool.set_endpoints([endpoint(1), endpoint(2)])
+    made.pool.record_models(address(2), cards("greedy", "other", "modest"), now=LATER_S)
+    made.pool.record_report(address(2), report(), taken_at_s=LATER_S)
+    made.picker.configure(FirstWithRoom(), "room")
+
+    asked = request("greedy", hints=Hints(fairness_id="greedy"), arrived_at_s=LATER_S)
+    _, result = made.choose(asked, now=LATER_S)
+    assert routed(result).address == address(2)
+
+
+def test_the_adapter_that_a_slot_is_kept_for_waits_for_the_slot_and_not_for_its_turn() -> None:
+    made, _, _, _ = without_slot()
+    another = ask(made, LATER_S, model="modest", hints=Hints(fairness_id="modest"))
+
+    assert made.queue.reservations.has_any
+    assert another.ticket.reason == "slot"
+
+
 def test_whoever_was_served_more_stands_in_line_while_another_waits_for_a_slot() -> None:
     made, _, modest, ask_greedy = without_slot()
     newcomer = ask_greedy(LATER_S)
