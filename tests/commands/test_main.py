@@ -19,7 +19,7 @@ from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFile
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.commandline import error_line, invoke
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import RouterProcess, chat
+from tests.e2e.harness import RouterProcess, chat, free_port
 from tests.fakepods import running_pod
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +28,16 @@ COMMANDS = (
     *("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo", "fake-pod"),
     *("up", "adapters"),
 )
-GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "extproc.yaml"
-    path.write_text(GOOD)
+    path.write_text(
+        "discovery: {static: ['10.0.0.7:8000']}\n"
+        f"server: {{address: '127.0.0.1:{free_port()}'}}\n"
+        f"admin: {{address: '127.0.0.1:{free_port()}'}}\n"
+    )
     return path
 
 

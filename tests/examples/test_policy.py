@@ -19,6 +19,7 @@ from extproc.commands.labrun import read_result
 from extproc.lab.fakepod.pod import PodConfig
 from tests.commandline import invoke
 from tests.e2e.conftest import behind_envoy, router_config
+from tests.e2e.harness import free_port
 from tests.fakepods import running_pods
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +38,9 @@ def test_the_configuration_that_it_shows_is_accepted(
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     path = tmp_path / "extproc.yaml"
+    ports = {each: {"address": f"127.0.0.1:{free_port()}"} for each in ("server", "admin")}
     path.write_text(
-        yaml.safe_dump({"discovery": {"static": ["10.0.0.7:8000"]}, **policy_section()})
+        yaml.safe_dump({"discovery": {"static": ["10.0.0.7:8000"]}, **ports, **policy_section()})
     )
 
     result = invoke("check-config", "--config", str(path))
