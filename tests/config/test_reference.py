@@ -61,6 +61,7 @@ def test_the_script_detects_an_old_page_and_writes_a_current_one(tmp_path: Path)
     (tmp_path / "docs").mkdir()
     script, page = tmp_path / "scripts" / "gen", tmp_path / "docs" / "configuration.md"
     shutil.copyfile(ROOT / "scripts" / "gen-config-docs", script)
+    shutil.copyfile(ROOT / "scripts" / "generated.py", tmp_path / "scripts" / "generated.py")
     page.write_text("old", encoding="utf-8")
 
     def run(*options: str) -> int:

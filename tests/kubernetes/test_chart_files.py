@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,13 +15,6 @@ from tests.kubernetes.chart import CHART
 from tests.kubernetes.manifests import MANIFESTS
 
 ROOT = MANIFESTS.parent
-
-
-def test_schema_and_page_of_values_are_those_of_the_values() -> None:
-    """Else run `make docs`."""
-    command = [sys.executable, str(ROOT / "scripts" / "gen-chart"), "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:

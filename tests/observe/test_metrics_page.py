@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
-
-
-def test_the_page_is_current() -> None:
-    """Otherwise: make docs."""
-    command = [sys.executable, str(ROOT / "scripts" / "gen-metrics-docs"), "--check"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    assert subprocess.run(command, check=False, env=environment).returncode == 0
 
 
 def test_each_metric_has_a_kind_and_whole_sentences() -> None:
