@@ -95,8 +95,8 @@ IMPURE = {
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
     "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
     "observe": (
-        *("counters", "decisionmessages", "decisions", "latencies", "livepage", "logs"),
-        *("observers", "telemetry", "tracing", "watchclient", "watcher"),
+        *("counters", "decisionmessages", "decisions", "endpointmetrics", "latencies", "livepage"),
+        *("logs", "observers", "telemetry", "tracing", "watchclient", "watcher"),
     ),
 }
 """The files of these rooms that touch the outside: event loop, sockets, files, clocks, logs,

@@ -104,17 +104,17 @@ class Watcher:
         return self.num_ends if self.wants_outcomes else 0
 
     def knows_end(self, record: DecisionRecord) -> bool:
-        """Return whether the end of `record` is to be told with it: it will not come as news."""
+        """Return whether the end of `record` is to be sent with it: it will not come as news."""
         is_news = self.wants_outcomes and record.end_number > self.num_ends
         return record.end is not None and not is_news
 
     def follow(self, record: DecisionRecord, *, ends: bool) -> None:
-        """Remember whether the one request has been told with its end."""
+        """Remember whether the one request has been sent with its end."""
         if self._request.request and isinstance(record.decision, Pick):
             (self._followed.discard if ends else self._followed.add)(record.decision.id)
 
     def end_if_told(self) -> None:
-        """End a call about one request that has been told to its end."""
+        """End a call about one request that has been sent with its end."""
         if self._request.request and not self._followed:
             self._end(Code.OK, "")
 

@@ -1,0 +1,134 @@
+"""Prometheus metrics of endpoints: a snapshot of the pool as metric families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from extproc.costs import BYTES_PER_TOKEN
+from extproc.observe.counters import labelled
+from extproc.types import EndpointView, Snapshot
+
+# Reads an endpoint's gauge; None where the value is not known: absent, not 0.
+_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
+    (
+        "endpoint_ready",
+        "1 if the pod may get requests: discovery says so, and its engine is neither asleep nor "
+        "stopped.",
+        lambda view: view.is_ready,
+    ),
+    (
+        "endpoint_known",
+        "1 if the pod has a load report that has not expired. A pod without one "
+        "that is not silent gets its share by what routers have sent there.",
+        lambda view: view.is_known,
+    ),
+    (
+        "endpoint_silent",
+        "1 if the pod has no valid load report and does not answer either. It gets "
+        "requests only where no other pod can take them.",
+        lambda view: view._is_silent,
+    ),
+    (
+        "endpoint_report_old",
+        "1 if the report shows requests that no router knows of while its counters "
+        "stand still. These requests do not count. All were aborted at once, or the "
+        "engine hangs.",
+        lambda view: view._has_old_report,
+    ),
+    (
+        "endpoint_unreachable",
+        "1 if the last call to the pod could not connect: refused, or no route.",
+        lambda view: view._is_unreachable,
+    ),
+    (
+        "endpoint_ejected",
+        "1 if the pod is ejected because it fails, or is on trial with as many "
+        "requests as it may have.",
+        lambda view: view.is_ejected,
+    ),
+    (
+        "endpoint_asleep",
+        "1 if the engine sleeps by its last report. The pod gets no requests.",
+        lambda view: view._is_asleep,
+    ),
+    (
+        "endpoint_dead",
+        "1 if the pod's /health says that its engine has stopped. The pod gets no requests.",
+        lambda view: view._died_at_s is not None,
+    ),
+    (
+        "endpoint_mixes_weights",
+        "1 if the pod's version of vLLM gives running requests the weights of an "
+        "adapter that is being loaded. Nothing is loaded there while the pod has "
+        "requests.",
+        lambda view: view._mixes_weights,
+    ),
+    (
+        "endpoint_in_flight",
+        "Unfinished requests that this router sent to the pod.",
+        lambda view: view.num_in_flight,
+    ),
+    (
+        "endpoint_pending",
+        "Unfinished requests of the pod, including those from other sources.",
+        lambda view: view.num_pending + view._num_foreign,
+    ),
+    (
+        "endpoint_active_adapters_per_slot",
+        "Distinct adapters with unfinished requests, divided by the GPU slots. "
+        "Above 1, requests wait for a slot.",
+        lambda view: view.num_active_adapters / view.max_loras if view.max_loras else None,
+    ),
+    (
+        "requests_deferred",
+        "Requests that wait for an adapter slot, by the engine's own count.",
+        lambda view: view._num_deferred if view.is_known else None,
+    ),
+    (
+        "endpoint_kv_usage_ratio",
+        "Share of the KV cache in use.",
+        lambda view: view.kv_usage_ratio if view.is_known else None,
+    ),
+    (
+        "endpoint_prefill_tokens_per_second",
+        "Speed at which the pod computes prompts, as configured or learned.",
+        lambda view: 1 / (view.costs.prompt_s_per_byte * BYTES_PER_TOKEN),
+    ),
+    (
+        "endpoint_cold_load_seconds",
+        "Time to load an adapter from disk there, as configured or learned.",
+        lambda view: view.costs.cold_load_s,
+    ),
+    (
+        "endpoint_cached_load_seconds",
+        "Time to load an adapter from the CPU cache there, as configured or learned.",
+        lambda view: view.costs.cached_load_s,
+    ),
+    (
+        "endpoint_decode_seconds_per_token",
+        "Time that each running request takes for an output token, over the last "
+        "second of work. Absent until the pod's reports show it.",
+        lambda view: None if view.costs._decode is None else view.costs._decode.token_s,
+    ),
+)
+
+
+def endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield the metrics of each endpoint, by its address."""
+    views, now = snapshot.endpoints, snapshot.now
+    for name, documentation, read in _GAUGES:
+        values = {view.address: value for view in views if (value := read(view)) is not None}
+        yield labelled(GaugeMetricFamily, f"extproc_{name}", documentation, "endpoint", values)
+    loads = {view.address: view._num_adapter_loads for view in views}
+    documentation = (
+        "Adapters that entered a GPU slot, as far as the router can infer it. "
+        "Its rate is the thrashing that routing should avoid."
+    )
+    yield labelled(CounterMetricFamily, "extproc_adapter_loads", documentation, "endpoint", loads)
+    times = {view.address: view.reported_at_s for view in views}
+    ages = {address: now - at_s for address, at_s in times.items() if at_s is not None}
+    name, documentation = "extproc_endpoint_report_age_seconds", "Age of the last load report."
+    yield labelled(GaugeMetricFamily, name, documentation, "endpoint", ages)
