@@ -181,6 +181,11 @@ class ApiServer:
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout
 
+    def define(self, crds: Path) -> None:
+        """Apply the custom resource definitions of a folder, and wait until they are served."""
+        self.kubectl("apply", "--server-side", "-f", str(crds))
+        self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+
     def token(self, namespace: str, serviceaccount: str) -> str:
         """A bearer token of a service account, good for an hour."""
         return self.kubectl("create", "token", serviceaccount, "-n", namespace).strip()

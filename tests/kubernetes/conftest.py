@@ -50,8 +50,7 @@ def crds_folder() -> Path:
 @pytest.fixture(scope="session")
 def crds(api_server: ApiServer, crds_folder: Path) -> Path:
     """The folder of custom resource definitions, after they have been applied."""
-    api_server.kubectl("apply", "--server-side", "-f", str(crds_folder))
-    api_server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+    api_server.define(crds_folder)
     return crds_folder
 
 

@@ -87,8 +87,7 @@ def own_api_server(*addresses: str) -> Iterator[ApiServer]:
     crds = find_crds()
     assert crds is not None
     with own_network(*addresses), ApiServer() as server:
-        server.kubectl("apply", "--server-side", "-f", str(crds))
-        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+        server.define(crds)
         server.kubectl("create", "namespace", SYSTEM)
         yield server
 

@@ -41,8 +41,7 @@ def own_server(crds_folder: Path) -> Iterator[ApiServer]:
         pytest.skip(why)
     with ApiServer() as server:
         server.kubectl("create", "namespace", "own")
-        server.kubectl("apply", "--server-side", "-f", str(crds_folder))
-        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+        server.define(crds_folder)
         yield server
 
 
