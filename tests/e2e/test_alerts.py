@@ -6,10 +6,8 @@ should is tested in tests/kubernetes/alerts.yaml.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,14 @@ import yaml
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig
-from extproc.stack.processes import free_port, has_page
+from extproc.stack.processes import free_port
 from tests.e2e.conftest import behind_envoy, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, connection_manager
 from tests.e2e.prometheus import PrometheusProcess, rules, watched
 from tests.e2e.test_outliers import failing_pod
+from tests.e2e.trouble import asked, never_ready, thrashing, unreachable_cluster
 from tests.fakepods import running_pods
-from tests.waiting import beside, eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -89,25 +88,6 @@ def test_every_alert_is_caused_or_said_not_to_be() -> None:
     assert sorted([*caused, *NOT_CAUSED]) == sorted(named)
 
 
-@asynccontextmanager
-async def asked(
-    client: Client, *models: str, num_clients: int = 4, pause_s: float = 0.05, **body: Any
-) -> AsyncIterator[None]:
-    """Clients that ask without an end, each for one of these models, whatever it is answered."""
-
-    async def ask(number: int) -> None:
-        while True:
-            with suppress(aiohttp.ClientError):  # a pod that is killed takes its responses with it
-                await client.chat(models[number % len(models)], **body)
-            await asyncio.sleep(pause_s)
-
-    async def all_ask() -> None:
-        await asyncio.gather(*(ask(number) for number in range(num_clients)))
-
-    async with beside(all_ask()):
-        yield
-
-
 async def fires(prometheus: PrometheusProcess, *names: str) -> None:
     """Wait until these fire, and check that what they say could be filled in."""
     fired = await prometheus.until_firing(names)
@@ -141,18 +121,10 @@ async def test_a_crowd_at_one_pod(http: aiohttp.ClientSession) -> None:
 
 
 async def test_more_adapters_than_slots(http: aiohttp.ClientSession) -> None:
-    adapters = [f"adapter-{number}" for number in range(8)]
-    loads = replace(INSTANT, step_s=0.01, gpu_load_s=0.2)
-    pod = PodConfig(name="pod-0", adapters=adapters, max_loras=1, profile=loads)
-    async with running_pods(pod) as pods:
-        config = router_config(pods, policy={"name": "random"})
-        async with (
-            behind_envoy(config, http, num_pods=1) as (router, client),
-            watched(router) as prometheus,
-        ):
-            await is_quiet(prometheus, *THRASHING)
-            async with asked(client, *adapters, num_clients=8):
-                await fires(prometheus, *THRASHING)
+    async with thrashing(http) as (router, _, ask), watched(router) as prometheus:
+        await is_quiet(prometheus, *THRASHING)
+        async with ask:
+            await fires(prometheus, *THRASHING)
 
 
 async def test_a_router_alone_with_a_dead_store_and_a_wrong_configuration(tmp_path: Path) -> None:
@@ -270,39 +242,6 @@ async def test_all_pods_are_lost(http: aiohttp.ClientSession) -> None:
             for pod in pods:
                 await pod.kill()
             await fires(prometheus, *ALL_PODS_LOST)
-
-
-def unreachable_cluster(folder: Path) -> dict[str, Any]:
-    """A source of endpoints whose API server does not answer."""
-    cluster = {"server": f"http://127.0.0.1:{free_port()}"}
-    document = {
-        "current-context": "x",
-        "clusters": [{"name": "x", "cluster": cluster}],
-        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-        "users": [{"name": "x", "user": {"token": "none"}}],
-    }
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(document))
-    return {
-        "kubernetes": {
-            "kubeconfig": str(kubeconfig),
-            "namespace": "llm",
-            "pod_selector": "app=vllm",
-            "port": 8000,
-        }
-    }
-
-
-@asynccontextmanager
-async def never_ready(discovery: Mapping[str, Any]) -> AsyncIterator[RouterProcess]:
-    """A router whose source of endpoints fails."""
-    router = RouterProcess({"discovery": discovery})
-    try:
-        router.spawn(router.command)  # `start` would wait until it is ready
-        await router.wait_until(lambda: has_page(f"{router.admin_url}/metrics"))
-        yield router
-    finally:
-        await router.close()
 
 
 async def test_no_kubernetes_api(tmp_path: Path) -> None:

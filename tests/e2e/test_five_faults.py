@@ -20,10 +20,11 @@ import yaml
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e.conftest import behind_envoy, own_pods, router_config
-from tests.e2e.harness import Client, RouterProcess
+from tests.e2e.harness import RouterProcess
 from tests.e2e.prometheus import watched
-from tests.e2e.test_alerts import asked
+from tests.e2e.trouble import asked, thrashing
 from tests.fakepods import running_pods
+from tests.pages import anchor, blocks
 from tests.test_runbooks import sections
 from tests.waiting import eventually
 
@@ -47,7 +48,6 @@ class Broken:
     """
 
     router: RouterProcess
-    client: Client
     bad: str = ""
     break_it: Callable[[], object] = lambda: None
 
@@ -70,21 +70,13 @@ async def slow_pod(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[B
             asked(client, "only-0", "only-1", num_clients=2, pause_s=1.0, max_tokens=10),
             asked(client, "only-2", num_clients=6, max_tokens=10, stream=True),
         ):
-            yield Broken(router, client, pods[2].address)
+            yield Broken(router, pods[2].address)
 
 
 @asynccontextmanager
 async def thrashing_adapters(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
-    adapters = [f"adapter-{number}" for number in range(8)]
-    loads = replace(INSTANT, step_s=0.01, gpu_load_s=0.2)
-    pod = PodConfig(name="pod-0", adapters=adapters, max_loras=1, profile=loads)
-    async with running_pods(pod) as pods:
-        config = router_config(pods, policy={"name": "random"})
-        async with (
-            behind_envoy(config, http, num_pods=1) as (router, client),
-            asked(client, *adapters, num_clients=8),
-        ):
-            yield Broken(router, client, pods[0].address)
+    async with thrashing(http) as (router, pod, ask), ask:
+        yield Broken(router, pod.address)
 
 
 @asynccontextmanager
@@ -97,7 +89,7 @@ async def one_tenant(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator
             asked(client, "shared", num_clients=30, pause_s=0.5),
             asked(client, "only-0", num_clients=1, pause_s=2.0),
         ):
-            yield Broken(router, client)
+            yield Broken(router)
 
 
 @asynccontextmanager
@@ -107,18 +99,18 @@ async def dead_store(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator
     async with own_pods(1) as pods:
         adapters = {"store": {"directory": {"path": str(store), "interval_s": 0.2}}}
         config = router_config(pods, adapters=adapters)
-        async with behind_envoy(config, http, num_pods=1) as (router, client):
-            yield Broken(router, client, break_it=lambda: store.rename(folder / "away"))
+        async with behind_envoy(config, http, num_pods=1) as (router, _):
+            yield Broken(router, break_it=lambda: store.rename(folder / "away"))
 
 
 @asynccontextmanager
 async def wrong_configuration(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
     async with (
         own_pods(1) as pods,
-        behind_envoy(router_config(pods), http, num_pods=1) as (router, client),
+        behind_envoy(router_config(pods), http, num_pods=1) as (router, _),
     ):
         wrong = {"max_requests": "many"}
-        yield Broken(router, client, break_it=lambda: router.change_config(queue=wrong))
+        yield Broken(router, break_it=lambda: router.change_config(queue=wrong))
 
 
 CAUSED: dict[str, Callable[[aiohttp.ClientSession, Path], AbstractAsyncContextManager[Broken]]] = {
@@ -131,17 +123,16 @@ def test_each_way_is_one_that_the_pages_lead() -> None:
     """It begins at the alert, each section says what is run and read, and links lead on."""
     assert [fault["fault"] for fault in FAULTS] == list(CAUSED)
     for fault in FAULTS:
-        here, anchor = "docs/alerts.md", fault["alert"].lower()
+        here, at = "docs/alerts.md", fault["alert"].lower()
         for step in fault["way"]:
-            assert (step["page"], _anchor(step["section"])) == (here, anchor), fault["fault"]
+            assert (step["page"], anchor(step["section"])) == (here, at), fault["fault"]
             level = "###" if here == "docs/alerts.md" else "##"
             text = sections(ROOT / here, level)[step["section"]]
-            blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.M | re.S)
-            assert step["run"] in "".join(blocks).splitlines(), step["run"]
+            assert step["run"] in "".join(blocks(text, "sh")).splitlines(), step["run"]
             assert step["says"] in " ".join(text.split()), step["says"]
             if link := step.get("follow"):
                 assert f"]({link})" in text, link
-                page, _, anchor = link.partition("#")
+                page, _, at = link.partition("#")
                 here = f"docs/{page}" if page else here
 
 
@@ -214,7 +205,3 @@ async def _run(command: str, env: dict[str, str]) -> str:
     )
     output, _ = await process.communicate()
     return output.decode()
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

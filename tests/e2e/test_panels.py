@@ -21,7 +21,7 @@ from tests.compose.test_dashboard import dashboard, panels
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess
 from tests.e2e.prometheus import PATIENCE_S, PrometheusProcess, watched
-from tests.e2e.test_alerts import asked, never_ready, unreachable_cluster
+from tests.e2e.trouble import asked, never_ready, unreachable_cluster
 from tests.fakepods import running_pods
 from tests.waiting import beside, eventually
 
