@@ -114,6 +114,10 @@ class Page:
         """Change the window, CSS pixels."""
         await self._page.set_viewport_size({"width": width, "height": height})
 
+    async def fill(self, selector: str, text: str) -> None:
+        """Type into a field."""
+        await self._page.locator(selector).fill(text)
+
     async def evaluate(self, script: str) -> Any:
         """Return the plain value of an expression, or of its promise."""
         return await self._page.evaluate(script)

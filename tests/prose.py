@@ -20,8 +20,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-ROOT = Path(__file__).parents[1]
-KNOWN_WORDS = ROOT / "tests" / "words.txt"
+KNOWN_WORDS = Path(__file__).with_name("words.txt")
 LONG_WORDS = 25
 """A sentence with more words is long; nearly none is."""
 TOO_LONG_WORDS = 35

@@ -11,14 +11,11 @@ import yaml
 
 from extproc.commands.eppplan import plan
 from extproc.config.file import parse_config
+from tests.pages import blocks
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "ecosystem.md").read_text(encoding="utf-8")
-BLOCKS = [
-    document
-    for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.M | re.S)
-    for document in yaml.safe_load_all(block)
-]
+BLOCKS = [document for block in blocks(PAGE, "yaml") for document in yaml.safe_load_all(block)]
 
 
 def block(kind: str) -> dict[str, Any]:

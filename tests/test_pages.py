@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -14,11 +12,8 @@ import yaml
 
 from extproc.commands.eppflags import FLAGS
 from extproc.config.file import parse_config
-from tests.test_repository import pages, relative
+from tests.pages import ROOT, blocks, guides, relative
 
-ROOT = Path(__file__).parents[1]
-ARCHIVE = ROOT / "docs" / "archive"
-PAGES = [page for page in pages() if ARCHIVE not in page.parents and "release" not in page.parts]
 NOT_OURS = {
     "adapter": "a part of an LLMRoute, after the whole one",
     "api": "inference-perf's",
@@ -31,18 +26,12 @@ NOT_OURS = {
 """First keys of blocks that are no configuration of the router."""
 
 
-def blocks(text: str, language: str) -> list[str]:
-    """Also those of a step of a list, which are indented."""
-    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, flags=re.M | re.S)
-    return [dedent(body) for _, body in found]
-
-
 # --- configurations ------------------------------------------------------------------------------
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
     """Each YAML document of each page."""
-    for page in PAGES:
+    for page in guides():
         for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
             for document in yaml.safe_load_all(block):
                 yield relative(page), document
@@ -91,7 +80,7 @@ REFERENCE = reference()
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every `extproc ...` in a block of shell or in the text, with its page."""
-    for page in PAGES:
+    for page in guides():
         text = page.read_text(encoding="utf-8")
         shell = "\n".join(blocks(text, "sh")).replace("\\\n", " ")
         lines = re.findall(r"^(?:[A-Z]+=\S+ )?(extproc .*)$", shell, flags=re.M)

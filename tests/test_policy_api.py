@@ -14,7 +14,7 @@ import pytest
 
 import extproc
 from extproc.routing.policies import Founding, PolicyOptions
-from tests.test_repository import pages, relative
+from tests.pages import blocks, pages, relative
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "policy-api.md"
@@ -122,10 +122,9 @@ def asked_for() -> Iterator[str]:
 # --- examples ---------------------------------------------------------------------------------
 
 
-def blocks(page: Path) -> str:
+def python_on(page: Path) -> str:
     """The blocks of Python of a page."""
-    text = page.read_text(encoding="utf-8")
-    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S))
+    return "\n".join(blocks(page.read_text(encoding="utf-8"), "python"))
 
 
 def unstable(source: str) -> Iterator[str]:
@@ -164,7 +163,7 @@ def lacking(function: ast.FunctionDef) -> Iterator[str]:
 
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
-SHOWN = [page for page in pages() if "extproc" in blocks(page)]
+SHOWN = [page for page in pages() if "extproc" in python_on(page)]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)
@@ -174,7 +173,7 @@ def test_an_example_uses_stable_names_only(path: Path) -> None:
 
 @pytest.mark.parametrize("page", SHOWN, ids=relative)
 def test_python_on_a_page_uses_stable_names_only(page: Path) -> None:
-    assert list(unstable(blocks(page))) == []
+    assert list(unstable(python_on(page))) == []
 
 
 def test_the_tutorial_and_the_readme_are_among_them() -> None:

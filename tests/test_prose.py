@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.prose import LONG_WORDS, ROOT, TOO_LONG_WORDS, docstrings, read, read_docstring
-from tests.test_repository import pages, relative
+from tests.pages import ROOT, guides, relative
+from tests.prose import LONG_WORDS, TOO_LONG_WORDS, docstrings, read, read_docstring
 
-EVIDENCE = {ROOT / "docs" / "archive", ROOT / "release" / "results"}
-"""Dated records, which read as they were written."""
 MAX_LONG_IN_DOCSTRINGS = 0.07
 """The part of a room's sentences in docstrings that may have more words than `LONG_WORDS`."""
 GENERATED = ROOT / "extproc" / "gen"
 ROOMS = sorted(
     each.parent for each in (ROOT / "extproc").glob("*/__init__.py") if each.parent != GENERATED
 )
-PAGES = [page for page in pages() if not EVIDENCE & set(page.parents)]
+PAGES = guides()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

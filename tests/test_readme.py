@@ -23,7 +23,7 @@ from extproc.routing.policies.least_harm import LeastHarm
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import behind_envoy
-from tests.test_pages import blocks
+from tests.pages import blocks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

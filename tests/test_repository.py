@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import own_pods
 from tests.e2e.harness import RouterProcess
-
-ROOT = Path(__file__).parents[1]
+from tests.pages import ROOT, broken_links, pages, relative, tracked
 
 # Written in parts, so that this file does not find itself.
 FORBIDDEN = re.compile(
@@ -32,45 +28,6 @@ FORBIDDEN = re.compile(
         )
     )
 )
-
-
-@cache
-def tracked() -> tuple[Path, ...]:
-    """The repository's files, including those that are not added yet."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = (ROOT / line for line in listed.stdout.splitlines())
-    return tuple(path for path in paths if path.is_file())
-
-
-def pages() -> list[Path]:
-    return [path for path in tracked() if path.suffix == ".md"]
-
-
-def relative(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def outside_code(page: Path) -> str:
-    """Return a page's text without its blocks of code."""
-    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-
-
-def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes of headings."""
-    headings = re.findall(r"^#+ (.+)$", outside_code(page), flags=re.M)
-    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.strip().replace(" ", "-") for heading in kept}
-
-
-def broken_links(page: Path) -> Iterator[str]:
-    for target in re.findall(r"\]\(([^)\s]+)\)", outside_code(page)):
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        linked = (page.parent / name).resolve() if name else page
-        if not linked.exists() or (anchor and anchor not in anchors(linked)):
-            yield target
 
 
 @pytest.mark.parametrize("page", pages(), ids=relative)

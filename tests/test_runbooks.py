@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from extproc.types import Reason
-from tests.test_repository import anchors, broken_links
+from tests.pages import anchors, broken_links
 
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "manifests" / "components" / "monitoring" / "prometheusrule.yaml"

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import running_browser
+from tests.pages import ROOT, links
 from tests.prose import read
-
-ROOT = Path(__file__).parents[1]
-FRONT = "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -86,25 +85,18 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", SEARCHES)
-def test_the_search_finds_the_page(address: str, words: str) -> None:
+async def test_the_search_finds_the_page(address: str, words: str) -> None:
     """As a reader types them, in a real browser."""
-    api = pytest.importorskip("playwright.sync_api")
-    chromium = Path("/usr/bin/chromium")
-    if not chromium.exists():
-        pytest.skip("no chromium")
-    with api.sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=str(chromium), args=arguments)
-        page = browser.new_page()
-        page.goto(f"{address}/index.html")
-        page.locator(".md-search__input").fill(words)
-        page.locator(".md-search-result__item").first.wait_for(timeout=60_000)
-        links = page.locator(".md-search-result__item > a")
-        found = [links.nth(place).get_attribute("href") or "" for place in range(links.count())]
-        browser.close()
+    found = ".md-search-result__item > a"
+    async with running_browser() as browser:
+        page = await browser.open(f"{address}/index.html")
+        await page.fill(".md-search__input", words)
+        await page.wait_for(f"document.querySelector('{found}')")
+        urls = await page.evaluate(
+            f"[...document.querySelectorAll('{found}')].map(each => new URL(each.href).pathname)"
+        )
 
-    pages = [link.partition("#")[0].partition("?")[0].rpartition("/")[2] for link in found]
-    assert SEARCHES[words] in pages[:5]
+    assert SEARCHES[words] in [url.removeprefix("/") for url in urls[:5]]
 
 
 # --- readers' questions --------------------------------------------------------------------------
@@ -141,26 +133,19 @@ QUESTIONS = {
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_reader_s_question_is_answered_near_the_front_page(question: str) -> None:
     page, answer = QUESTIONS[question]
-    way = _shortest_way(FRONT, page)
+    way = _shortest_way(ROOT / "README.md", ROOT / page)
 
     assert 1 <= len(way) <= MAX_LINKS, way
     assert answer in " ".join(read((ROOT / page).read_text(encoding="utf-8")).sentences)
 
 
-def _shortest_way(start: str, page: str) -> list[str]:
+def _shortest_way(start: Path, page: Path) -> list[Path]:
     """The pages behind the links to follow from one page to another."""
-    ways: dict[str, list[str]] = {start: []}
+    ways: dict[Path, list[Path]] = {start: []}
     waiting = [start]
     for here in waiting:
-        for there in sorted(_links(here) - ways.keys()):
+        for there in sorted({linked for _, linked, _ in links(here)} - ways.keys()):
             ways[there] = [*ways[here], there]
-            if there.endswith(".md") and (ROOT / there).exists():
+            if there.suffix == ".md":
                 waiting.append(there)
     return ways.get(page, [])
-
-
-def _links(page: str) -> set[str]:
-    """The files that a page links to, as paths in the repository."""
-    targets = re.findall(r"\]\(([^)\s#]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8"))
-    folder = os.path.dirname(page)
-    return {os.path.normpath(os.path.join(folder, each)) for each in targets if ":" not in each}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from extproc.config.file import parse_config
+from tests.pages import blocks
 
 _TESTS = Path(__file__).parent
 _PAGE = (_TESTS.parent / "docs" / "threats.md").read_text()
@@ -108,7 +109,7 @@ def test_each_risk_that_is_accepted_is_in_the_list_of_them() -> None:
 
 
 def test_what_the_page_on_security_turns_on_is_a_configuration() -> None:
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", _SECURITY, re.MULTILINE | re.DOTALL)
+    (block,) = blocks(_SECURITY, "yaml")
     config = parse_config(f"discovery: {{static: ['10.0.0.1:8000']}}\n{block}")
 
     assert config.server.tls is not None

@@ -15,6 +15,7 @@ import pytest
 from extproc.stack.processes import check_port, free_port
 from extproc.stack.stack import find_envoy
 from tests.commandline import Command, commands
+from tests.pages import blocks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -22,10 +23,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 
 
-def blocks(number: int) -> list[str]:
+def blocks_of(number: int) -> list[str]:
     """The shell blocks of a step."""
     (step,) = re.findall(rf"^## {number}\. (.*?)(?=^## )", PAGE, re.M | re.S)
-    return re.findall(r"^```sh\n(.*?)^```", str(step), re.M | re.S)
+    return blocks(str(step), "sh")
 
 
 def type_it(folder: Path, script: str, **ports: object) -> str:
@@ -81,7 +82,7 @@ def up(start: Callable[..., Command], line: str) -> tuple[Command, dict[str, obj
 def test_a_request_goes_to_the_pod_that_has_its_adapter_and_is_watched(
     tmp_path: Path, start: Callable[..., Command]
 ) -> None:
-    (line,), (request,), (watch,) = blocks(1), blocks(2), blocks(3)
+    (line,), (request,), (watch,) = blocks_of(1), blocks_of(2), blocks_of(3)
     _, ports = up(start, line)
 
     answers = [type_it(tmp_path, request, **ports) for _ in range(2)]
@@ -98,7 +99,7 @@ def test_a_request_goes_to_the_pod_that_has_its_adapter_and_is_watched(
 def test_adapters_are_declared_from_the_folder_and_by_a_request(
     tmp_path: Path, start: Callable[..., Command]
 ) -> None:
-    first, second = blocks(4)
+    first, second = blocks_of(4)
     *making, line = first.splitlines()
     type_it(tmp_path, "\n".join(making))
     running, ports = up(start, line.replace("build/", f"{tmp_path}/build/"))
@@ -110,7 +111,7 @@ def test_adapters_are_declared_from_the_folder_and_by_a_request(
 
 
 def test_the_gateway_outlives_the_router(tmp_path: Path, start: Callable[..., Command]) -> None:
-    pods, run, kill = blocks(5)
+    pods, run, kill = blocks_of(5)
     first = two_free_ports()
     gateway, router, metrics, admin = (free_port() for _ in range(4))
     ports = {"p8000": first, "p8001": first + 1, "p8080": gateway, "p9002": router}

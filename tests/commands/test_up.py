@@ -22,6 +22,7 @@ from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
 from tests.commandline import error_line, invoke
+from tests.pages import blocks
 from tests.servers import host_and_port, serving_app
 from tests.wire.pki import Pki
 
@@ -200,9 +201,7 @@ def test_a_gateway_on_a_usual_port_of_the_router_moves_the_router() -> None:
 
 def test_the_page_s_commands_split_what_is_printed_into_the_two_files(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "your-pods.md").read_text(encoding="utf-8")
-    (block,) = (
-        each for each in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) if "mv " in each
-    )
+    (block,) = (each for each in blocks(page, "sh") if "mv " in each)
     ours = f"{shlex.quote(sys.executable)} -m extproc "
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from tests.kubernetes.installed import (
     put_routers,
 )
 from tests.kubernetes.manifests import MANIFESTS
+from tests.pages import blocks
 from tests.waiting import eventually
 
 pytestmark = [
@@ -57,9 +57,8 @@ ADAPTERS = ("customer-01", "customer-02", "")
 def typed(heading: str) -> list[list[str]]:
     """The commands of a section's first shell block, in words."""
     _, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
-    found = re.search(r"(?s)```sh\n(.*?)```", section.split("\n## ")[0])
-    assert found is not None
-    return [shlex.split(line) for line in found[1].splitlines() if line]
+    first, *_ = blocks(section.split("\n## ")[0], "sh")
+    return [shlex.split(line) for line in first.splitlines() if line]
 
 
 @pytest.fixture
