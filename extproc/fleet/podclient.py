@@ -23,6 +23,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from yarl import URL
 
 from extproc.bounds import fits_header
+from extproc.fleet.longpages import Lease, Room
 from extproc.fleet.podhttp import MAX_HEADS, ResponseError, TooLargeError
 
 MAX_FIELDS: Final = 128
@@ -32,6 +33,7 @@ MAX_IDLE_BYTES: Final = 64 * 1024
 MAX_PIECES: Final = 16 * 1024
 """Chunks, or reads of the socket, of one body. Each costs as much as some kilobytes."""
 
+_NO_ROOM: Final = "a long response, while others fill the memory for them"
 _USUAL: Final = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "extproc"}
 
 
@@ -62,13 +64,17 @@ class PodClient:
     Args:
         headers: Sent with every request, e.g. `Authorization`.
         tls: For a server behind TLS; None for the system's trust.
+        room: For long responses of all clients together; its own by default.
 
     Raises:
         ValueError: A header is not one line of printable ASCII.
     """
 
     def __init__(
-        self, headers: Mapping[str, str] | None = None, tls: SSLContext | None = None
+        self,
+        headers: Mapping[str, str] | None = None,
+        tls: SSLContext | None = None,
+        room: Room | None = None,
     ) -> None:
         given = headers or {}
         known = {name.lower() for name in given}
@@ -78,6 +84,7 @@ class PodClient:
             raise ValueError("a header that is not one line of printable ASCII")
         self._lines = "\r\n".join(lines)
         self._tls = tls
+        self._lease = (room or Room()).lease()
         self._requests: dict[URL, bytes] = {}
         self._connection: _Connection | None = None
 
@@ -90,6 +97,8 @@ class PodClient:
             ResponseError: The response is not HTTP, compressed or of too many parts.
             TooLargeError: The body is longer than `max_bytes`; the rest was not read.
             OSError: There was no whole response. Ask again later.
+
+        What it returned holds its room until `release`.
         """
         request = self._requests.get(url)
         if request is None:
@@ -124,6 +133,11 @@ class PodClient:
             return await connection.ask(request, max_bytes)
         finally:
             connection.abort()
+            self.release()
+
+    def release(self) -> None:
+        """Give back the room of responses: they have been read."""
+        self._lease.release()
 
     @property
     def is_open(self) -> bool:
@@ -132,6 +146,7 @@ class PodClient:
 
     def close(self) -> None:
         """Close the connection."""
+        self.release()
         if self._connection is not None:
             self._connection.abort()
 
@@ -148,7 +163,10 @@ class PodClient:
         host, loop = url.host or "", asyncio.get_running_loop()
         sock = await _connect(host, url.port or 0)
         _, connection = await loop.create_connection(
-            lambda: _Connection(loop), sock=sock, ssl=tls, server_hostname=host if tls else None
+            lambda: _Connection(loop, self._lease),
+            sock=sock,
+            ssl=tls,
+            server_hostname=host if tls else None,
         )
         return connection
 
@@ -193,9 +211,9 @@ class _Connection(asyncio.Protocol):
         is_open: Another request can be made.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, lease: Lease) -> None:
         self.is_open = False
-        self._loop = loop
+        self._loop, self._lease = loop, lease
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
         self._parser = HttpResponseParser(self)
@@ -307,6 +325,8 @@ class _Connection(asyncio.Protocol):
         self._num_bytes += len(piece)
         if self._num_bytes > self._max_bytes:
             raise TooLargeError(f"response longer than {self._max_bytes} bytes")
+        if not self._lease.take(len(piece), self._lose):
+            raise TooLargeError(_NO_ROOM)
         if len(self._pieces) > MAX_PIECES:
             raise ResponseError(f"a body of more than {MAX_PIECES} pieces")
 
@@ -320,7 +340,12 @@ class _Connection(asyncio.Protocol):
 
     # --- ends of a request
 
+    def _lose(self) -> None:
+        if self.is_asked:
+            self._fail(TooLargeError(_NO_ROOM))
+
     def _complete(self) -> None:
+        self._lease.arrived()
         body, self._pieces = b"".join(self._pieces), []
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():  # else cancelled
@@ -329,6 +354,7 @@ class _Connection(asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         self.abort()
+        self._lease.give_back(self._num_bytes)
         self._pieces = []
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():

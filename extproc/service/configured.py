@@ -23,6 +23,7 @@ from extproc.costs import BYTES_PER_TOKEN, Costs
 from extproc.files.reading import describe_failure, read_key
 from extproc.fleet.accounting import AccountingSettings, Source
 from extproc.fleet.engines import PROFILES
+from extproc.fleet.longpages import Room
 from extproc.fleet.loops import LoopSettings
 from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
@@ -255,12 +256,10 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
     Raises:
         ConfigError: As `pod_access`.
     """
-    scrape, (headers, context) = config.scrape, pod_access(config)
+    scrape, access, room = config.scrape, pod_access(config), Room()
     return (
-        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, headers, context),
-        LoopSettings(
-            scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, headers, context
-        ),
+        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, *access, room),
+        LoopSettings(scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, *access, room),
     )
 
 
