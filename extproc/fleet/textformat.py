@@ -23,7 +23,7 @@ takes some times as much memory."""
 
 _MAX_LEADING_LINES = 4096  # before the first series or comment
 _MAX_BINARY_LINES = 64
-_PASS_BYTES = 256 * 1024  # of one call that does not let other threads run
+_PASS_BYTES = 16 * 1024  # of one call that does not let other threads run
 _MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
 _END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without
 _NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
@@ -31,7 +31,7 @@ _LABEL_BLOCK = re.compile(rb'[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}')
 _INDENT = re.compile(rb"\n[ \t]+")
 _OPENING = re.compile(rb"[ \t]*\{[ \t]*")
 _LABEL = re.compile(
-    rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
+    rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*(?:,[ \t]*|\Z)'
 )
 _ESCAPE = re.compile(r'\\([\\n"])')
 _LABEL_BYTES = 120  # of a label's name, and its place among the others
