@@ -12,8 +12,8 @@ from typing import Final
 
 FREE_BYTES: Final = 64 * 1024
 """Of the responses of one visit: pages of vLLM have 3 to 50 KB."""
-MAX_BYTES: Final = 32 * 1024 * 1024
-"""Of all long responses together: two of the longest pages, or thirty lists of 10,000 models."""
+MAX_BYTES: Final = 24 * 1024 * 1024
+"""Of all long responses together: one of the longest pages and some of the usual ones."""
 
 
 class Room:

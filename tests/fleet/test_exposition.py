@@ -222,6 +222,23 @@ def test_a_sum_of_more_series_than_any_server_has_engines_is_unknown() -> None:
     assert (page(MAX_SERIES + 1).num_running, page(MAX_SERIES + 1).has_counts) == (0, False)
 
 
+def test_a_page_of_binary_lines_or_of_lines_that_say_nothing_is_none() -> None:
+    line = "vllm:num_requests_running 1\n"
+
+    assert read("a\0b\n" * 63, line).num_running == 1
+    with pytest.raises(ExpositionError, match="64 lines of binary data"):
+        read("a\0b\n" * 64, line)
+    assert read("{}\n" * 4095, line).num_running == 1
+    with pytest.raises(ExpositionError, match="not a metrics page"):
+        read("{}\n" * 4096, line)
+
+
+def test_blanks_before_lines_are_left_out_of_pages_of_any_length() -> None:
+    lines = [f"  other{number} 1\n" for number in range(5000)]
+
+    assert read(*lines, "\t vllm:num_requests_running 3\n", *lines).num_running == 3
+
+
 def test_no_more_adapters_of_a_level_are_taken() -> None:
     lines = [
         f'vllm:lora_adapter_loaded{{adapter_name="a{number}",level="cpu"}} 1\n'

@@ -46,3 +46,19 @@ def test_a_result_of_more_than_its_share_is_read_again_and_throws_nothing_out() 
     before = texts.num_bytes
     assert texts(b"b" * 5000) == "b" * 5000
     assert texts.num_bytes == before
+
+
+def test_all_is_forgotten_when_the_volume_is_full() -> None:
+    read: list[bytes] = []
+
+    def measure(text: bytes) -> int:
+        read.append(text)
+        return len(text)
+
+    lengths = Remembered(measure, 20 * ENTRY_BYTES, lambda _: 0)
+    texts = [bytes([number]) for number in range(40)]
+    for text in [*texts, *texts[:1]]:
+        lengths(text)
+        assert lengths.num_bytes <= 20 * ENTRY_BYTES
+
+    assert read == [*texts, texts[0]]
