@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from extproc.wire.tls import Certificates
-from tests.wire.pki import Pki
+from tests.pki import Pki
 
 
 def test_context_requires_modern_tls_and_a_client_certificate_if_configured(tmp_path: Path) -> None:
