@@ -137,6 +137,12 @@ KINDS = (
         refused_as_client="what signed it is not a CA",
         is_laxer_in_boringssl=True,  # an authority that the operator names need not be one
     ),
+    Kind(
+        "signed by a CA that may not sign",
+        ca="ca usage ski",
+        refused="what signed it is not a CA",
+        refused_as_client="what signed it is not a CA",
+    ),
 )
 
 

@@ -16,7 +16,10 @@ _UNKNOWN_ISSUER: Final = (
     "its issuer is not in {trust}: add that CA there, or have the other side send the "
     "intermediate certificates too"
 )
-_NO_CA: Final = "what signed it is not a CA: have it signed by one (basicConstraints CA:TRUE)"
+_NO_CA: Final = (
+    "what signed it is not a CA: have it signed by one (basicConstraints CA:TRUE, and keyCertSign "
+    "where it has a keyUsage)"
+)
 _VERDICTS: Final = {
     2: _UNKNOWN_ISSUER,
     7: "another CA of the same name signed it, not the one in {trust}: add the new CA there",
@@ -31,6 +34,7 @@ _VERDICTS: Final = {
     26: "it is not for this use: reissue it with serverAuth, for a client clientAuth, in its "
     "extendedKeyUsage",
     30: _UNKNOWN_ISSUER,  # the authority key identifier names another key
+    32: _NO_CA,
     47: "a CA above it may not sign for this name (nameConstraints): have another one sign it",
     62: "it is for other names than {name}: dial one of them, or reissue it with this one "
     "(subjectAltName)",

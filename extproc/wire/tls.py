@@ -51,18 +51,19 @@ class Certificates:
         Files that do not match (half of a rotation) change nothing; the next call tries again. A
         new client authority is added to the former ones, which stay trusted until a restart.
         """
+        certificate, key, client_ca = self._files
         try:
             stamp = read_stamp(*self._files)
             if stamp == self._stamp:
                 return False
-            certificate, key, client_ca = self._files
             server_context(certificate, key, client_ca=client_ca)  # whether they can be used
             load_key_pair(self.context, certificate, key)
             if client_ca is not None:
                 self.context.load_verify_locations(client_ca)
         except (OSError, ssl.SSLError) as error:
             if str(error) != self._trouble:
-                log.warning("%s: not loaded again: %s", certificate, describe_failure(error))
+                name = error.filename or certificate
+                log.warning("certificates not reloaded: %s: %s", name, describe_failure(error))
             self._trouble = str(error)
             return False
         self._stamp, self._trouble = stamp, ""

@@ -76,7 +76,7 @@ def test_irregular_files_change_nothing_and_are_reported_once(
 
     assert [certificates.reload_if_changed() for _ in range(5)] == [False] * 5
     [record] = caplog.records
-    assert "certificates not reloaded: not a regular file" in record.getMessage()
+    assert record.getMessage() == f"certificates not reloaded: {certificate}: not a regular file"
 
 
 def test_an_encrypted_key_is_an_error_and_not_a_question(tmp_path: Path) -> None:
