@@ -6,7 +6,7 @@ A certificate is accepted or refused alike on every Python, as curl, Go and Envo
    (`VERIFY_X509_STRICT`). Authorities of Kubernetes clusters and of companies lack some of that: an
    Authority Key Identifier (EKS), a key usage (microk8s), both (`openssl x509 -req`). That default
    is off here. The chain, its signatures, names, dates and purposes are checked in any case.
-2. Whatever certificate the operator names is trusted, an intermediate one and a server's own
+2. Each certificate in a file of authorities is trusted, an intermediate one and a server's own
    included (`VERIFY_X509_PARTIAL_CHAIN`, Python's default since 3.13).
 
 Files are regular ones of a limited size; a private key must not be encrypted.

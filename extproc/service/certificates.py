@@ -1,4 +1,4 @@
-"""What is wrong with certificates, as far as their files tell; the files themselves can be used.
+"""Certificates that others will refuse, as far as their files tell; the files can be read.
 
 Nothing here keeps the router from starting: the files may be renewed while it runs, and Envoy may
 accept any certificate.
