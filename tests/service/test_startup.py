@@ -478,6 +478,14 @@ REFUSED: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: linked(f, of("kubeadm"), tls_name="elsewhere", tls_verify=True),
         "for other names than elsewhere",
     ),
+    "replicas whose own CA refuses them": (
+        lambda f: linked(f, of("of a strange CA"), tls_verify=False),
+        "is not in server.tls.client_ca_file",
+    ),
+    "replicas of a strange CA of peers": (
+        lambda f: linked(f, of("kubeadm"), ca_file=str(f.ca)),
+        "is not in peers.ca_file",
+    ),
     "replicas that may not call": (
         lambda f: linked(f, of("for servers alone")),
         "is not for this use: reissue it with serverAuth, for a client clientAuth",
