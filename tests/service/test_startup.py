@@ -552,6 +552,17 @@ def test_an_address_in_use_is_a_warning_for_the_check_alone(field: str, files: F
     assert (serve.exit_code, serve.stderr) == (2, f"extproc: {line}\n")
 
 
+def test_a_file_of_cas_for_spans_that_is_none_is_named(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(files.garbage))
+    check, serve = both(files, {"tracing": {"enabled": True}})
+
+    assert (check.exit_code, serve.exit_code) == (2, 2)
+    assert check.stderr == serve.stderr
+    assert f"tracing: {files.garbage}: there is no certificate in it" in check.stderr
+
+
 def test_the_check_takes_no_connection_and_leaves_a_running_service_s_socket(
     files: Files,
 ) -> None:

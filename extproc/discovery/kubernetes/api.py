@@ -3,10 +3,9 @@
 Authentication is left to kubernetes_asyncio. It is generated for every release of Kubernetes and
 uses aiohttp as we do. It handles rotated tokens, kubeconfigs with client certificates, exec plugins
 (EKS, GKE, AKS), OIDC, proxies and server names. Its models, its watch and its connections are not
-used. It turns a
-Pod into some sixty Python objects, of which five fields are needed. Its watch has no deadline and
-cannot tell a broken connection from a completed watch. The alternatives: `kr8s` and `lightkube` use
-httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
+used. It turns a Pod into some sixty Python objects, of which five fields are needed. Its watch has
+no deadline and cannot tell a broken connection from a completed watch. The alternatives: `kr8s` and
+`lightkube` use httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
 
 Credentials are read again after a 401 and after a failed TLS handshake, in addition to the token's
 own renewal. So a rotated CA or an expired exec credential needs no restart.
