@@ -413,7 +413,7 @@ async def _post(url: str, body: bytes) -> None:
         (["127.0.0.1:1"], "127.0.0.1:1"),
         (["127.0.0.1:1", "--tls-ca", "/nonexistent"], "No such file"),
         (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "/nonexistent: No such file"),
-        (["127.0.0.1:1", "--tls-ca", __file__], f"{__file__}: NO_CERTIFICATE"),
+        (["127.0.0.1:1", "--tls-ca", __file__], f"{__file__}: there is no certificate in it"),
         (["127.0.0.1:1", "--tls-key", "k"], "--tls-key needs --tls-cert"),
     ],
 )
