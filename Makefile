@@ -159,7 +159,7 @@ clean:
 
 $(BIN)/python:
 	@set -e; \
-	for candidate in $${PYTHON:-python3 python3.13 python3.12 python3.11}; do \
+	for candidate in $${PYTHON:-python3 python3.15 python3.14 python3.13 python3.12 python3.11}; do \
 	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	        "$$candidate" -c 'import ensurepip, venv' 2>/dev/null || { \
 	            echo "$$candidate cannot make virtual environments; on Debian and Ubuntu:" \

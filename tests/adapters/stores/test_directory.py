@@ -370,7 +370,7 @@ async def test_a_writer_that_is_killed_leaves_the_old_content_and_its_remains_go
     media: Opened, tmp_path: Path, step: str
 ) -> None:
     (tmp_path / "a.json").write_text(content())
-    process = multiprocessing.get_context("fork").Process(
+    process = multiprocessing.get_context("spawn").Process(
         target=_killed_in_a_write, args=(tmp_path, step)
     )
     process.start()
