@@ -127,6 +127,11 @@ class Catalog:
         """How many adapters are declared."""
         return len(self._cards)
 
+    @property
+    def num_private(self) -> int:
+        """How many of them are for certain tenants alone."""
+        return len(self._of_tenants)
+
     def card(self, name: str) -> ModelCard | None:
         """Return a declared adapter."""
         return self._cards.get(name)

@@ -290,6 +290,15 @@ def short_expiry(config: Config) -> Iterator[str]:
         )
 
 
+def open_doors(config: Config) -> Iterator[str]:
+    """Yield a line if Envoy passes requests by where no router answers."""
+    if config.server.fail_open:
+        yield (
+            "server.fail_open: no adapter is private, as Envoy serves any client where no router "
+            "answers"
+        )
+
+
 def needs_restart(old: Config, new: Config) -> Iterator[str]:
     """Yield the fields, as `section.field`, that differ and are not live."""
     for section, whole in Config.model_fields.items():

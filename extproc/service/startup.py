@@ -97,7 +97,7 @@ def serve(
         found.close()
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
     policy, tracing = found.policy, found.tracing
-    for line in (*warnings, *configured.short_expiry(config), *unproven_peers(config)):
+    for line in (*warnings, *_warnings(config)):
         log.warning(line)
 
     async def run() -> None:
@@ -127,10 +127,16 @@ def check_start(config: Config) -> Findings:
         check(part)
     found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]
-    found.warnings += configured.short_expiry(config)
-    found.warnings += unproven_peers(config)
+    found.warnings += _warnings(config)
     _check_addresses(config, found)
     return found
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    """Yield a line for each setting that works badly, or that gives something up."""
+    yield from configured.short_expiry(config)
+    yield from configured.open_doors(config)
+    yield from unproven_peers(config)
 
 
 def _check_packages(config: Config) -> None:

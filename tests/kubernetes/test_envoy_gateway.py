@@ -237,15 +237,15 @@ async def test_without_a_router_the_gateway_stays_accepted(installed: Installed)
     await put_routers(installed.cluster, ())
     await installed.conditions_become(without)
     try:
-        await eventually(lambda: goes_on_without_routers(installed), within_s=WITHIN_S)
+        await eventually(lambda: refuses_without_routers(installed), within_s=WITHIN_S)
         await eventually(lambda: is_logged(installed, "left-alone"), within_s=WITHIN_S)
     finally:
         await put_routers(installed.cluster, ROUTERS)
     await installed.conditions_become(CONDITIONS)
 
 
-async def goes_on_without_routers(installed: Installed) -> bool:
-    """Return whether Envoy serves by its own choice, or refuses with an error that says when."""
+async def refuses_without_routers(installed: Installed) -> bool:
+    """Return whether nothing is served: a bare 500 of Envoy Gateway, or an error that says when."""
     steers = {"x-gateway-destination-endpoint": f"{PODS[0]}:8000"}
     answer = await installed.client.request("GET", "/v1/models?left-alone", headers=steers)
     if installed.namespace.endswith(ORIGINAL):
@@ -254,7 +254,8 @@ async def goes_on_without_routers(installed: Installed) -> bool:
         assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
         assert answer.headers["retry-after"] == "1"
         return True
-    return answer.served_by != ""
+    assert answer.served_by == ""
+    return (answer.status, answer.body) == (HTTPStatus.INTERNAL_SERVER_ERROR, b"")
 
 
 def is_logged(installed: Installed, path: str) -> bool:
