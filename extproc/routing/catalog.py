@@ -218,6 +218,15 @@ class Catalog:
         )
         return is_admitted and self._sources.terms_are_known
 
+    def proven(self, request: RequestInfo) -> RequestInfo:
+        """Return a request that names a version by its served name, for the pods alone that may get
+        it; any other as it is.
+        """
+        proven, own = self.planner.proven(request.model), request.subset
+        if proven is None or owner_of(request.model, self._cards) is None:
+            return request
+        return replace(request, subset=proven if own is None else _of_both(proven, own))
+
     def find(
         self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float
     ) -> RequestInfo | Wait | Rejection:

@@ -25,7 +25,6 @@ from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters
 from extproc.service.routing import Routing
 
-
 NOT_PRIVATE = (
     "tenants: no adapter is private here, as Envoy serves any client where no router answers "
     "(server.fail_open)"

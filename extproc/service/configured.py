@@ -147,6 +147,8 @@ def adapter_settings(config: Config) -> AdapterSettings:
         unload_s=adapters.unload_timeout_s,
         drain_s=adapters.drain_s,
         grace_s=HEARD_S + config.scrape.models_interval_s,
+        checks_effect=adapters.verify == "effect",
+        needs_effect=adapters.verify == "effect" and adapters.no_effect == "refuse",
     )
 
 

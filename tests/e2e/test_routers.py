@@ -219,14 +219,16 @@ async def test_a_router_that_hangs_costs_at_most_what_it_has_half_answered(
     http: aiohttp.ClientSession, mode: Mode
 ) -> None:
     """Envoy notices that before its time for an answer is over, and asks the other one."""
-    async with fleet(http, mode=mode, completions=WITH_REPAIR) as routers:
-        async with Load(routers.client, MODELS, max_tokens=3).running() as load:
-            await load.some()
-            routers.routers[0].send(signal.SIGSTOP)
-            stopped_s = time.monotonic()
-            await asyncio.sleep(MESSAGE_TIMEOUT_S + 1.0)
-            await load.some()
-            routers.routers[0].send(signal.SIGCONT)
+    async with (
+        fleet(http, mode=mode, completions=WITH_REPAIR) as routers,
+        Load(routers.client, MODELS, max_tokens=3).running() as load,
+    ):
+        await load.some()
+        routers.routers[0].send(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        await asyncio.sleep(MESSAGE_TIMEOUT_S + 1.0)
+        await load.some()
+        routers.routers[0].send(signal.SIGCONT)
 
     assert set(load.outcomes) <= {"served", "router_unavailable"}, load.outcomes
     assert max(load.lost_s, default=0.0) < stopped_s, routers.logs()

@@ -52,8 +52,8 @@ MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
 PING_TIMEOUT_RATIO = 0.8
-"""Both together, with the 15 % by which Envoy varies the interval, are less than the message timeout
-by default: a request to a router that hangs then goes to another one, and is not ended.
+"""Both together, with the 15 % by which Envoy varies the interval, are less than the message
+timeout by default: a request to a router that hangs then goes to another one, and is not ended.
 """
 _MIN_PING_TIMEOUT_S = 0.001
 """Envoy's."""
@@ -107,9 +107,9 @@ class BootstrapOptions:
         max_heap_bytes: Envoy's memory. It refuses uploads from 60 % on, all requests from 95 % on.
         max_connections: Clients' connections; further ones are closed at once.
         request_timeout_s: Time for a whole request to arrive, else 408; responses may take longer.
-        router_ping_s: Interval of pings to a router, which has `PING_TIMEOUT_RATIO` of it to answer.
-            In full duplex only they end a request to a router that hangs, after six intervals:
-            Envoy tries three times.
+        router_ping_s: Interval of pings to a router, which has `PING_TIMEOUT_RATIO` of it to
+            answer. In full duplex only they end a request to a router that hangs, after six
+            intervals: Envoy tries three times.
         failure_mode_allow: Whether requests go on where no router can be reached. Any client then
             gets any adapter: nobody else knows whose it is.
         shared_access_log: Whether several routers share one access log, because they pass its
