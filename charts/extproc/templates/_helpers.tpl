@@ -58,8 +58,8 @@ server:
 {{- end }}
 admin:
   address: "127.0.0.1:9901" # for debugging, only by `kubectl port-forward`
-# Control headers are the client's, as long as your gateway neither sets nor strips them: name here
-# those that it sets (docs/epp.md). `extproc epp` alone trusts all.
+# Control headers are the client's, as long as your gateway neither sets nor strips them in a filter
+# before the router's: name here those that it sets so (docs/epp.md). An HTTPRoute's come too late.
 request: {trusted_headers: []}
 {{- else -}}
 server:
