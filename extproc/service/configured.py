@@ -31,9 +31,10 @@ from extproc.fleet.slowness import SlownessSettings
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
 from extproc.queue import QueueSettings
-from extproc.request.controlheaders import names_of
+from extproc.request.controlheaders import REMOVED_HEADERS, names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
+from extproc.request.steering import FIELDS
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.catalog import CatalogSettings, Undeclared
 from extproc.routing.modelroutes import ModelRoute, Objective
@@ -191,6 +192,8 @@ def stream_settings(config: Config) -> StreamSettings:
         routes=RouteTable(request.paths),
         version=__version__,
         trusted_headers=names_of(request.trusted_headers),
+        removed_headers=REMOVED_HEADERS.difference(request.pass_through),
+        removed_fields=frozenset(FIELDS).difference(request.pass_through),
         takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
