@@ -39,6 +39,11 @@ app.kubernetes.io/component: endpoint-picker
 {{- end }}
 
 {{/* Whether Envoy Gateway's policies are made: "true" or "". */}}
+{{- /* Requests of one kind have retries of their own; Envoy must know the pods for that. */}}
+{{- define "extproc.retriesResets" -}}
+{{- if and (include "extproc.policies" .) .Values.envoyGateway.retryResets (not .Values.envoyGateway.originalDestination) }}true{{ end }}
+{{- end }}
+
 {{- define "extproc.policies" -}}
 {{- if and .Values.envoyGateway.create (eq .Values.mode "serve") -}}true{{- end -}}
 {{- end }}

@@ -106,6 +106,10 @@ class BootstrapOptions:
         max_body_bytes: Larger request bodies get 413; the router's `request.max_body_bytes`.
         max_heap_bytes: Envoy's memory. It refuses uploads from 60 % on, all requests from 95 % on.
         max_connections: Clients' connections; further ones are closed at once.
+        retry_resets: Whether a request is tried on another pod, once, where its own broke the
+            connection before it answered anything. Never those of `/v1/responses`, which may have
+            side effects. Without it all requests are tried twice, if they surely reached no engine.
+            In full duplex there are no retries.
         request_timeout_s: Time for a whole request to arrive, else 408; responses may take longer.
         router_ping_s: Interval of pings to a router, which has `PING_TIMEOUT_RATIO` of it to
             answer. In full duplex only they end a request to a router that hangs, after six
@@ -132,6 +136,7 @@ class BootstrapOptions:
     max_body_bytes: int = 26 * 1024 * 1024
     max_heap_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 50_000
+    retry_resets: bool = True
     request_timeout_s: float = 60.0
     router_ping_s: float = 5.0
     message_timeout_s: float = 10.0
@@ -211,16 +216,27 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
 
 def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
     host["request_body_buffer_limit"] = options.max_body_bytes
+    if not options.retry_resets:
+        _set_retries(host["routes"])
     if options.inference_paths is None:
         return
     routes = host["routes"]
     first = next(number for number, route in enumerate(routes) if "path" in route["match"])
+    by_path = {route["match"]["path"]: route for route in routes if "path" in route["match"]}
     listed = [
-        {**routes[first], "match": {**routes[first]["match"], "path": path}}
+        by_path.get(path) or {**routes[first], "match": {**routes[first]["match"], "path": path}}
         for path in options.inference_paths
     ]
     others = [route for route in routes[first:] if "path" not in route["match"]]
     host["routes"] = [*routes[:first], *listed, *others]
+
+
+def _set_retries(routes: list[dict[str, Any]]) -> None:
+    """Retry all requests as those of `/v1/responses`: only if they surely reached no engine."""
+    cautious = next(r["route"] for r in routes if r["match"].get("path") == "/v1/responses")
+    for route in routes:
+        if "retry_policy" in route.get("route", ()):
+            route["route"]["retry_policy"] = cautious["retry_policy"]
 
 
 def _set_overload(overload: dict[str, Any], options: BootstrapOptions) -> None:
