@@ -184,7 +184,10 @@ def envoy(
     fail_open: Annotated[
         bool | None,
         typer.Option(
-            rich_help_panel=_HOW, help="Let requests through while no router can be reached."
+            rich_help_panel=_HOW,
+            help="With override-host, let Envoy choose a pod while no router can be reached. This "
+            "gives up private adapters: any client then gets any adapter. Say so to the router, by "
+            "server.fail_open.",
         ),
     ] = None,
     retry_resets: Annotated[

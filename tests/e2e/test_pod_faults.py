@@ -262,7 +262,11 @@ async def without_router(*pods: str) -> AsyncIterator[EnvoyProcess]:
     """An Envoy that chooses among these pods itself."""
     router = f"127.0.0.1:{free_port()}"
     async with running_envoy(
-        Mode.OVERRIDE_HOST, router, num_pods=len(pods), static_pods=pods
+        Mode.OVERRIDE_HOST,
+        router,
+        num_pods=len(pods),
+        static_pods=pods,
+        failure_mode_allow=True,
     ) as envoy:
         yield envoy
 

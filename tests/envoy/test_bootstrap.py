@@ -198,7 +198,7 @@ def test_limits_times_and_failure_mode_are_set() -> None:
     assert manager(document)["request_timeout"] == "20s"
     http = next(iter(cluster(document, "router")["typed_extension_protocol_options"].values()))
     http2 = http["explicit_http_config"]["http2_protocol_options"]
-    assert http2["connection_keepalive"] == {"interval": "2s", "timeout": "2s"}
+    assert http2["connection_keepalive"] == {"interval": "2s", "timeout": "1.6s"}
     config = ext_proc(document)
     assert config["message_timeout"] == "0.5s"
     assert config["max_message_timeout"] == "7s"

@@ -177,15 +177,23 @@ async def test_a_killed_pod_is_a_clear_503(tmp_path: Path) -> None:
     assert (other.status, other.served_by) == (200, "pod-1")
 
 
-async def test_without_the_router_envoy_chooses_among_the_pods_that_it_knows(
-    tmp_path: Path,
+@pytest.mark.parametrize("state", ["dead", "hangs"])
+async def test_without_the_router_nothing_is_served_though_envoy_knows_the_pods(
+    tmp_path: Path, state: str
 ) -> None:
+    """Only the router knows whose an adapter is."""
     async with running(OVERRIDE, tmp_path) as gateway:
-        await gateway.router.kill()
+        if state == "dead":
+            await gateway.router.kill()
+        else:
+            gateway.router.send(signal.SIGSTOP)
         answer = await gateway.client.chat("shared")
+        gateway.router.send(signal.SIGCONT)
 
-    assert answer.status == 200
-    assert answer.served_by.startswith("pod-")
+    codes = {"router_unavailable", "router_timeout"} if state == "hangs" else {"router_unavailable"}
+    assert answer.status in (503, 504)
+    assert answer.error_code in codes
+    assert answer.served_by == ""
 
 
 async def test_a_router_that_hangs_is_a_clear_503(tmp_path: Path) -> None:

@@ -51,6 +51,12 @@ MODEL_NAMESPACE = "extproc.request"
 MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
+PING_TIMEOUT_RATIO = 0.8
+"""Both together, with the 15 % by which Envoy varies the interval, are less than the message
+timeout by default: a request to a router that hangs then goes to another one, and is not ended.
+"""
+_MIN_PING_TIMEOUT_S = 0.001
+"""Envoy's."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's where PyYAML has it: seven times as fast."""
@@ -105,8 +111,11 @@ class BootstrapOptions:
             side effects. Without it all requests are tried twice, if they surely reached no engine.
             In full duplex there are no retries.
         request_timeout_s: Time for a whole request to arrive, else 408; responses may take longer.
-        router_ping_s: Interval and timeout of pings to a router. In full duplex only they end a
-            request to a router that hangs, after six intervals: Envoy tries three times.
+        router_ping_s: Interval of pings to a router, which has `PING_TIMEOUT_RATIO` of it to
+            answer. In full duplex only they end a request to a router that hangs, after six
+            intervals: Envoy tries three times.
+        failure_mode_allow: Whether requests go on where no router can be reached. Any client then
+            gets any adapter: nobody else knows whose it is.
         shared_access_log: Whether several routers share one access log, because they pass its
             entries on to each other (their section `peers`); else each gets its own.
     """
@@ -304,7 +313,9 @@ def _set_routers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
     if any(is_name(address) for address in options.routers):
         cluster["type"] = "STRICT_DNS"
     http2 = cluster["typed_extension_protocol_options"][_HTTP]["explicit_http_config"]
-    ping = {"interval": _seconds(options.router_ping_s), "timeout": _seconds(options.router_ping_s)}
+    ping_s = options.router_ping_s
+    timeout_s = max(PING_TIMEOUT_RATIO * ping_s, _MIN_PING_TIMEOUT_S)
+    ping = {"interval": _seconds(ping_s), "timeout": _seconds(timeout_s)}
     http2["http2_protocol_options"]["connection_keepalive"] = ping
     if options.router_tls is not None:
         cluster["transport_socket"] = tls_socket(options.router_tls, "h2")
