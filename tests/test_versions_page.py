@@ -141,7 +141,7 @@ DEFINITIONS = {
 }
 
 
-@pytest.mark.skipif("EXTPROC_CRDS" not in os.environ, reason="EXTPROC_CRDS names no definitions")
+@pytest.mark.skipif("EXTPROC_CRDS" not in os.environ, reason="no EXTPROC_CRDS (CONTRIBUTING.md)")
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_definitions_are_those_that_the_tests_apply(name: str) -> None:
     file, annotation = DEFINITIONS[name]
