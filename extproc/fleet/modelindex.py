@@ -59,7 +59,7 @@ class ModelIndex:
     def __init__(self) -> None:
         self.by_name: Mapping[str, ModelCard] = {}
         self.doubted: Mapping[str, ModelCard] = {}
-        self.bases_first = self.by_name
+        self.bases_first: Mapping[str, ModelCard] = self.by_name
         self._meanings: dict[str, dict[_Content, _Meaning]] = {}
         self._recent: deque[frozenset[str]] = deque(maxlen=_MAX_RECENT)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from extproc.adapters.changes import WhyNot
 from extproc.adapters.registration import Registration, Status, Wait
+from extproc.adapters.scope import Known
 from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.sqlite import Sqlite
@@ -49,6 +50,7 @@ def make_registration(
     status: Status,
     wait_until_ready: Wait,
     why_not: WhyNot,
+    known: Known,
     on_failure: Callable[[str], None],
     on_change: Callable[[str], None],
 ) -> Registration:
@@ -67,6 +69,7 @@ def make_registration(
         status=status,
         wait_until_ready=wait_until_ready,
         why_not=why_not,
+        known=known,
         ready_s=config.ready_s,
         on_change=on_change,
     )
