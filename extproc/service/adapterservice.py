@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration, DeclarationError, Names
-from extproc.adapters.scope import Known, Users
+from extproc.adapters.scope import Known, Scope, Users
 from extproc.adapters.sources import SourceStatus
 from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
@@ -65,12 +65,14 @@ class Declaring:
             return "it is declared by the configuration"
         return self._own_names.why_not(name)
 
-    def users(self, source: str) -> Iterable[str]:
-        """Return the names that are declared with a source, or with one above or below it."""
+    def has_others(self, source: str, scope: Scope) -> bool:
+        """Return whether a name outside of a scope is declared with a source, or with one above or
+        below it.
+        """
         if self._users is None:
             offers = self._offered.items()
             self._users = Users({name: each.declaration.source for name, each in offers})
-        return self._users.of(source)
+        return self._users.has_others(source, scope)
 
     def priority(self, name: str) -> int | None:
         """Return the priority of the configured route of a model; None for no route."""
@@ -198,7 +200,7 @@ class AdapterService:
             status=self._status,
             wait_until_ready=self._wait_until_ready,
             why_not=self.declaring.why_not,
-            known=Known(self.declaring.users, self._is_base, self.declaring.priority),
+            known=Known(self.declaring.has_others, self._is_base, self.declaring.priority),
             clock=clocks.clock,
         )
         routing.sources.add(self._keeping.sources)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from yarl import URL
 
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
-from extproc.adapters.scope import Known, Users
+from extproc.adapters.scope import Known, Scope, Users
 from extproc.adapters.stores.content import StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
@@ -116,7 +116,7 @@ class Port:
             status=lambda name: self.status or {"state": f"of {name}"},
             wait_until_ready=self._wait,
             why_not=lambda new: "the configuration has it" if new.name == "of/config" else "",
-            known=Known(self._users, lambda name: name == "base", lambda name: None),
+            known=Known(self._has_others, lambda name: name == "base", lambda name: None),
             ready_s=60,
             on_change=self.changes.append,
         )
@@ -126,9 +126,10 @@ class Port:
             limits=limits,
         )
 
-    def _users(self, source: str) -> Iterator[str]:
+    def _has_others(self, source: str, scope: Scope) -> bool:
         entries = self.store.entries.items()
-        return Users({name: each.declaration.source for name, each in entries}).of(source)
+        users = Users({name: each.declaration.source for name, each in entries})
+        return users.has_others(source, scope)
 
     async def _wait(self, name: str, timeout_s: float) -> bool:
         self.waited.append((name, timeout_s))

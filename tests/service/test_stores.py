@@ -64,7 +64,7 @@ async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content
             status=lambda name: {},
             wait_until_ready=is_ready,
             why_not=lambda name: "",
-            known=Known(lambda source: (), lambda name: False, lambda name: None),
+            known=Known(lambda source, scope: False, lambda name: False, lambda name: None),
             on_failure=lambda message: None,
             on_change=lambda message: None,
         )
