@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from extproc.adapters.changes import WhyNot
 from extproc.adapters.registration import Registration, Status, Wait
@@ -112,10 +113,11 @@ def _redis(config: RedisStoreConfig) -> Medium:
         from extproc.adapters.stores.redis import Redis
     except ImportError as error:
         raise ConfigError(needs_extra(section, "redis", error)) from error
-    path, password = config.password_file, ""
+    path, password = config.password_file, None
     try:
         if path is not None:
-            password = read_key(path)
+            password = partial(read_key, path)
+            password()
     except OSError as error:
         why = describe_failure(error)
         raise ConfigError(f"{section}.password_file: {path}: {why}") from error

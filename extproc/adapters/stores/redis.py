@@ -22,16 +22,18 @@ seen. Then we write back the declarations that we know: none is lost as long as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis as Client
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
+from redis.credentials import CredentialProvider
 
 from extproc.adapters.stores.content import (
     MAX_CONTENT_BYTES,
@@ -120,6 +122,26 @@ return 1
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
+class _Credentials(CredentialProvider):
+    """The user, and the password as it is when a connection is made: servers change it."""
+
+    def __init__(self, user: str, password: Callable[[], str]) -> None:
+        self._user, self._password = user, password
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return user and password, or the password alone."""
+        password = self._password()
+        return (self._user, password) if self._user else (password,)
+
+
+def _without_user(url: str) -> tuple[str, str]:
+    """Return a URL without its user, whom it may name, and that user."""
+    scheme, _, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user, _, host = place.rpartition("@")
+    return f"{scheme}://{host}{slash}{path}", unquote(user.partition(":")[0])
+
+
 class _Reading(Struct):
     version: int
     floor: int
@@ -132,7 +154,7 @@ class Redis:
     Args:
         url: `redis://`, `rediss://` (TLS) or `unix://`, with a user and a database where needed.
         key: First part of all keys.
-        password: "" for none.
+        password: Returns it, for each connection; None for none.
         ca_file: PEM file with the CAs of the server's certificate; None for the system's.
         interval_s: Between two questions for the version.
     """
@@ -140,9 +162,18 @@ class Redis:
     keeps_deleted = True
 
     def __init__(
-        self, url: str, *, key: str, password: str, ca_file: Path | None, interval_s: float
+        self,
+        url: str,
+        *,
+        key: str,
+        password: Callable[[], str] | None,
+        ca_file: Path | None,
+        interval_s: float,
     ) -> None:
-        options: dict[str, Any] = {"password": password} if password else {}
+        options: dict[str, Any] = {}
+        if password is not None:
+            url, user = _without_user(url)
+            options["credential_provider"] = _Credentials(user, password)
         if ca_file is not None:
             options["ssl_ca_certs"] = str(ca_file)
         self._client = Client.from_url(

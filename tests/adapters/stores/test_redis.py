@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from extproc.adapters.stores.content import ConflictError, Medium, StoreError, StoreFullError
 from extproc.adapters.stores.writing import ANY_TAG
+from extproc.files.reading import read_key
 from tests.adapters.stores.cutter import Cut, Cutter
 from tests.adapters.stores.media import (
     KEY,
@@ -45,7 +46,7 @@ async def media(tmp_path: Path, server: RedisServer) -> AsyncIterator[Opened]:
 def redis_at(url: str) -> Medium:
     from extproc.adapters.stores.redis import Redis
 
-    return Redis(url, key=KEY, password="", ca_file=None, interval_s=0.01)
+    return Redis(url, key=KEY, password=None, ca_file=None, interval_s=0.01)
 
 
 async def fill(store: Watched) -> dict[str, str]:
@@ -158,19 +159,67 @@ async def test_a_lease_ends_by_the_servers_clock(media: Opened) -> None:
 async def test_a_server_with_a_password_is_used_with_it_and_its_error_does_not_show_it(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    from extproc.adapters.stores.redis import Redis
-
     server.kill()
     server.start("--requirepass", "secret")
     async with opened("redis", tmp_path, server) as media:
         told = []
         for password in ("secret", "wrong-one", ""):
-            medium = Redis(server.url, key=KEY, password=password, ca_file=None, interval_s=0.01)
-            store = await media.store(medium)
+            store = await media.store(with_password(server.url, password))
             told.append((store.is_known, store.failures))
 
     assert [is_known for is_known, _ in told] == [True, False, False]
     assert "wrong-one" not in str(told)
+
+
+def with_password(url: str, password: str | Callable[[], str]) -> Medium:
+    from extproc.adapters.stores.redis import Redis
+
+    say = (lambda: password) if isinstance(password, str) else password
+    return Redis(url, key=KEY, password=say if password else None, ca_file=None, interval_s=0.01)
+
+
+@pytest.mark.parametrize("user", ["", "router"])
+async def test_a_password_that_changes_is_read_for_the_next_connection(
+    tmp_path: Path, server: RedisServer, user: str
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("old\n")
+
+    def options() -> list[str]:
+        password = file.read_text().strip()
+        if not user:
+            return ["--requirepass", password]
+        return [
+            "--user",
+            user,
+            "on",
+            f">{password}",
+            "~*",
+            "&*",
+            "+@all",
+            "--user",
+            "default",
+            "off",
+        ]
+
+    server.kill()
+    server.start(*options())
+    async with opened("redis", tmp_path, server) as media:
+        url = server.url.replace("//", f"//{user}@") if user else server.url
+        store = await media.store(with_password(url, lambda: read_key(file)))
+        await store.put(declared("a"))
+        file.write_text("new\n")
+        await store.put(declared("b"))  # on the connection that there is
+        server.kill()
+        server.start(*options())
+        await store.put(declared("c"))
+        server.kill()
+        file.unlink()
+        server.start("--requirepass", "unknown")
+        with pytest.raises(StoreError, match="password"):
+            await store.put(declared("d"))
+
+    assert shown(store).keys() == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("cut", [Cut.CLOSED, Cut.SILENT, Cut.ERROR])
