@@ -22,6 +22,7 @@ seen. Then we write back the declarations that we know: none is lost as long as 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -246,6 +247,10 @@ class Redis:
         try:
             return await question
         except (exceptions.RedisError, OSError, ValueError) as error:
+            if _is_of_tls(error):
+                await self.aclose()
+                # New connections read the files anew.
+                self._client.connection_pool.reset()  # type: ignore[no-untyped-call]
             is_full = isinstance(error, exceptions.OutOfMemoryError)
             kind = StoreFullError if is_full else StoreError
             raise kind(f"{self._url}: {error}") from error
@@ -319,6 +324,13 @@ class Redis:
             for part in (name, content)
         ]
         await self._restore(keys=self._keys, args=[self._version, self._version + 1, *pairs])
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Return whether TLS is why there is no connection."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _integer(key: str, digits: bytes) -> int:

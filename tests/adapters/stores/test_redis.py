@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from tests.adapters.stores.media import (
     shown,
 )
 from tests.waiting import eventually
+from tests.wire.pki import Pki
 
 pytest.importorskip("redis")
 
@@ -218,6 +221,61 @@ async def test_a_password_that_changes_is_read_for_the_next_connection(
         server.start("--requirepass", "unknown")
         with pytest.raises(StoreError, match="password"):
             await store.put(declared("d"))
+
+    assert shown(store).keys() == {"a", "b", "c"}
+
+
+@asynccontextmanager
+async def behind_tls(port: int, chain: Path, key: Path, at: int = 0) -> AsyncIterator[int]:
+    """The port of a server that ends TLS, with that certificate, before another server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, back))
+        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", at, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        for each in writers:
+            each.close()
+
+
+async def test_an_authority_that_changes_is_read_for_the_next_connection(
+    tmp_path: Path, media: Opened, server: RedisServer
+) -> None:
+    from extproc.adapters.stores.redis import Redis
+
+    authorities = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        authorities.append(Pki(tmp_path / name))
+    old, new = (each.issue("redis", "127.0.0.1") for each in authorities)
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(authorities[0].ca.read_bytes())
+    async with behind_tls(server.port, *old) as port:
+        url = f"rediss://127.0.0.1:{port}/0"
+        medium = Redis(url, key=KEY, password=None, ca_file=ca_file, interval_s=0.01)
+        store = await media.store(medium)
+        async with following(store):
+            await store.put(declared("a"))
+    async with behind_tls(server.port, *new, at=port):
+        with pytest.raises(StoreError, match="CERTIFICATE_VERIFY_FAILED|certificate"):
+            await store.put(declared("b"))
+        ca_file.write_bytes(authorities[1].ca.read_bytes())
+        async with following(store):
+            await store.put(declared("b"))
+            await (await media.store()).put(declared("c"))
+            await eventually(lambda: "c" in store.entries)
 
     assert shown(store).keys() == {"a", "b", "c"}
 
