@@ -10,10 +10,8 @@ Nothing is followed, decompressed or stored.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import socket
-import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
 from ssl import SSLContext, SSLError
@@ -23,6 +21,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from yarl import URL
 
 from extproc.bounds import fits_header
+from extproc.files.tls import system_context
 from extproc.fleet.podhttp import MAX_HEADS, ResponseError, TooLargeError
 from extproc.fleet.podsecrets import PodSecrets
 
@@ -194,13 +193,14 @@ class PodClient:
     async def _dial(self, url: URL) -> _Connection:
         if url.scheme != "https":
             return await _connection(url, None)
-        secrets, known = self._secrets, self._tls or _system_trust()
+        secrets = self._secrets
         if secrets is None or not secrets.contexts:
-            return await _connection(url, known)
+            return await _connection(url, self._tls or system_context())
+        tried = secrets.contexts[0]
         try:
-            return await _connection(url, secrets.contexts[0])
+            return await _connection(url, tried)
         except SSLError as error:
-            tried, failure = secrets.contexts[0], error
+            failure = error
         secrets.look()
         for each in secrets.contexts:
             if each is not tried:
@@ -218,11 +218,6 @@ async def _connection(url: URL, tls: SSLContext | None) -> _Connection:
         lambda: _Connection(loop), sock=sock, ssl=tls, server_hostname=host if tls else None
     )
     return connection
-
-
-@functools.cache
-def _system_trust() -> SSLContext:
-    return ssl.create_default_context()
 
 
 async def _connect(host: str, port: int) -> socket.socket:

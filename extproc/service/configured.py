@@ -21,6 +21,7 @@ from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.costs import BYTES_PER_TOKEN, Costs
 from extproc.files.reading import describe_failure
+from extproc.files.tls import client_context
 from extproc.fleet.accounting import AccountingSettings, Source
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.loops import LoopSettings
@@ -43,7 +44,6 @@ from extproc.routing.rewrites import Rule
 from extproc.service.memory import memory_limit_bytes
 from extproc.types import Endpoint
 from extproc.wire.budget import DEFAULT_MAX_BYTES, Budget
-from extproc.wire.tls import client_context
 
 _Settings = TypeVar("_Settings", bound=Struct)
 

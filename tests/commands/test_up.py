@@ -23,8 +23,8 @@ from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
 from tests.commandline import error_line, invoke
 from tests.pages import blocks
+from tests.pki import Pki
 from tests.servers import host_and_port, serving_app
-from tests.wire.pki import Pki
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,8 +20,8 @@ from tests.e2e.conftest import NUM_PODS, PATIENCE_S, own_pods, router_config, ru
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, free_port
 from tests.e2e.load import Load
+from tests.pki import Pki
 from tests.waiting import eventually
-from tests.wire.pki import Pki
 
 # Several processes start at once, on whatever machine.
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFile
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.stack.stack import find_envoy
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS
-from tests.wire.pki import Pki
+from tests.pki import Pki
 
 FOLDER = Path(__file__).parents[2] / "envoy"
 ALL_MODES = pytest.mark.parametrize("mode", list(Mode))

@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from extproc.files.tls import client_context
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podsecrets import PodSecrets
-from extproc.wire.tls import client_context
+from tests.pki import Pki
 from tests.servers import web_server
-from tests.wire.pki import Pki
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -24,8 +24,8 @@ from tests.adapters.stores.media import (
     opened,
     shown,
 )
+from tests.pki import Pki
 from tests.waiting import eventually
-from tests.wire.pki import Pki
 
 pytest.importorskip("redis")
 

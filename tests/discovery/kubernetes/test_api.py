@@ -19,7 +19,8 @@ from aiohttp.test_utils import TestServer
 from extproc.discovery.kubernetes import api as kubernetes
 from extproc.discovery.kubernetes.api import KubernetesClient, MissingLibraryError
 from extproc.discovery.kubernetes.store import ApiError
-from tests.wire.pki import Pki
+from extproc.files.tls import server_context
+from tests.pki import Pki
 
 
 class FakeApi:
@@ -318,12 +319,6 @@ class Account:
         (self.folder / "ca.crt").write_bytes(pki.ca.read_bytes())
 
 
-def server_context(pki: Pki) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*pki.issue("api"))
-    return context
-
-
 async def test_in_a_cluster_it_is_the_service_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +327,7 @@ async def test_in_a_cluster_it_is_the_service_account(
     (tmp_path / "new").mkdir()
     old, new = Pki(tmp_path / "old"), Pki(tmp_path / "new")
     account, api = Account(tmp_path / "account", old), FakeApi()
-    server = await started(api, server_context(new))
+    server = await started(api, server_context(*new.issue("api")))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
     client = KubernetesClient(service_account=account.folder)
@@ -367,7 +362,7 @@ async def test_a_token_that_becomes_something_else_stops_nothing(
 ) -> None:
     pki = Pki(tmp_path)
     account, api = Account(tmp_path / "account", pki), FakeApi()
-    server = await started(api, server_context(pki))
+    server = await started(api, server_context(*pki.issue("api")))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
     client = KubernetesClient(service_account=account.folder)
