@@ -1,4 +1,4 @@
-"""What the holder of a token may declare: which names, from where, for what, and how urgent.
+"""The limits of a token: which names it may declare, from where, for what, and how urgent.
 
 A token without patterns of names is the operator's, and has the limits that its line names. One
 with patterns has all of them, and those that its line does not name are:
@@ -30,7 +30,7 @@ _MAX_KEPT_PATTERNS = 100
 
 
 class Known(Struct, frozen=True):
-    """What decides beside a token's line.
+    """The facts that decide beside a token's line.
 
     Attributes:
         has_others: Returns whether a name outside of a scope is declared with a source, or with

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class PodSecrets:
-    """What files say of how to ask pods.
+    """The key and the trust that files name.
 
     Args:
         key_file: Has the pods' API key; None where they have none.

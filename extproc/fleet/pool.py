@@ -307,7 +307,7 @@ class Pool:
     def base_of(self, pools: frozenset[str]) -> str:
         """Return the one base model of the endpoints of some pools; "" for none, or several.
 
-        What one of several endpoints says alone is no base model of the others.
+        The word of a single one of several endpoints does not count.
         """
         lists = [
             each.models.bases

@@ -3,9 +3,9 @@
 The key never crosses the wire. A proof is of both ends' nonces, so it is worth nothing on another
 link, and of the end that made it, so it is worth nothing when sent back.
 
-Whoever is dialled in a router's place can pass the proofs of two routers on, and what they say
-then. So each message after the proofs has a code of its own: who passes messages on can read and
-hold them back, and add, change, repeat or reorder none.
+A stranger that is dialled in a router's place can pass the proofs of two routers on, and all that
+they say then. So each message after the proofs has a code of its own: the stranger can read and
+hold back messages, and add, change, repeat or reorder none.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Aliases:
 
     They are shown as models: clients look for the name that they are to write. An alias is there
     where one of its targets is, and has the card of the first that is; its `root` is that target's
-    name. One that is its own target has the card of that. A declared name is no alias. What pods
-    list under an alias is not shown: requests for it are for its targets.
+    name. One that is its own target has the card of that. A declared name is no alias. Cards
+    that pods list under an alias are not shown: requests for it are for its targets.
     """
 
     def __init__(self) -> None:

@@ -133,7 +133,7 @@ class Store:
             declaration: It must stand (`Declaration.check`).
             if_match: The tag of what it replaces, or `ANY_TAG`; None if it replaces nothing, or the
                 same. A deleted declaration counts as none.
-            by: Who writes; writers have turns.
+            by: The name of the writer; writers have turns.
 
         Raises:
             ConflictError: Something else is there, or pods could mistake another one for it.
@@ -154,7 +154,7 @@ class Store:
         Args:
             declarations: Each must stand (`Declaration.check`).
             replaces: Whether they replace what is declared otherwise.
-            by: Who writes; each of them is a turn, and other writers have theirs in between.
+            by: The name of the writer. Each write is a turn; other writers have theirs in between.
 
         Raises:
             BulkError: Some cannot be declared.
