@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import translate
 from functools import lru_cache
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -145,6 +146,7 @@ class Users:
         found = self._of_others.get(scope.names)
         if found is None:
             sources = {each for name, each in self._sources.items() if not scope.may(name)}
+            sources |= {each for source in sources for each in _as_hub(source)}
             found = self._of_others[scope.names] = sources, sorted(sources)
         sources, in_order = found
         own = plain(source)
@@ -158,6 +160,15 @@ class Users:
         below = f"{own}/"
         at = bisect_left(in_order, below)
         return at < len(in_order) and in_order[at].startswith(below)
+
+
+def _as_hub(source: str) -> Iterator[str]:
+    """Yield the ids of Hugging Face under which engines could find a path: they look for a
+    directory of that name first, in the one that they were started in.
+    """
+    if not source.startswith(HUB):
+        parts = source.lower().split("/")[1:]
+        yield from (f"{HUB}{org}/{repo}" for org, repo in pairwise(parts))
 
 
 @lru_cache(_MAX_KEPT)

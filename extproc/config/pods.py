@@ -125,7 +125,7 @@ class PodsConfig(PodSettings):
     api_key_file: Path | None = Field(
         None,
         description="File with the API key that pods require; used for the router's own requests "
-        "only. It is read again when a pod refuses the key, and the key before is tried there, too.",
+        "only. It is read again when a pod refuses the key, and the key before is tried there too.",
     )
     groups: dict[GroupName, PodSettings] = Field(
         default_factory=dict,

@@ -79,6 +79,7 @@ def test_a_limited_token_declares_nothing_with_a_base_models_name() -> None:
         *("/adapters/b-private", "/adapters//b-private/", "/./adapters/./b-private", "/adapters"),
         *("/adapters/b-private/checkpoint-5", "/adapters/b", "/adapters/b/checkpoint-5/x/y"),
         *("hf:Team-B/Private", "hf:team-b/private"),
+        *("hf:adapters/b-private", "hf:b/checkpoint-5", "hf:adapters/b"),
     ],
 )
 def test_without_sources_a_limited_token_declares_nothing_of_names_that_are_not_its_own(
@@ -133,7 +134,8 @@ def test_others_use_a_source_if_theirs_is_the_same_or_above_or_below_it(
 
     users = Users(sources)
 
-    for scope, others in ((Scope(A), "pq"), (Scope(("p",)), ["q", "a-1", "a-2"]), (Scope(), ())):
+    scopes = ((Scope(A), "pq"), (Scope(("p",)), ["q", "a-1", "a-2"]), (Scope(), ()))
+    for scope, others in (*scopes, *scopes):
         assert users.has_others(path, scope) is any(
             is_above(sources[name], path) or is_above(path, sources[name])
             for name in others

@@ -799,3 +799,18 @@ def test_what_serves_instead_is_a_base_model_though_one_pod_calls_it_an_adapter(
     scene.router.pool.record_models(address(1), [ModelCard(BASE, "of-mine")], now=scene.now)
 
     assert scene.picked("sql").request.model == BASE
+
+
+def test_a_declared_name_is_itself_though_pods_differ_on_it_and_a_rule_has_it() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql"), undeclared=Undeclared.REFUSE)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    lie = [base_card(), ModelCard("sql")]
+    scene.router.pool.record_models(address(2), lie, now=scene.now)
+    scene.router.models.aliases.configure({"sql": (BASE,), "other": ("sql",)})
+    scene.tick()
+
+    assert {scene.picked("sql").address for _ in range(5)} == {address(1)}
+    assert scene.listed() == [BASE, "other", "sql"]
+    for name in ("sql", "other"):
+        card = scene.router.models.find(name, None, now=scene.now)
+        assert card == ModelCard(name, BASE, "sql")
