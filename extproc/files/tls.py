@@ -6,10 +6,10 @@ A certificate is accepted or refused alike on every Python, as curl, Go and Envo
    (`VERIFY_X509_STRICT`). Authorities of Kubernetes clusters and of companies lack some of that: an
    Authority Key Identifier (EKS), a key usage (microk8s), both (`openssl x509 -req`). That default
    is off here. The chain, its signatures, names, dates and purposes are checked in any case.
-2. Whatever certificate the operator names is trusted, an intermediate one and a server's own
+2. Each certificate in a file of authorities is trusted, an intermediate one and a server's own
    included (`VERIFY_X509_PARTIAL_CHAIN`, Python's default since 3.13).
 
-Files are regular ones of a limited size; a private key must not be encrypted.
+TLS is 1.2 or newer. Files are regular ones of a limited size; a private key must not be encrypted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def server_context(
     """
     check_readable(client_ca, certificate, key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     # 9113 9.2.1: compression and renegotiation MUST be disabled.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     if client_ca is not None:
@@ -104,6 +103,7 @@ def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path | None) 
 def _finish(
     context: ssl.SSLContext, certificate: Path | None, key: Path | None, protocols: Sequence[str]
 ) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # not that of Debian's Python by itself
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if certificate is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extproc.errors import needs_extra
+from extproc.files.reading import describe_failure
 from extproc.files.tls import client_context
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ DEFAULT_SERVICE_NAME = "extproc"
 
 
 class TracingError(Exception):
-    """OpenTelemetry is not installed; the message has the command."""
+    """OpenTelemetry is not installed, and the message has the command; or it cannot be used."""
 
 
 class DecisionSpan:
@@ -64,8 +65,7 @@ class Tracing:
         exporter: Exports spans; OTLP as JSON over HTTP by default.
 
     Raises:
-        TracingError: OpenTelemetry is not installed.
-        OSError: A file of certificates that it names cannot be used.
+        TracingError: OpenTelemetry is not installed, or its file of CAs cannot be used.
     """
 
     def __init__(
@@ -107,13 +107,20 @@ class Tracing:
 
 
 def otlp_exporter() -> SpanExporter:
-    """Return the exporter that OpenTelemetry's variables configure, with TLS as in all of ours."""
+    """Return the exporter that OpenTelemetry's variables configure, with TLS as in all of ours.
+
+    Raises:
+        TracingError: The file of CAs that they name cannot be used.
+    """
     from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
 
     exporter: Any = OTLPSpanExporter()
     # It takes no context: urllib3 would make one that is not the same on every Python.
     options = exporter._client._transport._pool.connection_pool_kw
     ca_file = options.get("ca_certs")
-    options["ssl_context"] = client_context(Path(ca_file) if ca_file else None)
+    try:
+        options["ssl_context"] = client_context(Path(ca_file) if ca_file else None)
+    except OSError as error:
+        raise TracingError(f"tracing: {ca_file}: {describe_failure(error)}") from error
     made: SpanExporter = exporter
     return made

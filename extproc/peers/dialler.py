@@ -45,6 +45,7 @@ MESSAGE_BYTES = 64
 Open = Callable[[Call, Callable[[str], None]], Session]
 
 TRUST = "peers.ca_file"
+"""The setting with the authorities of peers' certificates."""
 
 _FAILURES = (OSError, GRPCError, ProtocolError, StreamTerminatedError)
 

@@ -235,7 +235,7 @@ class Router:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self._pick(request, snapshot, columns)
+            return self._pick(catalog.proven(request), snapshot, columns)
         found = catalog.find(request, self.models.listed, now=snapshot.now)
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request._client_model)

@@ -1,4 +1,4 @@
-"""What is wrong with certificates, as far as their files tell; the files themselves can be used.
+"""Certificates that others will refuse, as far as their files tell; the files can be read.
 
 Nothing here keeps the router from starting: the files may be renewed while it runs, and Envoy may
 accept any certificate.
@@ -17,6 +17,7 @@ from extproc.files.refusals import tls_failure
 from extproc.files.tls import client_context, server_context
 from extproc.service.peeraccess import link_tls
 
+CLIENT_CA = "server.tls.client_ca_file"
 _FLIGHTS = 4
 """Times that each side takes its turn in a handshake, at most; TLS 1.2 with a client certificate
 takes three."""
@@ -32,7 +33,7 @@ def certificate_warnings(config: Config, *, now: datetime) -> Iterator[str]:
     tls, peers, pods = config.server.tls, config.peers, config.pods
     for name, ca_file in (
         ("pods.ca_file", pods.ca_file if pods.tls else None),
-        ("server.tls.client_ca_file", tls.client_ca_file if tls else None),
+        (CLIENT_CA, tls.client_ca_file if tls else None),
         ("peers.ca_file", peers.ca_file if peers and tls else None),
         ("adapters.store.redis.ca_file", redis.ca_file if redis else None),
     ):
@@ -45,7 +46,7 @@ def certificate_warnings(config: Config, *, now: datetime) -> Iterator[str]:
         yield f"server.tls.cert_file: {tls.cert_file}: {refusal}"
     elif (link := link_tls(config)) is not None and peers is not None:
         listener = server_context(tls.cert_file, tls.key_file, client_ca=tls.client_ca_file)
-        trust = "peers.ca_file" if peers.ca_file else "server.tls.client_ca_file"
+        trust = "peers.ca_file" if peers.ca_file else CLIENT_CA
         if refusal := _refusal(link, listener, trust, peers.tls_name):
             yield f"peers: a replica with the same files will not be linked: {refusal}"
 
@@ -88,5 +89,5 @@ def _refusal(
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         except ssl.SSLError as error:
-            return tls_failure(error, trust=trust)
+            return tls_failure(error, trust=CLIENT_CA if side.server_side else trust)
     return ""

@@ -33,9 +33,10 @@ from extproc.fleet.slowness import SlownessSettings
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
 from extproc.queue import QueueSettings
-from extproc.request.controlheaders import names_of
+from extproc.request.controlheaders import REMOVED_HEADERS, names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
+from extproc.request.steering import FIELDS
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.catalog import CatalogSettings, Undeclared
 from extproc.routing.modelroutes import ModelRoute, Objective
@@ -148,6 +149,8 @@ def adapter_settings(config: Config) -> AdapterSettings:
         unload_s=adapters.unload_timeout_s,
         drain_s=adapters.drain_s,
         grace_s=HEARD_S + config.scrape.models_interval_s,
+        checks_effect=adapters.verify == "effect",
+        needs_effect=adapters.verify == "effect" and adapters.no_effect == "refuse",
     )
 
 
@@ -190,6 +193,8 @@ def stream_settings(config: Config) -> StreamSettings:
         routes=RouteTable(request.paths),
         version=__version__,
         trusted_headers=names_of(request.trusted_headers),
+        removed_headers=REMOVED_HEADERS.difference(request.pass_through),
+        removed_fields=frozenset(FIELDS).difference(request.pass_through),
         takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
@@ -291,6 +296,15 @@ def short_expiry(config: Config) -> Iterator[str]:
             f"scrape.expiry_s ({scrape.expiry_s:g}) is not more than scrape.interval_s "
             f"({scrape.interval_s:g}): the load of pods will be unknown at times; "
             "raise expiry_s to a few intervals"
+        )
+
+
+def open_doors(config: Config) -> Iterator[str]:
+    """Yield a line if Envoy passes requests by where no router answers."""
+    if config.server.fail_open:
+        yield (
+            "server.fail_open: no adapter is private, as Envoy serves any client where no router "
+            "answers"
         )
 
 

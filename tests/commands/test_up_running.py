@@ -154,7 +154,7 @@ async def test_its_snippets_work_with_a_key_and_a_model_that_the_pods_list(
     tmp_path: Path, start: Callable[..., Command]
 ) -> None:
     if shutil.which("curl") is None:
-        pytest.skip("no curl")
+        pytest.skip("no curl on PATH (Debian package curl)")
     key = tmp_path / "the key"
     key.write_text("secret\n")
     async with pods("it's 'quoted' \\ ü", api_key="secret", count=2) as addresses:

@@ -140,5 +140,5 @@ async def test_an_api_server_whose_certificate_is_refused(
             line = await said(service, "API server ")
             await eventually(lambda: any(line in each for each in warnings(caplog)))
 
-    trust = "the kubeconfig's cluster"
+    trust = "the kubeconfig"
     assert line.startswith(f"API server https://{address}: {REFUSED.format(trust)}")

@@ -478,6 +478,14 @@ REFUSED: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: linked(f, of("kubeadm"), tls_name="elsewhere", tls_verify=True),
         "for other names than elsewhere",
     ),
+    "replicas whose own CA refuses them": (
+        lambda f: linked(f, of("of a strange CA"), tls_verify=False),
+        "is not in server.tls.client_ca_file",
+    ),
+    "replicas of a strange CA of peers": (
+        lambda f: linked(f, of("kubeadm"), ca_file=str(f.ca)),
+        "is not in peers.ca_file",
+    ),
     "replicas that may not call": (
         lambda f: linked(f, of("for servers alone")),
         "is not for this use: reissue it with serverAuth, for a client clientAuth",
@@ -542,6 +550,17 @@ def test_an_address_in_use_is_a_warning_for_the_check_alone(field: str, files: F
 
     assert (check.exit_code, check.stderr) == (0, f"extproc: warning: {line}\n")
     assert (serve.exit_code, serve.stderr) == (2, f"extproc: {line}\n")
+
+
+def test_a_file_of_cas_for_spans_that_is_none_is_named(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(files.garbage))
+    check, serve = both(files, {"tracing": {"enabled": True}})
+
+    assert (check.exit_code, serve.exit_code) == (2, 2)
+    assert check.stderr == serve.stderr
+    assert f"tracing: {files.garbage}: there is no certificate in it" in check.stderr
 
 
 def test_the_check_takes_no_connection_and_leaves_a_running_service_s_socket(

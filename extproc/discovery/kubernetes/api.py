@@ -3,10 +3,9 @@
 Authentication is left to kubernetes_asyncio. It is generated for every release of Kubernetes and
 uses aiohttp as we do. It handles rotated tokens, kubeconfigs with client certificates, exec plugins
 (EKS, GKE, AKS), OIDC, proxies and server names. Its models, its watch and its connections are not
-used. It turns a
-Pod into some sixty Python objects, of which five fields are needed. Its watch has no deadline and
-cannot tell a broken connection from a completed watch. The alternatives: `kr8s` and `lightkube` use
-httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
+used. It turns a Pod into some sixty Python objects, of which five fields are needed. Its watch has
+no deadline and cannot tell a broken connection from a completed watch. The alternatives: `kr8s` and
+`lightkube` use httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
 
 Credentials are read again after a 401 and after a failed TLS handshake, in addition to the token's
 own renewal. So a rotated CA or an expired exec credential needs no restart.
@@ -231,7 +230,7 @@ class KubernetesClient:
             return ApiError("timeout", "timed out")
         if isinstance(error, aiohttp.ClientSSLError):
             await self._renew(access)
-        trust = f"{access.token.parent}/ca.crt" if access.token else "the kubeconfig's cluster"
+        trust = f"{access.token.parent}/ca.crt" if access.token else "the kubeconfig"
         if said := tls_failure(error, trust=trust):
             self.refusal = f"API server {access.configuration.host}: {said}"
             return ApiError("connection", self.refusal)
@@ -266,7 +265,9 @@ class KubernetesClient:
                 cert_filename=str(self._service_account / "ca.crt"),
             )
             namespace = read_text(self._service_account / "namespace").strip()
+            source = str(self._service_account)
         else:
+            source = "the kubeconfig"
             path = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             for each in os.path.expanduser(path).split(os.pathsep):  # as in kubectl
                 if os.path.exists(each):
@@ -278,12 +279,11 @@ class KubernetesClient:
             )
             context = (loader.current_context or {}).get("context", {})
             namespace = context.get("namespace") or "default"
-        return _Access(
-            configuration, _session(configuration), namespace, token if is_account else None
-        )
+        session = _session(configuration, source)
+        return _Access(configuration, session, namespace, token if is_account else None)
 
 
-def _session(configuration: Any) -> aiohttp.ClientSession:
+def _session(configuration: Any, source: str) -> aiohttp.ClientSession:
     """Return a session with the TLS of the library's configuration, made as all of ours.
 
     Raises:
@@ -298,8 +298,9 @@ def _session(configuration: Any) -> aiohttp.ClientSession:
             ca_file, verify=configuration.verify_ssl, certificate=certificate, key=key
         )
     except ssl.SSLError as error:
-        names = " ".join(str(each) for each in (ca_file, certificate, key) if each)
-        raise OSError(f"{names}: {describe_failure(error)}") from error
+        # Files of the library's, where a kubeconfig has the content itself.
+        what = "CA, or client certificate and key"
+        raise OSError(f"{source}: its {what}: {describe_failure(error)}") from error
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=configuration.connection_pool_maxsize, ssl=context),
         trust_env=True,  # proxies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import socket
 import ssl
@@ -373,6 +374,29 @@ async def test_a_token_that_becomes_something_else_stops_nothing(
     assert (await failure_of(client)).reason == "credentials"
     await client.aclose()
     await server.close()
+
+
+@pytest.mark.parametrize("field", ["certificate-authority", "certificate-authority-data"])
+async def test_a_ca_that_cannot_be_used_is_named_with_its_place(tmp_path: Path, field: str) -> None:
+    (tmp_path / "ca").write_text("garbage")
+    inline = base64.b64encode(b"garbage").decode()
+    given = inline if field.endswith("-data") else str(tmp_path / "ca")
+    document = {
+        "clusters": [{"name": "it", "cluster": {"server": "https://localhost:1", field: given}}],
+        "users": [{"name": "it", "user": {"token": "secret"}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "current-context": "it",
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(document))
+    client = KubernetesClient(tmp_path / "config")
+
+    failure = await failure_of(client)
+    assert failure.reason == "credentials"
+    assert str(failure).startswith(
+        "credentials: the kubeconfig: its CA, or client certificate and key: there is no "
+        "certificate in it: it must be PEM"
+    )
+    await client.aclose()
 
 
 async def test_a_kubeconfig_that_is_no_file_stops_nothing(tmp_path: Path) -> None:
