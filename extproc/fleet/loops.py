@@ -24,6 +24,7 @@ from typing import TypeVar
 from extproc.fleet.longpages import Room
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, UNREACHABLE, base_url, describe
+from extproc.fleet.podsecrets import PodSecrets
 from extproc.types import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class LoopSettings:
         max_backoff_s: Longest rest after failures.
         headers: Sent with every request, e.g. `Authorization`.
         ssl: For pods behind TLS; None for the system's trust.
+        secrets: As for `PodClient`.
         room: For long responses.
     """
 
@@ -64,6 +66,7 @@ class LoopSettings:
     max_backoff_s: float
     headers: Mapping[str, str] | None = None
     ssl: SSLContext | None = None
+    secrets: PodSecrets | None = None
     room: Room = field(default_factory=Room)
 
 
@@ -148,7 +151,9 @@ class EndpointLoops:
     async def _run(self, endpoint: Endpoint, rests: _Rests) -> None:
         settings = self._settings
         with (
-            closing(PodClient(settings.headers, settings.ssl, settings.room)) as client,
+            closing(
+                PodClient(settings.headers, settings.ssl, settings.secrets, settings.room)
+            ) as client,
             closing(_Limit(settings.timeout_s)) as limit,
         ):
             try:

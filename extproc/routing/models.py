@@ -6,7 +6,6 @@ Pods list what they have; the catalog knows what is declared, and who may ask fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from operator import is_
 
 from msgspec.structs import replace
@@ -31,7 +30,8 @@ class Aliases:
 
     They are shown as models: clients look for the name that they are to write. An alias is there
     where one of its targets is, and has the card of the first that is; its `root` is that target's
-    name. A name that pods or declarations have is theirs, not an alias.
+    name. One that is its own target has the card of that. A declared name is no alias. Cards
+    that pods list under an alias are not shown: requests for it are for its targets.
 
     Attributes:
         targets: By alias; another object after each change.
@@ -40,27 +40,48 @@ class Aliases:
     def __init__(self) -> None:
         self.targets: Mapping[str, Sequence[str]] = {}
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether a rule has that name."""
+        return name in self.targets
+
     def configure(self, targets: Mapping[str, Sequence[str]]) -> None:
         """Replace the names."""
         self.targets = targets
 
-    def add(self, registry: _Registry, names: AbstractSet[str]) -> _Registry:
+    def add(
+        self,
+        registry: _Registry,
+        names: set[str],
+        is_declared: Callable[[str], object],
+    ) -> _Registry:
         """Return the cards of some names of the registry, and of the aliases of these.
 
         As much work as all aliases have targets, whatever the answer is.
         """
         cards = {name: registry[name] for name in names}
         for name, targets in self.targets.items():
+            if is_declared(name):
+                continue
+            cards.pop(name, None)
             # In C: there may be a million targets.
-            target = next(filter(names.__contains__, targets), None)
-            if target is not None and name not in registry:
-                cards[name] = replace(registry[target], id=name, root=target)
+            if name not in names and names.isdisjoint(targets):
+                continue
+            own = name if name in registry and name in targets else None
+            target = own or next(filter(registry.__contains__, targets), None)
+            if target is not None:
+                cards[name] = named(registry[target], name)
         return cards
 
     def find(self, name: str, known: Callable[[str], ModelCard | None]) -> ModelCard | None:
         """Return the card of the first target that is known."""
-        cards = (known(target) for target in self.targets.get(name, ()))
+        targets = self.targets.get(name, ())
+        cards = (known(target) for target in ((name, *targets) if name in targets else targets))
         return next((card for card in cards if card is not None), None)
+
+
+def named(card: ModelCard, alias: str) -> ModelCard:
+    """Return the card of an alias for what has this card."""
+    return card if card.id == alias else replace(card, id=alias, root=card.id)
 
 
 class ModelListing:
@@ -69,14 +90,19 @@ class ModelListing:
     After a change only cards that are other ones are encoded again.
     """
 
-    __slots__ = ("_aliases", "_body", "_encoded", "_lists", "_names", "_registry", "_targets")
+    __slots__ = (
+        *("_aliases", "_body", "_encoded", "_is_declared", "_lists", "_names", "_registry"),
+        "_targets",
+    )
 
-    def __init__(self, aliases: Aliases) -> None:
-        self._aliases = aliases
+    def __init__(
+        self, aliases: Aliases, is_declared: Callable[[str], object] = lambda _: None
+    ) -> None:
+        self._aliases, self._is_declared = aliases, is_declared
         self._targets: Mapping[str, Sequence[str]] = {}
         self._registry: _Registry | None = None
         self._lists: Sequence[frozenset[str]] = ()
-        self._names: AbstractSet[str] = frozenset()
+        self._names = set[str]()
         self._encoded: Encoded = {}
         self._body = b""
 
@@ -94,7 +120,7 @@ class ModelListing:
         if not is_same or len(lists) != len(self._lists) or not all(map(is_, lists, self._lists)):
             names = _union(lists, registry)
             if not is_same or names != self._names:
-                cards = self._aliases.add(registry, names)
+                cards = self._aliases.add(registry, names, self._is_declared)
                 if not is_same:
                     kept = self._encoded.items()
                     self._encoded = {
@@ -107,9 +133,8 @@ class ModelListing:
 
     def part(self, registry: _Registry, lists: Sequence[frozenset[str]]) -> bytes:
         """Return the same for a part of the registry, which is not kept."""
-        return models_body(
-            self._aliases.add(registry, _union(lists, registry)).values(), self._encoded
-        )
+        cards = self._aliases.add(registry, _union(lists, registry), self._is_declared)
+        return models_body(cards.values(), self._encoded)
 
 
 def _union(lists: Sequence[frozenset[str]], registry: Mapping[str, ModelCard]) -> set[str]:
@@ -123,7 +148,7 @@ class Models:
     def __init__(self, pool: Pool, catalog: Catalog, routes: ModelRoutes) -> None:
         self._pool, self._catalog, self._routes = pool, catalog, routes
         self.aliases = Aliases()
-        self._listing = ModelListing(self.aliases)
+        self._listing = ModelListing(self.aliases, catalog.card)
 
     def identify(
         self, request: RequestInfo, snapshot: Snapshot, *, uses_cached_bytes: bool
@@ -140,6 +165,8 @@ class Models:
         card = self._card(request.model, request.hints.fairness_id)
         if card is None:
             return self._unknown(request._client_model, snapshot, request.subset)
+        if request.model in self._pool.doubted and not self._catalog.admits_undeclared:
+            request = self._undoubted(request, card)
         cached = request.cached_bytes
         if uses_cached_bytes and request._prefix_hashes:
             cached = self._cached(request) or cached
@@ -158,6 +185,21 @@ class Models:
         is_known = claim is NO_CLAIM or claim == request.claim
         return request if is_known else replace(request, claim=claim)
 
+    def _undoubted(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
+        """Return a request for a base model that some pods list as an adapter, which nobody may use
+        there, for the others.
+        """
+        if card.parent is not None:
+            return request
+        pods, own = self._pool.with_base(card.id), request.subset
+        both = pods if own is None else frozenset(a for a in pods if is_in_subset(a, own))
+        return replace(request, subset=both)
+
+    @property
+    def listed(self) -> _Registry:
+        """The models that pods list, each as it gets requests."""
+        return self._pool.registry if self._catalog.admits_undeclared else self._pool.bases_first
+
     def _card(self, name: str, tenant: str) -> ModelCard | None:
         """Return what a tenant may ask for under a name."""
         if self._catalog.admits_all:
@@ -168,7 +210,10 @@ class Models:
         if declared is not None:
             return declared
         card = self._pool.model(name)
-        return None if card is None or not self._catalog.admits(name, card) else card
+        if card is None or self._catalog.admits(name, card):
+            return card
+        card = self._pool.doubted.get(name)
+        return card if card is not None and self._catalog.admits(name, card) else None
 
     def body(
         self, subset: frozenset[str] | None, tenant: str = "", *, now: float
@@ -182,7 +227,7 @@ class Models:
         lists = [view.registered for view in allowed if view.registered is not None]
         if not lists:
             return no_endpoints()
-        registry = self._catalog.registry(self._pool.registry)
+        registry = self._catalog.registry(self.listed)
         lists += self._catalog.names
         hidden = self._catalog.hidden(tenant)
         if not hidden:
@@ -200,19 +245,17 @@ class Models:
         self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
     ) -> ModelCard | Rejection:
         """Return the model registered under `name` on an endpoint that a request may get."""
-        snapshot, card = self._pool.snapshot(now=now), self._card(name, tenant)
+        snapshot = self._pool.snapshot(now=now)
+        if name in self.aliases and self._catalog.card(name) is None:
+            card = self.aliases.find(name, lambda each: self._card(each, tenant))
+        else:
+            card = self._card(name, tenant)
         if card is None:
-            target = self.aliases.find(name, lambda each: self._card(each, tenant))
-            if target is None:
-                return self._unknown(name, snapshot, subset)
-            found = self.find(target.id, subset, tenant, now=now)
-            if isinstance(found, Rejection):
-                return no_endpoints(name)
-            return replace(found, id=name, root=target.id)
-        shown = self._catalog.shown(card)
-        if self._catalog.card(name) is not None:
+            return self._unknown(name, snapshot, subset)
+        shown = named(self._catalog.shown(card), name)
+        if self._catalog.card(card.id) is not None:
             return shown
-        has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
+        has_it = any(view.has_registered(card.id) for view in _allowed(snapshot, subset))
         return shown if has_it else no_endpoints(name)
 
     def _unknown(self, model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:

@@ -13,8 +13,8 @@ from pathlib import Path
 from extproc.service.heap import return_large_blocks
 
 def resident_mib():
-    (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in each]
-    return int(line.split()[1]) // 1024
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
 
 return_large_blocks()
 del_me = bytes(20 * 2**20)
