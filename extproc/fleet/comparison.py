@@ -3,6 +3,10 @@
 A kind is a model and a path. Counts cover the last half to whole `WINDOW_S`, so that what is kept
 is bounded: `MAX_KINDS` kinds in the pool, `MAX_OWN_KINDS` of one endpoint, `MAX_SOURCES` requests.
 Requests beyond these bounds do not count.
+
+An endpoint that fails has few requests of each of many models, and other endpoints too. So its
+failures are compared in two ways: kind by kind, and all together. In the second, at most
+`MAX_OF_KIND` of a kind count: a model that fails everywhere may have been asked for there alone.
 """
 
 from __future__ import annotations
@@ -20,15 +24,25 @@ MAX_OWN_KINDS = 256
 MAX_SOURCES = 4096
 MAX_ROW = 64
 """Sources kept of failures in a row."""
+MAX_OF_KIND = 2
+"""Failures in a row of one kind that count where all kinds are compared together."""
 NUM_PRIOR = 40
-"""Requests that count as served elsewhere where no request explains a failure, while that is
+"""Requests that count as served elsewhere where a request rarely explains a failure, while that is
 rare elsewhere."""
 MAX_RARE_RATIO = 0.1
-"""Of requests that fail without an explanation: with a higher one, it is not rare."""
+"""Of requests that fail: with a higher one, it is not rare. One alone always is."""
 NUM_BEFORE = 26
 """Most requests of other endpoints that count from before a row of failures: enough for six."""
 ANY = None
 """The kind of all requests, for failures that no request explains."""
+EACH = True
+"""The kind of the failures that a request may explain, of whatever model."""
+HOLLOW_BYTES, SHORT_BYTES = 1024, 3072
+"""Longer answers are never hollow, or not counted by their size."""
+MAX_SHORT_RATIO = 0.05
+"""Of other endpoints' answers that are as short as a hollow one, or up to twice as long."""
+MIN_ANSWERS = 10
+"""Other endpoints' answers of a kind without which none is hollow."""
 
 
 # How probable it is that an endpoint fails as it does, if it is like the others.
@@ -41,10 +55,15 @@ class Count(Struct, gc=False):
     num_failed: int = 0
 
 
-class Growing(Count, gc=False, kw_only=True):
-    """A count that another one grows with, which began earlier: `ever`."""
+class Growing(Count, kw_only=True):
+    """A count that another one grows with, which began earlier: `ever`.
+
+    Attributes:
+        sizes: Of those served, how many had answers of a size (`_size`).
+    """
 
     ever: Count
+    sizes: dict[int, int] = {}
 
     def add(self, *, failed: bool) -> None:
         """Count a request."""
@@ -156,6 +175,12 @@ class Tally:
         new, old = self.new.get(kind, _NOTHING), self._old.get(kind, _NOTHING)
         return Count(new.num + old.num, new.num_failed + old.num_failed)
 
+    def sizes_of(self, kind: Hashable) -> Iterator[Mapping[int, int]]:
+        """Yield the answers served within the window by size."""
+        for counts in (self.new, self._old):
+            if kind in counts:
+                yield counts[kind].sizes
+
     def take_back(self, kind: Hashable, own: Tally) -> None:
         """Forget what an endpoint has had of a kind: in its own counts, and in these of all."""
         for all_counts, counts in zip(self._all_counts(), own._all_counts(), strict=True):
@@ -214,19 +239,26 @@ class Part(NamedTuple):
 
     Attributes:
         since: The other endpoints' counts when the first of them ended.
+        is_rare: Requests rarely explain such failures.
     """
 
     num: int
     since: Count
+    is_rare: bool
 
 
 class Row:
-    """An endpoint's failures since it last served anything."""
+    """An endpoint's failures since it last served anything.
 
-    __slots__ = ("_sources", "by_kind")
+    Attributes:
+        mixed: Those of all kinds together that count so.
+    """
+
+    __slots__ = ("_sources", "by_kind", "mixed")
 
     def __init__(self) -> None:
         self.by_kind: dict[Hashable, Part] = {}
+        self.mixed: Part | None = None
         self._sources: set[int] = set()
 
     def is_new(self, source: int) -> bool:
@@ -236,12 +268,16 @@ class Row:
             self._sources.add(source)
         return is_new
 
-    def add(self, kind: Hashable, since: Count) -> None:
-        """Count a failure; `since` is that of a first one."""
-        before = self.by_kind.get(kind)
-        self.by_kind[kind] = (
-            Part(1, since) if before is None else Part(before.num + 1, before.since)
-        )
+    def add(self, kind: Hashable, since: Count, *, is_rare: bool) -> int:
+        """Count a failure; `since` is that of a first one. Return how many of its kind there are."""
+        part = self.by_kind[kind] = _one_more(self.by_kind.get(kind), since, is_rare=is_rare)
+        return part.num
+
+
+def _one_more(before: Part | None, since: Count, *, is_rare: bool) -> Part:
+    if before is None:
+        return Part(1, since, is_rare)
+    return Part(before.num + 1, before.since, before.is_rare and is_rare)
 
 
 class Own:
@@ -272,8 +308,8 @@ class Comparison:
         if half != own.tally.half:
             own.tally.turn(half)
 
-    def served(self, own: Own, address: str, like: Like) -> None:
-        """Record a request that an endpoint has served."""
+    def served(self, own: Own, address: str, like: Like, num_bytes: int) -> None:
+        """Record a request that an endpoint has served, with an answer of so many bytes."""
         if own.row.by_kind:
             own.row = Row()
         self._sources.served(like.source, address)
@@ -287,27 +323,61 @@ class Comparison:
                 count.ever.num += 1
                 own_count.num += 1
                 own_count.ever.num += 1
+        if num_bytes < SHORT_BYTES:
+            size = _size(num_bytes)
+            for tally in (self._all, own.tally):
+                found = tally.new.get(like.kind)
+                if found is not None:
+                    found.sizes[size] = found.sizes.get(size, 0) + 1
 
-    def failed(self, own: Own, address: str, like: Like) -> bool:
-        """Record a failure that its request may explain; return whether it counts."""
-        is_repeatable = self._sources.is_served_elsewhere(like.source, address)
-        if not (own.row.is_new(like.source) or is_repeatable):
+    def is_hollow(self, own: Own, kind: Hashable, num_bytes: int) -> bool:
+        """Return whether an answer is less than half as long as 19 of 20 of those that other
+        endpoints gave to requests of a kind."""
+        others = self._others(own, kind)
+        num_served = others.num - others.num_failed
+        if num_served < MIN_ANSWERS:
             return False
-        own.row.add(like.kind, self._ever_others(own, like.kind))
+        most, num_short = _size(2 * num_bytes), 0
+        for counts, sign in ((self._all, 1), (own.tally, -1)):
+            for sizes in counts.sizes_of(kind):
+                num_short += sign * sum(num for size, num in sizes.items() if size <= most)
+        return num_short <= MAX_SHORT_RATIO * num_served
+
+    def failed(self, own: Own, address: str, like: Like, *, is_rare: bool = False) -> bool:
+        """Record a failure that its request may explain, rarely or not; return whether it
+        counts."""
+        is_repeatable = self._sources.is_served_elsewhere(like.source, address)
+        row = own.row
+        if not (row.is_new(like.source) or is_repeatable):
+            return False
+        num = row.add(like.kind, self._ever_others(own, like.kind), is_rare=is_rare)
+        if num <= MAX_OF_KIND:
+            row.mixed = _one_more(row.mixed, self._ever_mixed(own), is_rare=is_rare)
         self._count(own, like.kind, failed=True)
         self._count(own, ANY, failed=False)
+        self._count(own, EACH, failed=True)
         return True
 
     def broke(self, own: Own) -> None:
         """Record a failure that no request explains."""
-        own.row.add(ANY, self._ever_others(own, ANY))
+        own.row.add(ANY, self._ever_others(own, ANY), is_rare=True)
         self._count(own, ANY, failed=True)
 
+    def is_rare_elsewhere(self, own: Own) -> bool:
+        """Return whether hardly any requests to other endpoints fail."""
+        return _is_rare(self._mixed(own))
+
     def excuse_others(self, own: Own) -> None:
-        """Forget an endpoint's failures without an explanation: they are no measure for other
-        endpoints.
+        """Forget an endpoint's failures where all kinds count together: they are no measure for
+        other endpoints.
         """
-        self._all.take_back(ANY, own.tally)
+        for kind in (ANY, EACH):
+            self._all.take_back(kind, own.tally)
+
+    def forget(self, own: Own) -> None:
+        """Forget an endpoint that has left."""
+        for kind in [*own.tally]:
+            self._all.take_back(kind, own.tally)
 
     def judge_row(self, own: Own, row: Mapping[Hashable, Part]) -> tuple[int, float, float]:
         """Judge the failures in a row that can be compared. Return their number, the chance of that
@@ -317,33 +387,36 @@ class Comparison:
         Some of their earlier requests count too: an endpoint that fails draws all requests.
         """
         total, log_chance, num_expected = 0, 0.0, 0.0
-        for kind, (num, since) in row.items():
-            num_others, num_failed = self._comparable(own, kind, since)
+        for kind, part in row.items():
+            later = _less(self._ever_others(own, kind), part.since)
+            compared = _comparable(later, self._others(own, kind), part, is_named=kind is ANY)
+            num_others, num_failed = compared
             if num_others:
-                total += num
-                log_chance += row_log_chance(num, num_others, num_failed)
-                num_expected += num * num_failed / num_others
+                total += part.num
+                log_chance += row_log_chance(part.num, num_others, num_failed)
+                num_expected += part.num * num_failed / num_others
         return total, exp(log_chance), 1 - num_expected / total if total else 0.0
+
+    def judge_mixed(self, own: Own) -> tuple[int, float, float]:
+        """Judge likewise the failures in a row of all kinds together."""
+        part = own.row.mixed
+        if part is None:
+            return 0, 1.0, 0.0
+        later, window = _less(self._ever_mixed(own), part.since), self._mixed(own)
+        num_others, num_failed = _comparable(later, window, part, is_named=False)
+        if not num_others:
+            return 0, 1.0, 0.0
+        chance = exp(row_log_chance(part.num, num_others, num_failed))
+        return part.num, chance, 1 - num_failed / num_others
 
     def judge_rates(self, own: Own) -> list[Strata]:
         """Return its failure rates: of what requests may explain, and of what they do not."""
         by_request, by_itself = Strata(), Strata()
         for kind in own.tally:
-            stratum = by_itself if kind is ANY else by_request
-            stratum.add(own.tally.of(kind), self._others(own, kind))
+            if kind is not EACH:
+                stratum = by_itself if kind is ANY else by_request
+                stratum.add(own.tally.of(kind), self._others(own, kind))
         return [by_request, by_itself]
-
-    def _comparable(self, own: Own, kind: Hashable, since: Count) -> tuple[float, float]:
-        """Return the requests of other endpoints that count beside a row, and how many of them
-        failed.
-        """
-        later = _less(self._ever_others(own, kind), since)
-        before = _less(self._others(own, kind), later)
-        weight = min(1.0, NUM_BEFORE / before.num) if before.num else 0.0
-        num = later.num + weight * before.num
-        if kind is ANY and _is_rare(later) and _is_rare(before):
-            num += NUM_PRIOR
-        return num, later.num_failed + weight * before.num_failed
 
     def _others(self, own: Own, kind: Hashable) -> Count:
         """Return the other endpoints' counts of a kind within the window."""
@@ -352,6 +425,15 @@ class Comparison:
     def _ever_others(self, own: Own, kind: Hashable) -> Count:
         return _less(self._all.ever(kind), own.tally.ever(kind))
 
+    def _mixed(self, own: Own) -> Count:
+        """Return the other endpoints' counts of all kinds together within the window."""
+        others = self._others(own, ANY)
+        return Count(others.num, others.num_failed + self._others(own, EACH).num)
+
+    def _ever_mixed(self, own: Own) -> Count:
+        others = self._ever_others(own, ANY)
+        return Count(others.num, others.num_failed + self._ever_others(own, EACH).num)
+
     def _count(self, own: Own, kind: Hashable, *, failed: bool) -> None:
         """Count a request for its endpoint and for all, or for neither."""
         if own.tally.has_room(kind) and self._all.has_room(kind):
@@ -359,8 +441,30 @@ class Comparison:
             own.tally.begin(kind).add(failed=failed)
 
 
+def _comparable(later: Count, window: Count, part: Part, *, is_named: bool) -> tuple[float, float]:
+    """Return the requests of other endpoints that count beside a row, and how many of them failed.
+
+    Args:
+        later: Those since the row began.
+        window: Those of the window.
+        is_named: No request explains such failures. Otherwise others must have had such requests.
+    """
+    before = _less(window, later)
+    weight = min(1.0, NUM_BEFORE / before.num) if before.num else 0.0
+    num = later.num + weight * before.num
+    is_alike = is_named or num > 0
+    if part.is_rare and is_alike and _is_rare(later) and _is_rare(before):
+        num += NUM_PRIOR
+    return num, later.num_failed + weight * before.num_failed
+
+
+def _size(num_bytes: int) -> int:
+    """Return a number that grows by one where the bytes grow to 1.4 times."""
+    return (num_bytes * num_bytes).bit_length()
+
+
 def _is_rare(count: Count) -> bool:
-    return count.num_failed <= MAX_RARE_RATIO * count.num
+    return count.num_failed <= max(1.0, MAX_RARE_RATIO * count.num)
 
 
 def _less(count: Count, other: Count) -> Count:

@@ -13,16 +13,16 @@ class Evidence(StrEnum):
     """The evidence that the end of a request gives about its endpoint."""
 
     SERVED = "served"
-    FAILED = "failed"  # a 5xx of its own that may be due to the request
-    BROKEN = "broken"  # a response broken off, a timeout, a 502 or 504: due to the endpoint
-    UNREACHABLE = "unreachable"  # no connection, or reset before any byte of a response
+    FAILED = "failed"  # a 4xx or 5xx of its own, or an answer without content
+    BROKEN = "broken"  # cut off at any time, a timeout, a 502 or 504: rarely due to the request
+    UNREACHABLE = "unreachable"  # no connection: due to the endpoint
+    UNANSWERED = "unanswered"  # the client left before any byte of a response, if after long
     NOT_FOUND = "not_found"  # a 404 of its own: due to it if it goes on listing the model
     FULL = "full"  # refused without work, as another may have room
     NONE = "none"  # no evidence: the client left, or its request was wrong
 
 
-NAMES_ENDPOINT = (Evidence.BROKEN, Evidence.UNREACHABLE)
-"""Failures that no request explains."""
+FAILURES = (Evidence.FAILED, Evidence.BROKEN, Evidence.UNREACHABLE, Evidence.UNANSWERED)
 _FAILED, _FULL = Evidence.FAILED, Evidence.FULL  # to look up a member takes 0.1 us
 
 

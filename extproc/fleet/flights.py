@@ -8,7 +8,9 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from extproc.costs import Probe
-from extproc.fleet.evidence import Evidence, likeness, tried_in_order, verdicts
+from extproc.fleet.comparison import SHORT_BYTES
+from extproc.fleet.disbelief import Disbelief
+from extproc.fleet.evidence import FAILURES, Evidence, likeness, tried_in_order, verdicts
 from extproc.fleet.listeners import PickObserver, WaitingLine
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.peerpicks import PeerPicks
@@ -17,6 +19,8 @@ from extproc.fleet.speeds import told_by
 from extproc.fleet.tracked import InFlight, Tracked
 from extproc.types import Pick
 
+USUAL_S, USUAL_KEPT = 1.0, 31 / 32
+"""Time that served requests take, before any was; and of the mean of it, with each."""
 _SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND  # to look up a member takes 0.1 us
 
 
@@ -40,13 +44,15 @@ class Flights:
         told: PeerPicks,
         prefix_index: PrefixIndex,
         outliers: Outliers,
+        disbelief: Disbelief,
         queue: WaitingLine,
         observer: PickObserver | None,
     ) -> None:
         self._find = find
         self._told = told
         self._prefix_index = prefix_index
-        self._outliers = outliers
+        self._outliers, self._disbelief = outliers, disbelief
+        self._usual_s = USUAL_S
         self._flights: dict[str, InFlight] = {}
         self._by_request_id: dict[str, str] = {}
         self._refused: dict[str, tuple[str, ...]] = {}
@@ -129,12 +135,13 @@ class Flights:
         verdict: Evidence = Evidence.NONE,
         address: str = "",
         num_attempts: int = 1,
+        num_bytes: int = SHORT_BYTES,
     ) -> InFlight | None:
         """End a pick's accounting; return None if it is not in flight: ended before, or not ours.
 
         The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
-        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached).
-        For the rest see `verdicts`.
+        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached),
+        `num_bytes` the length of the response. For the rest see `verdicts`.
         """
         flight = self._flights.pop(pick_id, None)
         if flight is None:
@@ -169,9 +176,13 @@ class Flights:
         if own not in judged or len(judged) > 1:
             judged = {own: Evidence.NONE, **judged}
         for each_address, said in judged.items():
-            self._judge(flight, each_address, said, now=now, at_s=at_s)
+            self._judge(flight, each_address, said, now=now, at_s=at_s, num_bytes=num_bytes)
         self._queue.freed(at_s)
         return flight
+
+    def find(self, pick_id: str) -> InFlight | None:
+        """Return a pick that is in flight."""
+        return self._flights.get(pick_id)
 
     def pick_id_of(self, request_id: str) -> str | None:
         """Return the newest pick in flight with this `x-request-id`."""
@@ -239,18 +250,37 @@ class Flights:
             self._observer.started(pick, address, at_s=at_s)
 
     def _judge(
-        self, flight: InFlight, address: str, verdict: Evidence, *, now: float, at_s: float
+        self,
+        flight: InFlight,
+        address: str,
+        verdict: Evidence,
+        *,
+        now: float,
+        at_s: float,
+        num_bytes: int = SHORT_BYTES,
     ) -> None:
         """Tell outlier detection how a request that ended at `now` went at one endpoint."""
         tracked, counted, request = self._find(address), flight.tracked, flight.pick.request
         if tracked is None or (tracked is not counted and address == counted.endpoint.address):
             return  # it has left, even if another has joined under its address
         trial = flight.trial if tracked is counted else 0
+        if verdict is _SERVED:
+            took_s = now - flight.started_at_s
+            self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
+            if self._disbelief:
+                self._disbelief.served(tracked, request.model)
+        elif verdict in FAILURES or verdict is _NOT_FOUND:
+            tracked.failures.append(flight.started_at_s + self._usual_s)
+            tracked.touch()
         if verdict is _NOT_FOUND and request.model:
             like = likeness(request)
             self._outliers.doubt(address, request.model, like, ended_s=now, trial=trial)
+            self._disbelief.not_found(tracked, request.model, now=at_s)
             return
-        self._outliers.end(address, verdict, likeness(request), now=at_s, ended_s=now, trial=trial)
+        like = likeness(request)
+        self._outliers.end(
+            address, verdict, like, now=at_s, ended_s=now, trial=trial, num_bytes=num_bytes
+        )
         if tracked.view is not None:
             tracked.touch()
         if verdict is _SERVED and not tracked.answers:

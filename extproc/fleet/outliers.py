@@ -7,10 +7,12 @@ sends it more. Terms and defaults follow Envoy's outlier detection where pods al
 half of the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx.
 
 Rules:
-1. A failure that a request can explain (`FAILED`) counts where other endpoints had requests of the
-   same model and path. It counts once for each source (`evidence.likeness`) until another endpoint
-   has served that. A failure that no request explains (`BROKEN`, `UNREACHABLE`) counts always. It
-   is taken to be rare until other endpoints have failed a tenth like that.
+1. A failure (`evidence.FAILURES`) may be due to its request. So it counts where other endpoints had
+   requests of the same model and path, and once for each source (`evidence.likeness`) until another
+   endpoint has served that. Failures with many models count together as well (`comparison`). A cut
+   connection or a timeout (`BROKEN`) is rarely due to a request: it is taken to be rare elsewhere
+   until other endpoints have failed a tenth like that. That nobody listens (`UNREACHABLE`) never
+   is: it counts always.
 2. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
    least `min_requests` requests. Its failure rate must be `min_excess_ratio` above that of the
    other endpoints with like requests at the same time. The chance of that with a rate like theirs
@@ -23,11 +25,14 @@ Rules:
    `max_ejection_s`. Each `base_ejection_s` of health takes one off that number.
 6. Then it is on trial: at most `NUM_TRIALS` requests at a time, and as many must be served before
    it counts as healthy. A failure that other endpoints would hardly have ejects it again.
-7. At most `max_ejected_ratio` of the endpoints are ejected or on trial.
+7. At most `max_ejected_ratio` of the endpoints are ejected, on trial or suspect.
 8. Requests that were sent before an ejection, or during it because no other endpoint could take
    them, no longer count.
 9. A 404 for a model counts as a failure if the endpoint still lists the model when it is asked
    next. Otherwise it does not count: the endpoint gets no such requests anyway.
+10. An endpoint that has failed `NUM_SUSPECT` times in a row, whatever the requests, is suspect while
+   others hardly fail. It gets single requests, each after twice as long a pause as the one before,
+   so that others show what they do with the rest. What it serves ends that.
 """
 
 from __future__ import annotations
@@ -40,13 +45,27 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from extproc.fleet.comparison import ANY, Comparison, Like, Own, Part, Row
-from extproc.fleet.evidence import NAMES_ENDPOINT, Evidence
+from extproc.fleet.comparison import (
+    ANY,
+    HOLLOW_BYTES,
+    SHORT_BYTES,
+    Comparison,
+    Like,
+    Own,
+    Part,
+    Row,
+)
+from extproc.fleet.evidence import FAILURES, Evidence
 
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
 NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
+NUM_SUSPECT = 3
+"""Failures in a row from which an endpoint is suspect."""
+SUSPECT_S, MAX_SUSPECT_S = 0.5, 30.0
+"""The first pause of a suspect, and the longest."""
+_BREAKS = (Evidence.BROKEN, Evidence.UNREACHABLE)
 _SERVED = Evidence.SERVED  # to look up a member takes 0.1 us
 MAX_DOUBTS = 64
 """404s of an endpoint that wait for its next list of models; without one the oldest count for
@@ -113,7 +132,7 @@ class _Health:
 
     __slots__ = (
         *("asked_s", "broke_s", "cause", "count", "doubts", "num_judged", "num_passed"),
-        *("num_trials", "own", "serial", "since_s", "until_s", "why"),
+        *("num_row", "num_trials", "own", "serial", "since_s", "suspect_s", "until_s", "why"),
     )
 
     def __init__(self) -> None:
@@ -124,7 +143,9 @@ class _Health:
         self.num_trials = self.num_passed = 0
         self.num_judged = 0  # requests since it was ejected
         self.asked_s = -inf  # when the newest of our own calls that it answered was sent
-        self.broke_s = -inf  # when the last request ended that no request explains
+        self.broke_s = -inf  # when the last request ended that was cut
+        self.num_row = 0  # failures since it last served anything, all of them
+        self.suspect_s = -inf  # until then it gets nothing, as it is suspect
         self.doubts = deque[_Doubt]()
         self.own = Own()
         self.why: Mapping[Hashable, Part] = {}  # the row of failures that ejected it
@@ -136,6 +157,16 @@ class _Health:
 
     def readmit(self, now: float) -> None:
         self.cause, self.since_s, self.until_s = None, now, -inf
+        self.trust()
+
+    def trust(self) -> None:
+        """Take it for no suspect."""
+        self.num_row, self.suspect_s = 0, -inf
+
+    def suspect(self, now: float) -> None:
+        """Take it for a suspect, that gets a request after the next pause."""
+        pause_s = SUSPECT_S * 2.0 ** min(self.num_row - NUM_SUSPECT, 10)
+        self.suspect_s = now + min(pause_s, MAX_SUSPECT_S)
 
     def eject(self, cause: Cause, now: float, for_s: float) -> None:
         is_compared = cause in (Cause.CONSECUTIVE_FAILURES, Cause.FAILURE_RATE)
@@ -145,6 +176,7 @@ class _Health:
         self.cause, self.since_s, self.until_s = cause, now, now + for_s
         self.serial += 1
         self.num_trials = self.num_passed = 0
+        self.trust()
 
     def is_out(self, now: float) -> bool:
         """Return whether it gets nothing now: ejected, or with as many trials as it may have."""
@@ -178,7 +210,11 @@ class Outliers:
 
     def set_endpoints(self, addresses: Iterable[str]) -> None:
         """Judge exactly these endpoints; one that returns starts with a clean record."""
-        self._health = {each: self._health.get(each) or _Health() for each in addresses}
+        before = self._health
+        self._health = {each: before.get(each) or _Health() for each in addresses}
+        for address, health in before.items():
+            if address not in self._health:
+                self._comparison.forget(health.own)
         self._make_room()
 
     # --- events -----------------------------------------------------------------------------
@@ -186,7 +222,11 @@ class Outliers:
     def begin(self, address: str, *, now: float) -> int:
         """Record that a request is sent there. Return the `trial` to pass to `end`."""
         health = self._health[address]
-        if health.cause is None or health.is_out(now):
+        if health.cause is None:
+            if health.num_row >= NUM_SUSPECT and health.suspect_s > -inf:
+                health.suspect(now)
+            return 0
+        if health.is_out(now):
             return 0
         health.num_trials += 1
         return health.serial
@@ -200,17 +240,20 @@ class Outliers:
         now: float,
         ended_s: float | None = None,
         trial: int = 0,
+        num_bytes: int = SHORT_BYTES,
     ) -> None:
         """Record the end of a request there; an endpoint that has left is not judged.
 
         It ended at `ended_s` (None for `now`), which was reported at `now`. Ejections begin at
-        `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`.
+        `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`,
+        `num_bytes` the length of what it has served.
         """
         health = self._health.get(address)
         if health is None:
             return
-        if verdict in NAMES_ENDPOINT:
-            health.broke_s = max(health.broke_s, now if ended_s is None else ended_s)
+        ended_s = now if ended_s is None else ended_s
+        if verdict in _BREAKS and self._comparison.is_rare_elsewhere(health.own):
+            health.broke_s = max(health.broke_s, ended_s)
         if not self._settings.enabled:
             return
         is_trial = health.cause is not None and trial == health.serial
@@ -219,19 +262,22 @@ class Outliers:
             return
         self._comparison.turn(health.own, now)
         if verdict is _SERVED:
-            self._comparison.served(health.own, address, like)
+            self._comparison.served(health.own, address, like, num_bytes)
             health.num_judged += 1
+            if health.num_row:
+                health.trust()
             if is_trial and health.passes_trial():
                 self._readmit(address, health, now)
-        elif verdict in NAMES_ENDPOINT:
-            self._comparison.broke(health.own)
-            is_recent = health.asked_s <= (now if ended_s is None else ended_s)
-            is_gone = verdict is Evidence.UNREACHABLE and is_recent
-            self._failed(address, health, now, is_trial=is_trial, is_gone=is_gone)
-            self._exonerate(address, ANY, now)
-        elif verdict is Evidence.FAILED and self._comparison.failed(health.own, address, like):
-            self._failed(address, health, now, is_trial=is_trial, is_gone=False)
-            self._exonerate(address, like.kind, now)
+        elif verdict in FAILURES:
+            self._record_failure(address, health, verdict, like, now, ended_s, is_trial=is_trial)
+
+    def is_hollow(self, address: str, kind: Hashable, num_bytes: int) -> bool:
+        """Return whether an answer of status 200 is so short, beside those that other endpoints
+        gave to requests of its kind, that it may be an error alone."""
+        health = self._health.get(address)
+        if health is None or num_bytes >= HOLLOW_BYTES:
+            return False
+        return self._comparison.is_hollow(health.own, kind, num_bytes)
 
     def doubt(self, address: str, model: str, like: Like, *, ended_s: float, trial: int) -> None:
         """Record a 404 of its own to a request for a model; `record_models` tells what it shows."""
@@ -271,39 +317,68 @@ class Outliers:
 
     # --- state ------------------------------------------------------------------------------
 
-    def standing(self, address: str, *, now: float) -> tuple[bool, bool, float]:
+    def standing(self, address: str, *, now: float) -> tuple[bool, bool, bool, float]:
         """Return how an endpoint stands.
 
         The first part: whether it should get no requests now that other endpoints can take. The
         second: whether a request there was broken off, and no call of ours was answered since. The
-        third: the end of its last ejection, minus infinity without one.
+        third: whether it is suspect, and gets none before the next pause is over. The fourth: the
+        end of its last ejection, or of the pause; minus infinity without one.
         """
         health = self._health[address]
-        return health.is_out(now), health.broke_s > health.asked_s, health.until_s
+        is_suspect, until_s = now <= health.suspect_s, health.until_s
+        ends_s = health.suspect_s if is_suspect else until_s
+        return health.is_out(now), health.broke_s > health.asked_s, is_suspect, ends_s
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _failed(
-        self, address: str, health: _Health, now: float, *, is_trial: bool, is_gone: bool
+    def _record_failure(
+        self,
+        address: str,
+        health: _Health,
+        verdict: Evidence,
+        like: Like,
+        now: float,
+        ended_s: float,
+        *,
+        is_trial: bool,
     ) -> None:
-        """Judge an endpoint by a failure that counts."""
-        health.num_judged += 1
-        cause = self._cause(health, is_trial=is_trial)
-        if cause is None and is_gone and health.cause is None:
-            cause = Cause.UNREACHABLE
-        if cause is not None:
-            self._eject(address, health, cause, now)
+        """Judge an endpoint by a failure."""
+        health.num_row += 1
+        is_gone, kind, counts = verdict is Evidence.UNREACHABLE, like.kind, True
+        if is_gone:
+            kind, is_gone = ANY, health.asked_s <= ended_s
+            self._comparison.broke(health.own)
+        else:
+            is_rare = verdict is Evidence.BROKEN
+            counts = self._comparison.failed(health.own, address, like, is_rare=is_rare)
+        if counts:
+            health.num_judged += 1
+            cause = self._cause(health, is_trial=is_trial)
+            if cause is None and is_gone and health.cause is None:
+                cause = Cause.UNREACHABLE
+            if cause is not None:
+                self._eject(address, health, cause, now)
+            self._exonerate(address, kind, now)
+        is_healthy = health.cause is None and health.num_row >= NUM_SUSPECT
+        if is_healthy and self._comparison.is_rare_elsewhere(health.own):
+            is_new = health.suspect_s < now
+            if not is_new or self._num_out(now) < self._limit():
+                health.suspect(now)
 
     def _cause(self, health: _Health, *, is_trial: bool) -> Cause | None:
-        settings, own = self._settings, health.own
-        num, chance, excess = self._comparison.judge_row(own, own.row.by_kind)
-        if excess >= settings.min_excess_ratio:
-            if is_trial and chance <= MAX_TRIAL_CHANCE:
-                return Cause.FAILED_TRIAL
-            if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
-                return Cause.CONSECUTIVE_FAILURES
+        settings, own, comparison = self._settings, health.own, self._comparison
+        for num, chance, excess in (
+            comparison.judge_row(own, own.row.by_kind),
+            comparison.judge_mixed(own),
+        ):
+            if excess >= settings.min_excess_ratio:
+                if is_trial and chance <= MAX_TRIAL_CHANCE:
+                    return Cause.FAILED_TRIAL
+                if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
+                    return Cause.CONSECUTIVE_FAILURES
         if health.num_judged >= settings.min_requests:
-            for rates in self._comparison.judge_rates(own):
+            for rates in comparison.judge_rates(own):
                 is_far = rates.excess_ratio() >= settings.min_excess_ratio
                 if is_far and rates.num >= settings.min_requests and rates.chance() <= MAX_CHANCE:
                     return Cause.FAILURE_RATE
@@ -342,8 +417,13 @@ class Outliers:
         health.count += 1
         return min(base_s * health.count, self._settings.max_ejection_s)
 
+    def _num_out(self, now: float) -> int:
+        """Return how many are ejected, on trial or suspect."""
+        states = self._health.values()
+        return sum(each.cause is not None or now <= each.suspect_s for each in states)
+
     def _limit(self) -> int:
-        """Return how many may be ejected or on trial."""
+        """Return how many may be ejected, on trial or suspect."""
         ratio = self._settings.max_ejected_ratio if self._settings.enabled else 0.0
         return int(ratio * len(self._health))
 

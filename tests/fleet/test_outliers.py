@@ -39,7 +39,7 @@ from extproc.fleet.pool import Pool
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, fill, pick, request
 
-SERVED, FAILED, BROKEN, UNREACHABLE, _, FULL, NONE = Evidence
+SERVED, FAILED, BROKEN, UNREACHABLE, UNANSWERED, _, FULL, NONE = Evidence
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
 BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
 
@@ -49,7 +49,7 @@ def is_out(made: Outliers, address: str, *, now: float) -> bool:
 
 
 def end_s(made: Outliers, address: str) -> float:
-    return made.standing(address, now=0.0)[2]
+    return made._health[address].until_s
 
 
 def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
@@ -106,11 +106,46 @@ def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Evidence)
     assert made.take_changes() == []
 
 
-def test_what_no_request_explains_needs_nobody_else() -> None:
+def test_what_a_request_rarely_explains_needs_one_that_was_served_elsewhere() -> None:
+    alone, beside = outliers(), outliers()
+    tell(beside, "b", SERVED)
+    for made in (alone, beside):
+        tell(made, "a", *[BROKEN] * 5)
+
+    assert (ejected(alone, 0.0), ejected(beside, 0.0)) == ("", "a")
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN, UNANSWERED])
+def test_failures_with_many_models_count_where_others_had_other_models(verdict: Evidence) -> None:
+    """As with hundreds of adapters, of which each has a request now and then."""
     made = outliers()
-    tell(made, "a", *[BROKEN] * 5)
+    serve(made, kind="base")
+    for number in range(6):
+        tell(made, "a", verdict, kind=f"adapter-{number}")
 
     assert ejected(made, 0.0) == "a"
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN, UNANSWERED])
+def test_two_models_that_fail_everywhere_and_were_asked_for_there_alone_eject_nobody(
+    verdict: Evidence,
+) -> None:
+    made = outliers()
+    serve(made, kind="base")
+    for number in range(60):
+        tell(made, "a", verdict, kind=f"adapter-{number % 2}")
+
+    assert ejected(made, 0.0) == ""
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN, UNANSWERED])
+def test_a_request_that_is_repeated_and_served_nowhere_ejects_nobody(verdict: Evidence) -> None:
+    """As one that makes every endpoint close the connection, kept at one by its session."""
+    made = outliers()
+    serve(made)
+    tell(made, "a", *[verdict] * 100, source=-1)
+
+    assert ejected(made, 0.0) == ""
 
 
 def test_what_others_have_not_served_ejects_nobody() -> None:
@@ -122,8 +157,8 @@ def test_what_others_have_not_served_ejects_nobody() -> None:
     assert ejected(made, 0.0) == ""
 
 
-def test_one_that_alone_has_a_model_is_judged_by_others_there_by_breaks_and_by_its_health() -> None:
-    """Whether its 500s are due to the requests nobody else can say."""
+def test_one_that_alone_has_a_model_is_judged_by_others_there_and_by_its_health() -> None:
+    """Whether its failures are due to the requests nobody else can say, nor serve them."""
 
     def made() -> Pool:
         pool = fill(Pool(), 1, 2, 3)
@@ -137,7 +172,7 @@ def test_one_that_alone_has_a_model_is_judged_by_others_there_by_breaks_and_by_i
     by_health.record_health(address_of(1), is_dead=True, asked_at_s=0.0)
     views = [each.snapshot(now=0.0).endpoints[0] for each in (alone, by_models, by_breaks)]
 
-    assert [view.is_ejected for view in views] == [False, True, True]
+    assert [view.is_ejected for view in views] == [False, True, False]
     assert [view.is_ready for view in by_health.snapshot(now=0.0).endpoints] == [False, True, True]
 
 
@@ -451,7 +486,9 @@ def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
 
 
 def eject(made: Outliers, address: str, now: float) -> float:
-    """Have it fail; answer for how long it is ejected."""
+    """Have it fail what another has served; answer for how long it is ejected."""
+    other = next(each for each in "cb" if each != address and made._health[each].cause is None)
+    tell(made, other, SERVED, now=now)
     tell(made, address, *[BROKEN] * 5, now=now)
     assert is_out(made, address, now=now)
     return end_s(made, address) - now
