@@ -269,7 +269,7 @@ class Row:
         return is_new
 
     def add(self, kind: Hashable, since: Count, *, is_rare: bool) -> int:
-        """Count a failure; `since` is that of a first one. Return how many of its kind there are."""
+        """Count a failure; `since` is that of a first one. Return how many of its kind are in."""
         part = self.by_kind[kind] = _one_more(self.by_kind.get(kind), since, is_rare=is_rare)
         return part.num
 

@@ -69,6 +69,11 @@ class Flights:
         """Record how many routers use these endpoints, this one included."""
         self.num_routers = num_routers
 
+    @property
+    def num_alike(self) -> int:
+        """The routers that do not tell us of their picks, and this one: all send as much."""
+        return max(1, self.num_routers - self._told.num_routers)
+
     def start(self, pick: Pick, *, now: float) -> None:
         """Count a request that is sent to `pick.address` now.
 
@@ -235,9 +240,7 @@ class Flights:
     ) -> None:
         """Count a pick, as a trial if its endpoint is on one."""
         address, request = tracked.address, pick.request
-        # Routers that do not tell us theirs are assumed to send as much as this one.
-        num_alike = max(1, self.num_routers - self._told.num_routers)
-        num_bytes = request.rest_bytes(address)
+        num_bytes, num_alike = request.rest_bytes(address), self.num_alike
         tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
         if request._prefix_hashes:
             self._prefix_index.add(request, tracked.kv_cache)

@@ -24,6 +24,7 @@ from extproc.fleet.columns import Columns
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.disbelief import Disbelief
 from extproc.fleet.flights import Flights
+from extproc.fleet.foreign import ALONE_S, STEADY_S
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
 from extproc.fleet.modelindex import NOTHING, ModelIndex
 from extproc.fleet.outliers import Outliers, OutlierSettings
@@ -170,7 +171,10 @@ class Pool:
         tracked.set_report(report, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
-        tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
+        steady_s = ALONE_S if self.flights.num_alike == 1 else STEADY_S
+        tracked.others.record_report(
+            report, num_ours, adapters, now=taken_at_s, steady_s=steady_s
+        )
         self._views.renew(tracked, now=taken_at_s)
         self.queue.freed(taken_at_s)
         return restarted

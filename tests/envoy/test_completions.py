@@ -166,8 +166,8 @@ def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> No
 @pytest.mark.parametrize(
     ("status", "expected"),
     [(200, "served"), (206, "served"), (302, "served"), (400, "failed"), (401, "failed"),
-     (404, "not_found"), (429, "full"), (499, "none"), (0, "none"), (500, "failed"), (501, "failed"),
-     (502, "broken"), (503, "full"), (504, "broken"), (505, "failed")],
+     (404, "not_found"), (429, "full"), (499, "none"), (0, "none"), (500, "failed"),
+     (501, "failed"), (502, "broken"), (503, "full"), (504, "broken"), (505, "failed")],
 )  # fmt: skip
 def test_a_response_judges_its_endpoint_unless_the_client_left(status: int, expected: str) -> None:
     assert completion(status=status).verdict == expected
