@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import takewhile
+from math import inf
 
 from msgspec.structs import replace
 
@@ -273,16 +274,23 @@ class Flights:
             if self._disbelief:
                 self._disbelief.served(tracked, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
-            tracked.failures.append(flight.started_at_s + self._usual_s)
-            tracked.touch()
+            tracked.failed(tracked.adapter_of(request), flight.started_at_s + self._usual_s)
         if verdict is _NOT_FOUND and request.model:
             like = likeness(request)
             self._outliers.doubt(address, request.model, like, ended_s=now, trial=trial)
             self._disbelief.not_found(tracked, request.model, now=at_s)
             return
-        like = likeness(request)
+        sent_at_s = flight.started_at_s
         self._outliers.end(
-            address, verdict, like, now=at_s, ended_s=now, trial=trial, num_bytes=num_bytes
+            address,
+            verdict,
+            likeness(request),
+            now=at_s,
+            ended_s=now,
+            trial=trial,
+            num_bytes=num_bytes,
+            sent_at_s=sent_at_s,
+            outlived_s=-inf if verdict is _SERVED else tracked.newest_s(sent_at_s),
         )
         if tracked.view is not None:
             tracked.touch()

@@ -38,7 +38,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple
@@ -46,13 +46,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from extproc.fleet.comparison import (
-    ANY,
     HOLLOW_BYTES,
     SHORT_BYTES,
     Comparison,
     Like,
     Own,
-    Part,
     Row,
 )
 from extproc.fleet.evidence import FAILURES, Evidence
@@ -148,7 +146,7 @@ class _Health:
         self.suspect_s = -inf  # until then it gets nothing, as it is suspect
         self.doubts = deque[_Doubt]()
         self.own = Own()
-        self.why: Mapping[Hashable, Part] = {}  # the row of failures that ejected it
+        self.why: Row | None = None  # the row of failures that ejected it
 
     def passes_trial(self) -> bool:
         """Count a served trial; return whether that was the last one needed."""
@@ -156,12 +154,13 @@ class _Health:
         return self.num_passed >= NUM_TRIALS
 
     def readmit(self, now: float) -> None:
+        if self.cause is not Cause.UNREACHABLE:
+            self.trust()
         self.cause, self.since_s, self.until_s = None, now, -inf
-        self.trust()
 
     def trust(self) -> None:
         """Take it for no suspect."""
-        self.num_row, self.suspect_s = 0, -inf
+        self.num_row, self.suspect_s, self.own.row = 0, -inf, Row()
 
     def suspect(self, now: float) -> None:
         """Take it for a suspect, that gets a request after the next pause."""
@@ -170,13 +169,14 @@ class _Health:
 
     def eject(self, cause: Cause, now: float, for_s: float) -> None:
         is_compared = cause in (Cause.CONSECUTIVE_FAILURES, Cause.FAILURE_RATE)
-        self.why = self.own.row.by_kind if is_compared else {}
+        self.why = self.own.row if is_compared else None
         if cause is not Cause.UNREACHABLE:
-            self.own.row, self.num_judged = Row(), 0
+            self.num_judged = 0
         self.cause, self.since_s, self.until_s = cause, now, now + for_s
         self.serial += 1
         self.num_trials = self.num_passed = 0
-        self.trust()
+        if cause is not Cause.UNREACHABLE:
+            self.trust()
 
     def is_out(self, now: float) -> bool:
         """Return whether it gets nothing now: ejected, or with as many trials as it may have."""
@@ -241,12 +241,15 @@ class Outliers:
         ended_s: float | None = None,
         trial: int = 0,
         num_bytes: int = SHORT_BYTES,
+        sent_at_s: float = inf,
+        outlived_s: float = -inf,
     ) -> None:
         """Record the end of a request there; an endpoint that has left is not judged.
 
         It ended at `ended_s` (None for `now`), which was reported at `now`. Ejections begin at
         `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`,
-        `num_bytes` the length of what it has served.
+        `num_bytes` the length of what it has served. It was sent at `sent_at_s`; `outlived_s` is
+        when the newest one was sent that is in flight there and was sent before.
         """
         health = self._health.get(address)
         if health is None:
@@ -262,14 +265,19 @@ class Outliers:
             return
         self._comparison.turn(health.own, now)
         if verdict is _SERVED:
-            self._comparison.served(health.own, address, like, num_bytes)
+            self._comparison.served(health.own, address, like, num_bytes, sent_at_s)
             health.num_judged += 1
-            if health.num_row:
+            if health.num_row and not health.own.row.survives(sent_at_s):
                 health.trust()
             if is_trial and health.passes_trial():
                 self._readmit(address, health, now)
         elif verdict in FAILURES:
-            self._record_failure(address, health, verdict, like, now, ended_s, is_trial=is_trial)
+            health.own.row.sent(sent_at_s, outlived_s)
+            health.num_row += 1
+            if self._counts(address, health, verdict, like, sent_at_s):
+                is_gone = verdict is Evidence.UNREACHABLE and health.asked_s <= ended_s
+                self._failed(address, health, now, is_trial=is_trial, is_gone=is_gone)
+            self._suspect(health, now)
 
     def is_hollow(self, address: str, kind: Hashable, num_bytes: int) -> bool:
         """Return whether an answer of status 200 is so short, beside those that other endpoints
@@ -332,66 +340,69 @@ class Outliers:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _record_failure(
-        self,
-        address: str,
-        health: _Health,
-        verdict: Evidence,
-        like: Like,
-        now: float,
-        ended_s: float,
-        *,
-        is_trial: bool,
-    ) -> None:
-        """Judge an endpoint by a failure."""
-        health.num_row += 1
-        is_gone, kind, counts = verdict is Evidence.UNREACHABLE, like.kind, True
-        if is_gone:
-            kind, is_gone = ANY, health.asked_s <= ended_s
+    def _counts(
+        self, address: str, health: _Health, verdict: Evidence, like: Like, sent_at_s: float
+    ) -> bool:
+        """Record a failure for comparison; return whether it counts."""
+        if verdict is Evidence.UNREACHABLE:
             self._comparison.broke(health.own)
-        else:
-            is_rare = verdict is Evidence.BROKEN
-            counts = self._comparison.failed(health.own, address, like, is_rare=is_rare)
-        if counts:
-            health.num_judged += 1
-            cause = self._cause(health, is_trial=is_trial)
-            if cause is None and is_gone and health.cause is None:
-                cause = Cause.UNREACHABLE
-            if cause is not None:
-                self._eject(address, health, cause, now)
-            self._exonerate(address, kind, now)
-        is_healthy = health.cause is None and health.num_row >= NUM_SUSPECT
-        if is_healthy and self._comparison.is_rare_elsewhere(health.own):
-            is_new = health.suspect_s < now
-            if not is_new or self._num_out(now) < self._limit():
-                health.suspect(now)
+            return True
+        is_rare = verdict is Evidence.BROKEN
+        return self._comparison.failed(health.own, address, like, sent_at_s, is_rare=is_rare)
 
-    def _cause(self, health: _Health, *, is_trial: bool) -> Cause | None:
+    def _failed(
+        self, address: str, health: _Health, now: float, *, is_trial: bool, is_gone: bool
+    ) -> None:
+        """Judge an endpoint by a failure that counts."""
+        health.num_judged += 1
+        cause = self._cause(address, health, is_trial=is_trial)
+        if cause is None and is_gone and health.cause is None:
+            cause = Cause.UNREACHABLE
+        if cause is not None:
+            self._eject(address, health, cause, now)
+        self._exonerate(address, now)
+
+    def _suspect(self, health: _Health, now: float) -> None:
+        """Take an endpoint for a suspect if it has failed often in a row, and others hardly do."""
+        if health.cause is not None or health.num_row < NUM_SUSPECT:
+            return
+        has_place = health.suspect_s >= now or self._num_out(now) < self._limit()
+        if has_place and self._comparison.is_rare_elsewhere(health.own):
+            health.suspect(now)
+
+    def _cause(self, address: str, health: _Health, *, is_trial: bool) -> Cause | None:
         settings, own, comparison = self._settings, health.own, self._comparison
-        for num, chance, excess in (
-            comparison.judge_row(own, own.row.by_kind),
-            comparison.judge_mixed(own),
-        ):
-            if excess >= settings.min_excess_ratio:
-                if is_trial and chance <= MAX_TRIAL_CHANCE:
-                    return Cause.FAILED_TRIAL
-                if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
-                    return Cause.CONSECUTIVE_FAILURES
-        if health.num_judged >= settings.min_requests:
+        if not (is_trial or self._are_others_steady(health)):
+            return None
+        num, chance, excess = comparison.judge(own, own.row, address)
+        if excess >= settings.min_excess_ratio:
+            if is_trial and chance <= MAX_TRIAL_CHANCE:
+                return Cause.FAILED_TRIAL
+            if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
+                return Cause.CONSECUTIVE_FAILURES
+        is_far = comparison.recent_excess(address) >= settings.min_excess_ratio
+        if health.num_judged >= settings.min_requests and is_far:
             for rates in comparison.judge_rates(own):
                 is_far = rates.excess_ratio() >= settings.min_excess_ratio
                 if is_far and rates.num >= settings.min_requests and rates.chance() <= MAX_CHANCE:
                     return Cause.FAILURE_RATE
         return None
 
-    def _exonerate(self, failed: str, kind: Hashable, now: float) -> None:
+    def _are_others_steady(self, health: _Health) -> bool:
+        """Return whether at least half of the other endpoints do not fail in a row, too: those that
+        do get few requests, so that little shows it.
+        """
+        others = [each for each in self._health.values() if each is not health and not each.cause]
+        num_failing = sum(each.num_row >= NUM_SUSPECT for each in others)
+        return 2 * num_failing <= len(others)
+
+    def _exonerate(self, failed: str, now: float) -> None:
         """End ejections for failures that another endpoint turns out to share."""
         for address, health in self._health.items():
-            is_out = health.cause is not None and address != failed
-            if not is_out or kind not in health.why:
+            if health.cause is None or health.why is None or address == failed:
                 continue
             self._comparison.turn(health.own, now)
-            if self._comparison.judge_row(health.own, health.why)[1] >= EXONERATING_CHANCE:
+            if self._comparison.is_shared(health.own, health.why, EXONERATING_CHANCE):
                 health.count = max(0, health.count - 1)
                 self._readmit(address, health, now)
 
@@ -401,7 +412,6 @@ class Outliers:
             return
         is_brief = cause is Cause.UNREACHABLE
         for_s = UNREACHABLE_S if is_brief else self._next_ejection_s(health, now)
-        self._comparison.excuse_others(health.own)
         health.eject(cause, now, for_s)
         self.num_ejections[cause] += 1
         self._changes.append(Ejection(address, cause, for_s))

@@ -172,9 +172,7 @@ class Pool:
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
         steady_s = ALONE_S if self.flights.num_alike == 1 else STEADY_S
-        tracked.others.record_report(
-            report, num_ours, adapters, now=taken_at_s, steady_s=steady_s
-        )
+        tracked.others.record_report(report, num_ours, adapters, now=taken_at_s, steady_s=steady_s)
         self._views.renew(tracked, now=taken_at_s)
         self.queue.freed(taken_at_s)
         return restarted

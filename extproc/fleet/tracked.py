@@ -67,8 +67,8 @@ class Tracked:
         models: That it lists.
         registered: The names of those, and of what it finds by itself, but for those about which it
             is `disbelieved`.
-        failures: Until when each of its last failures counts as a request there: as long as it
-            would take to serve one. To fail fast is no room.
+        failures: Its last failures: until when each counts as a request there, as long as it would
+            take to serve one, and of which adapter. To fail fast is no room.
         listed_at_s: When its last list was asked for.
         num_picks: Of all routers, that were ever counted here.
         died_at_s: When its health check said last that its engine has stopped; None for running.
@@ -135,7 +135,7 @@ class Tracked:
         self.registered: frozenset[str] | None = None
         self.declared: Mapping[str, ModelCard] = {}
         self.disbelieved: set[str] = set()
-        self.failures: deque[float] = deque(maxlen=MAX_FAILURES)
+        self.failures: deque[tuple[float, str | None]] = deque()
         self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
@@ -247,12 +247,27 @@ class Tracked:
             self._register()
             self.renew()
 
-    def num_failures(self, now: float) -> int:
-        """Return how many of its failures count as requests there."""
+    def failed(self, adapter: str | None, until_s: float) -> None:
+        """Count a failure as a request there, for the choice, until some time."""
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append((until_s, adapter))
+            self._changed_by(adapter)
+
+    def count_failures(self, pending: dict[str, int], now: float) -> int:
+        """Return how many of its failures count as requests there; add those of adapters to what is
+        `pending`."""
         failures = self.failures
-        while failures and failures[0] <= now:
-            failures.popleft()
+        while failures and failures[0][0] <= now:
+            self._changed_by(failures.popleft()[1])
+        for _, adapter in failures:
+            if adapter is not None:
+                pending[adapter] = pending.get(adapter, 0) + 1
         return len(failures)
+
+    def _changed_by(self, adapter: str | None) -> None:
+        if adapter is not None:
+            self.changed.add(adapter)
+        self.touch()
 
     def card_of(self, name: str | None) -> ModelCard | None:
         """Return the model that it has under a name, or finds by itself; None for neither."""
@@ -449,6 +464,14 @@ class Tracked:
                 self.slots.pop(adapter, None)
             self.residency.finish(adapter, now=now, has_run=has_run)
         self.touch()
+
+    def newest_s(self, until_s: float) -> float:
+        """Return when the newest of our picks here that was made by then was made; -inf without
+        one."""
+        for flight in reversed(self.flights.values()):
+            if flight.started_at_s <= until_s:
+                return flight.started_at_s
+        return -inf
 
     def oldest_s(self, now: float) -> float:
         """Return the age of our oldest pick here, 0 without any."""

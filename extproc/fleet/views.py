@@ -123,10 +123,10 @@ class Views:
         expires_s = tracked.facts_until_s
         if now <= ends_s < expires_s:
             expires_s = ends_s
-        if tracked.failures and (num_failures := tracked.num_failures(now)):
+        if tracked.failures and (num_failed := tracked.count_failures(pending, now)):
             # They count for a choice, and no request is rejected for them.
-            num_pending, num_unseen = num_pending + num_failures, num_unseen + num_failures
-            expires_s = min(expires_s, tracked.failures[0])
+            num_pending, num_unseen = num_pending + num_failed, num_unseen + num_failed
+            expires_s = min(expires_s, tracked.failures[0][0])
         tracked.view_expires_s = expires_s
         if expires_s < self._until_s:
             self._until_s = expires_s
