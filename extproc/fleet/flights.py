@@ -275,22 +275,30 @@ class Flights:
                 self._disbelief.served(tracked, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
             tracked.failed(tracked.adapter_of(request), flight.started_at_s + self._usual_s)
+        like, sent_at_s = likeness(request), flight.started_at_s
+        outlived_s = -inf if verdict is _SERVED else tracked.newest_s(sent_at_s)
         if verdict is _NOT_FOUND and request.model:
-            like = likeness(request)
-            self._outliers.doubt(address, request.model, like, ended_s=now, trial=trial)
             self._disbelief.not_found(tracked, request.model, now=at_s)
+            self._outliers.doubt(
+                address,
+                request.model,
+                like,
+                ended_s=now,
+                trial=trial,
+                sent_at_s=sent_at_s,
+                outlived_s=outlived_s,
+            )
             return
-        sent_at_s = flight.started_at_s
         self._outliers.end(
             address,
             verdict,
-            likeness(request),
+            like,
             now=at_s,
             ended_s=now,
             trial=trial,
             num_bytes=num_bytes,
             sent_at_s=sent_at_s,
-            outlived_s=-inf if verdict is _SERVED else tracked.newest_s(sent_at_s),
+            outlived_s=outlived_s,
         )
         if tracked.view is not None:
             tracked.touch()

@@ -123,6 +123,8 @@ class _Doubt(NamedTuple):
     like: Like
     ended_s: float
     trial: int
+    sent_at_s: float
+    outlived_s: float
 
 
 class _Health:
@@ -287,12 +289,22 @@ class Outliers:
             return False
         return self._comparison.is_hollow(health.own, kind, num_bytes)
 
-    def doubt(self, address: str, model: str, like: Like, *, ended_s: float, trial: int) -> None:
+    def doubt(
+        self,
+        address: str,
+        model: str,
+        like: Like,
+        *,
+        ended_s: float,
+        trial: int,
+        sent_at_s: float = inf,
+        outlived_s: float = -inf,
+    ) -> None:
         """Record a 404 of its own to a request for a model; `record_models` tells what it shows."""
         health = self._health.get(address)
         if health is None:
             return
-        health.doubts.append(_Doubt(model, like, ended_s, trial))
+        health.doubts.append(_Doubt(model, like, ended_s, trial, sent_at_s, outlived_s))
         if len(health.doubts) > MAX_DOUBTS:
             self._settle(address, health, Evidence.NONE, ended_s)
 
@@ -309,7 +321,16 @@ class Outliers:
 
     def _settle(self, address: str, health: _Health, verdict: Evidence, now: float) -> None:
         doubt = health.doubts.popleft()
-        self.end(address, verdict, doubt.like, now=now, ended_s=doubt.ended_s, trial=doubt.trial)
+        self.end(
+            address,
+            verdict,
+            doubt.like,
+            now=now,
+            ended_s=doubt.ended_s,
+            trial=doubt.trial,
+            sent_at_s=doubt.sent_at_s,
+            outlived_s=doubt.outlived_s,
+        )
 
     def record_answer(self, address: str, *, asked_at_s: float) -> None:
         """Record that the endpoint answered a call of our own, begun at `asked_at_s`."""

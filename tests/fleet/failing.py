@@ -1,7 +1,7 @@
 """Fleets of pods in virtual time, some of which fail: who is ejected, by the router's own code.
 
-`python -m tests.fleet.failing 4000` tries so many random fleets of each kind and prints the
-figures of docs/archive/policy-evidence.md.
+`python -m tests.fleet.failing 4000` tries so many random fleets and prints the figures of
+docs/archive/policy-evidence.md.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class Fleet:
     bad: frozenset[int] = frozenset()
     how: How = How.INTERNAL_ERROR
     since_s: float = 30.0
+    sent: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     failed_when_ejected: dict[str, int] = field(default_factory=dict)
 
@@ -166,11 +167,10 @@ class Fleet:
             yield at_s, info, how
 
     def _send(self, info: RequestInfo, poisoned: How | None, now: float) -> None:
-        snapshot = self.pool.snapshot(now=now)
         pick = self._pick(self.picker, info, now)
         if pick is None:
             return  # held, and given up at once
-        assert snapshot.endpoints
+        self.sent[pick.address] += 1
         self.pool.flights.start(pick, now=now)
         is_bad = now >= self.since_s and int(pick.address.split(":")[0].split(".")[-1]) in self.bad
         how = self.how if is_bad else poisoned
@@ -255,32 +255,32 @@ def one_bad(seed: int, how: How) -> Fleet:
     return Fleet(num_pods, traffic, rng.choice(POLICIES), seed, bad=frozenset({1}), how=how)
 
 
-def main() -> None:
-    """Print how many pods of how many are ejected, by what failed."""
-    num = int(sys.argv[1])
-    num_pods, ejected, runs = Counter[str](), Counter[str](), Counter[str]()
-    for seed in range(num):
+def main(num: int, first: int = 0) -> None:
+    """Print how many pods are ejected in so many fleets, and when one that alone fails is."""
+    num_pods, ejected = Counter[str](), Counter[str]()
+    for seed in range(first, first + num):
         fleet = healthy(seed)
         fleet.run(25.0)
         of_one = fleet.traffic.poison_per_s > 0
         how = fleet.traffic.poison_how if of_one else fleet.traffic.failing_how
         name = f"{'one client' if of_one else 'all pods'}: {how}"
-        runs[name] += 1
         num_pods[name] += fleet.num_pods
         ejected[name] += fleet.num_ejections
         if fleet.num_ejections:
-            print("  ", seed, fleet.num_pods, fleet.policy, fleet.num_ejections, fleet.traffic)
-    for name in sorted(runs):
-        print(f"{name}: {runs[name]} fleets, {num_pods[name]} pods, {ejected[name]} ejections")
-    print(f"all: {sum(num_pods.values())} pods, {sum(ejected.values())} ejections")
+            print(f"seed {seed}: {fleet.num_ejections} of {fleet.num_pods}, {fleet.traffic}")
+        if seed % 100 == 99:
+            print(f"{sum(num_pods.values())} pods, {sum(ejected.values())} ejections", flush=True)
+    for name in sorted(num_pods):
+        print(f"{name}: {num_pods[name]} pods, {ejected[name]} ejections", flush=True)
     for how in How:
         failed = Counter[int]()
-        for seed in range(num // 20):
+        for seed in range(first, first + num // 50):
             fleet = one_bad(seed, how)
             fleet.run(fleet.since_s + (150.0 if how is How.SILENT else 20.0))
             failed[fleet.failed_when_ejected.get(address(1), 0)] += 1
-        print(f"one pod: {how}: failures until it is out: {sorted(failed.items())}")
+        found = ", ".join(f"{num}: {times}" for num, times in sorted(failed.items()))
+        print(f"one pod: {how}: failures until it is out, and in how many fleets: {found}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

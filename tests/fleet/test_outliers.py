@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from extproc.fleet.evidence import Evidence, verdicts
 from extproc.fleet.outliers import (
     MAX_CHANGES,
     MAX_DOUBTS,
+    MAX_SUSPECT_S,
     NUM_TRIALS,
     UNREACHABLE_S,
     Cause,
@@ -883,3 +885,104 @@ def test_a_404_to_a_request_without_a_model_is_no_evidence() -> None:
     pool.flights.finish(made.id, now=2.0, verdict=Evidence.NOT_FOUND)
 
     assert not pool.outliers._health[address_of(1)].doubts
+
+
+# --- answers that are errors, suspects, and what was sent before ----------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "others_bytes", "num_others", "expected"),
+    [
+        (138, 700, 10, True),
+        (138, 700, 9, False),  # too few to say
+        (138, 200, 10, False),  # they are nearly as short
+        (500, 100_000, 10, True),
+        (1024, 100_000, 10, False),  # too long for an error
+    ],
+)
+def test_an_answer_far_shorter_than_those_of_others_is_hollow(
+    num_bytes: int, others_bytes: int, num_others: int, expected: bool
+) -> None:
+    made = outliers()
+    for number in range(num_others):
+        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=others_bytes)
+    for number in range(50):  # its own say nothing
+        made.end("a", SERVED, Like("sql", -number), now=0.0, num_bytes=num_bytes)
+
+    assert made.is_hollow("a", "sql", num_bytes) is expected
+    assert not made.is_hollow("a", "base", num_bytes)
+    assert not made.is_hollow("gone", "sql", num_bytes)
+
+
+def is_suspect(made: Outliers, address: str, *, now: float) -> bool:
+    return made.standing(address, now=now)[2]
+
+
+def test_a_suspect_gets_single_requests_after_ever_longer_pauses_until_it_serves_one() -> None:
+    made, now, pauses = outliers(), 0.0, []
+    serve(made)
+    tell(made, "a", *[FAILED] * 2, source=-1)
+    assert not is_suspect(made, "a", now=0.0)
+    for _ in range(9):
+        tell(made, "a", FAILED, source=-1, now=now)
+        pauses.append(made._health["a"].suspect_s - now)
+        assert is_suspect(made, "a", now=now)
+        now += pauses[-1] + 0.01
+        assert not is_suspect(made, "a", now=now)
+        made.begin("a", now=now)
+        assert is_suspect(made, "a", now=now)  # one at a time
+        serve(made, now=now)
+    tell(made, "a", SERVED, now=now)
+
+    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[MAX_SUSPECT_S] * 3])
+    assert not is_suspect(made, "a", now=now)
+    assert not any(made.num_ejections.values())
+
+
+def test_no_more_than_the_share_is_suspect_and_nobody_where_others_fail_too() -> None:
+    few, all_of_them = outliers("abcd"), outliers("abcd")
+    for address in "abcd":
+        tell(few, address, *[FAILED] * 3, source=-1)
+    for _ in range(9):
+        for address in "abcd":
+            tell(all_of_them, address, FAILED)
+
+    assert [is_suspect(few, each, now=0.0) for each in "abcd"] == [True, True, False, False]
+    assert not any(is_suspect(all_of_them, each, now=9.0) for each in "abcd")
+
+
+def send_and_end(
+    made: Outliers, verdict: Evidence, sent_at_s: float, outlived_s: float, now: float
+) -> None:
+    like = Like("sql", next(SOURCES))
+    made.end("a", verdict, like, now=now, sent_at_s=sent_at_s, outlived_s=outlived_s)
+
+
+@pytest.mark.parametrize(("outlived_s", "expected"), [(-1.0, "a"), (5.0, "")])
+def test_answers_to_what_was_sent_before_do_not_hide_that_all_since_has_failed(
+    outlived_s: float, expected: str
+) -> None:
+    """Long answers go on while new requests fail at once; where one of these lives on, too, it is
+    not all that fails."""
+    made = outliers()
+    for number in range(NUM_PEERS):
+        made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=number / 10)
+    for number in range(6):
+        send_and_end(made, FAILED, 5.0 + number / 10, outlived_s, now=5.1 + number / 10)
+        send_and_end(made, SERVED, number / 10, -inf, now=5.1 + number / 10)
+
+    assert ejected(made, 6.0) == expected
+
+
+def test_a_break_that_others_have_too_leaves_nobody_in_doubt() -> None:
+    """Requests that make every endpoint close the connection do not make them all wait."""
+    made = outliers()
+    tell(made, "a", BROKEN)
+    alone = made.standing("a", now=0.0)[1]
+    for _ in range(3):
+        for address in "bc":
+            tell(made, address, BROKEN)
+    made.record_answer("a", asked_at_s=0.5)
+    tell(made, "a", BROKEN, now=1.0)
+
+    assert (alone, made.standing("a", now=1.0)[1]) == (True, False)
