@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -153,12 +154,14 @@ class Pool:
     ) -> bool:
         """Record a report, true at some moment from `asked_at_s` to `taken_at_s`.
 
-        Return whether it shows that the process restarted.
+        Return whether the process restarted, or may have: nobody listened at its address before,
+        and its engine tells no start time. A new process has nothing until it has listed it.
         """
         tracked = self._tracked.get(address)
         if tracked is None:
             return False
-        restarted = is_restart(tracked.report, report)
+        returns = tracked.is_unreachable and report.process_start_wall_s is None
+        restarted = returns or is_restart(tracked.report, report)
         if restarted:
             before = tracked.models or NOTHING
             self.told.drop(tracked)
@@ -190,12 +193,14 @@ class Pool:
         if tracked is None:
             return
         asked_at_s = now if asked_at_s is None else asked_at_s
+        returns = tracked.is_unreachable
         tracked.answered(self.outliers, asked_at_s, now=now)
         before = tracked.models or NOTHING
         models = self._models.listing(cards, before)
         adapters = [card.id for card in models.values() if card.parent is not None]
-        if before.keys() - models and not tracked.says_start(now, self._settings):
-            # Then names that vanish are the only sign of a restart.
+        is_new = returns or before.keys() - models
+        if is_new and not tracked.says_start(now, self._settings):
+            # Then these are the only signs of a restart.
             tracked.others.leave_to_reports(self.told.drop(tracked))
             tracked.prompts.bound(now)
             tracked.forget_memory()
@@ -311,15 +316,48 @@ class Pool:
         return found
 
     def base_of(self, pools: frozenset[str]) -> str:
-        """Return the one base model of the endpoints of some pools; "" for none, or several."""
-        found = {
-            name
-            for tracked in self._tracked.values()
-            if not pools or not pools.isdisjoint(tracked.endpoint.pools)
-            for name, card in (tracked.models or {}).items()
-            if card.parent is None
-        }
-        return found.pop() if len(found) == 1 else ""
+        """Return the one base model of the endpoints of some pools; "" for none, or several.
+
+        The word of a single one of several endpoints does not count.
+        """
+        lists = [
+            each.models.bases
+            for each in self._tracked.values()
+            if each.models is not None and (not pools or not pools.isdisjoint(each.endpoint.pools))
+        ]
+        counts = Counter(name for bases in lists for name in bases)
+        found = [name for name, num in counts.items() if num > 1 or len(lists) == 1]
+        return found[0] if len(found) == 1 else ""
+
+    def base_names(self) -> frozenset[str]:
+        """Return the base models that most endpoints of some pool list, those counted that have not
+        listed theirs, and at least two do. A fleet of one endpoint has those of that one.
+        """
+        num_of: Counter[str] = Counter()
+        listing: Counter[tuple[str, str]] = Counter()
+        for each in self._tracked.values():
+            for pool in each.endpoint.pools or ("",):
+                num_of[pool] += 1
+                listing.update((pool, name) for name in (each.models or NOTHING).bases)
+        least = min(2, len(self._tracked))
+        return frozenset(
+            name for (pool, name), num in listing.items() if num >= least and 2 * num > num_of[pool]
+        )
+
+    @property
+    def doubted(self) -> Mapping[str, ModelCard]:
+        """The base models that as many endpoints list as adapters, by name; as `registry`."""
+        return self._models.doubted
+
+    @property
+    def bases_first(self) -> Mapping[str, ModelCard]:
+        """The registry, in which what is doubted is a base model; an object as `registry` is."""
+        return self._models.bases_first
+
+    def with_base(self, name: str) -> frozenset[str]:
+        """Return the addresses of the endpoints that list a name as a base model."""
+        found = self._tracked.items()
+        return frozenset(a for a, each in found if name in (each.models or NOTHING).bases)
 
     @property
     def registry(self) -> Mapping[str, ModelCard]:

@@ -65,8 +65,12 @@ class Router:
         return self.picker.uses_cached_bytes
 
     def card(self, name: str) -> ModelCard | None:
-        """Return what pods list, or is declared, under a name."""
-        return self.pool.model(name) or self.catalog.card(name)
+        """Return what is declared, or what pods list, under a name; which base model it is of, pods
+        say where nobody else does.
+        """
+        declared = self.catalog.card(name)
+        listed = None if declared is not None and declared.parent else self.pool.model(name)
+        return listed or declared
 
     def route(
         self,
@@ -231,8 +235,8 @@ class Router:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self._pick(request, snapshot, columns)
-        found = catalog.find(request, self.pool.registry, now=snapshot.now)
+            return self._pick(catalog.proven(request), snapshot, columns)
+        found = catalog.find(request, self.models.listed, now=snapshot.now)
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request._client_model)
         if isinstance(found, Rejection) and found is not request._fixed:

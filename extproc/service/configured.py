@@ -20,20 +20,23 @@ from extproc.config.pods import PodSettings
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.costs import BYTES_PER_TOKEN, Costs
-from extproc.files.reading import describe_failure, read_key
+from extproc.files.reading import describe_failure
+from extproc.files.tls import client_context
 from extproc.fleet.accounting import AccountingSettings, Source
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.loops import LoopSettings
 from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
+from extproc.fleet.podsecrets import PodSecrets
 from extproc.fleet.serverflags import PoolSettings, ServerFlags
 from extproc.fleet.slowness import SlownessSettings
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
 from extproc.queue import QueueSettings
-from extproc.request.controlheaders import names_of
+from extproc.request.controlheaders import REMOVED_HEADERS, names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
+from extproc.request.steering import FIELDS
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.catalog import CatalogSettings, Undeclared
 from extproc.routing.modelroutes import ModelRoute, Objective
@@ -42,7 +45,6 @@ from extproc.routing.rewrites import Rule
 from extproc.service.memory import memory_limit_bytes
 from extproc.types import Endpoint
 from extproc.wire.budget import DEFAULT_MAX_BYTES, Budget
-from extproc.wire.tls import client_context
 
 _Settings = TypeVar("_Settings", bound=Struct)
 
@@ -147,6 +149,8 @@ def adapter_settings(config: Config) -> AdapterSettings:
         unload_s=adapters.unload_timeout_s,
         drain_s=adapters.drain_s,
         grace_s=HEARD_S + config.scrape.models_interval_s,
+        checks_effect=adapters.verify == "effect",
+        needs_effect=adapters.verify == "effect" and adapters.no_effect == "refuse",
     )
 
 
@@ -189,6 +193,8 @@ def stream_settings(config: Config) -> StreamSettings:
         routes=RouteTable(request.paths),
         version=__version__,
         trusted_headers=names_of(request.trusted_headers),
+        removed_headers=REMOVED_HEADERS.difference(request.pass_through),
+        removed_fields=frozenset(FIELDS).difference(request.pass_through),
         takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
@@ -227,26 +233,31 @@ def tls_files(config: Config) -> tuple[Path, Path, Path | None]:
     return tls.cert_file, tls.key_file, tls.client_ca_file
 
 
-def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
-    """Return the headers and the TLS context of our own requests to pods.
+PodAccess = tuple[dict[str, str], ssl.SSLContext | None, PodSecrets]
+"""The arguments of a `PodClient`."""
+
+
+def pod_access(config: Config) -> PodAccess:
+    """Return the headers, the TLS context and the secrets of our own requests to pods.
 
     Raises:
         ConfigError: A file cannot be read or used.
     """
     pods = config.pods
-    headers = {}
-    if pods.api_key_file is not None:
-        try:
-            headers["authorization"] = f"Bearer {read_key(pods.api_key_file)}"
-        except OSError as error:
-            why = describe_failure(error)
-            raise ConfigError(f"pods.api_key_file: {pods.api_key_file}: {why}") from error
+
+    def trust() -> ssl.SSLContext | None:
+        return client_context(pods.ca_file, verify=pods.tls_verify) if pods.tls else None
+
     try:
-        context = client_context(pods.ca_file, verify=pods.tls_verify) if pods.tls else None
+        context = trust()
     except OSError as error:
         why = describe_failure(error)
         raise ConfigError(f"pods.ca_file: {pods.ca_file}: {why}") from error
-    return headers, context
+    try:
+        return {}, context, PodSecrets(pods.api_key_file, pods.ca_file, trust)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"pods.api_key_file: {pods.api_key_file}: {why}") from error
 
 
 def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
@@ -255,12 +266,10 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
     Raises:
         ConfigError: As `pod_access`.
     """
-    scrape, (headers, context) = config.scrape, pod_access(config)
+    scrape, access = config.scrape, pod_access(config)
     return (
-        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, headers, context),
-        LoopSettings(
-            scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, headers, context
-        ),
+        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, *access),
+        LoopSettings(scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, *access),
     )
 
 
@@ -287,6 +296,15 @@ def short_expiry(config: Config) -> Iterator[str]:
             f"scrape.expiry_s ({scrape.expiry_s:g}) is not more than scrape.interval_s "
             f"({scrape.interval_s:g}): the load of pods will be unknown at times; "
             "raise expiry_s to a few intervals"
+        )
+
+
+def open_doors(config: Config) -> Iterator[str]:
+    """Yield a line if Envoy passes requests by where no router answers."""
+    if config.server.fail_open:
+        yield (
+            "server.fail_open: no adapter is private, as Envoy serves any client where no router "
+            "answers"
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from extproc.wire.tls import Certificates
-from tests.wire.pki import Pki
+from tests.pki import Pki
 
 
 def test_context_requires_modern_tls_and_a_client_certificate_if_configured(tmp_path: Path) -> None:
@@ -38,6 +38,19 @@ def test_changed_files_are_loaded_once(tmp_path: Path) -> None:
 
     assert certificates.reload_if_changed()
     assert not certificates.reload_if_changed()
+
+
+def test_a_new_authority_of_clients_is_added(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    pki, later = Pki(tmp_path), Pki(tmp_path / "later")
+    certificates = Certificates(*pki.issue("server"), client_ca=pki.ca)
+    before = certificates.context.get_ca_certs(binary_form=True)
+    os.replace(later.ca, pki.ca)
+
+    assert certificates.reload_if_changed()
+    after = certificates.context.get_ca_certs(binary_form=True)
+    assert (len(before), len(after)) == (1, 2)
+    assert before[0] in after
 
 
 def test_half_of_a_rotation_changes_nothing_until_the_other_half_comes(tmp_path: Path) -> None:
@@ -76,7 +89,7 @@ def test_irregular_files_change_nothing_and_are_reported_once(
 
     assert [certificates.reload_if_changed() for _ in range(5)] == [False] * 5
     [record] = caplog.records
-    assert "certificates not reloaded: not a regular file" in record.getMessage()
+    assert record.getMessage() == f"certificates not reloaded: {certificate}: not a regular file"
 
 
 def test_an_encrypted_key_is_an_error_and_not_a_question(tmp_path: Path) -> None:
