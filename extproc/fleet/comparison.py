@@ -7,8 +7,8 @@ Requests beyond these bounds do not count.
 An endpoint that fails has few requests of each of many models, and other endpoints too. So its
 failures are compared in two ways: kind by kind, and those of all kinds together, of each at most
 `MAX_OF_KIND`: a model that fails everywhere may have been asked for there alone. Either may show
-that it stands out, if requests to other endpoints that were sent at the same time, of whatever
-kind, do not say otherwise: all may have begun to fail at the same moment.
+that it stands out. But all may have begun to fail at the same moment. So requests to other
+endpoints that were sent at the same time, of whatever kind, must not say otherwise.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class Judgement(NamedTuple):
     """How the failures in a row stand out.
 
     Attributes:
-        num: Those that can be compared.
+        num: Failures that can be compared.
         chance: Of so many with the failure rate of the other endpoints.
         excess: Over that rate, 0 to 1.
     """

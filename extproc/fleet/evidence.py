@@ -38,16 +38,17 @@ def verdicts(
 
     `verdict` and `address` ("" for the pick's own) belong to the last attempt. `refused` are those
     that are known to have answered before that they are full. The data plane tries a pick's
-    endpoints and alternates in order. Any other request that is retried is assumed not to have
-    reached the endpoint: our Envoy configurations retry nothing else. Where an address is dialled
-    twice, only the last attempt counts. A refusal that is not retried reaches the client: a failure
+    endpoints and alternates in order. Any other attempt before the last is assumed to have been
+    broken before it had a byte: our Envoy configurations retry nothing else. Whether anybody
+    listens there, a call of ours tells. Where an address is dialled twice, only the last attempt
+    counts. A refusal that is not retried reaches the client: a failure
     that the request may explain.
     """
     if num_attempts <= 1:
         return {address or pick.address: _FAILED if verdict is _FULL else verdict}
     tried = tried_in_order(pick)[:num_attempts]
     said = {
-        each: Evidence.FULL if each in refused else Evidence.UNREACHABLE
+        each: Evidence.FULL if each in refused else Evidence.BROKEN
         for each in tried[: num_attempts - 1]
     }
     return {**said, address or tried[-1]: verdict}

@@ -32,7 +32,7 @@ Rules:
    next. Otherwise it does not count: the endpoint gets no such requests anyway.
 10. An endpoint that has failed `NUM_SUSPECT` times in a row, whatever the requests, is suspect
    while others hardly fail. It gets single requests, each after twice as long a pause as the one
-   before, so that others show what they do with the rest. What it serves ends that.
+   before, so that others show what they do with the rest. A request that it serves ends that.
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ class Endings:
             verdict is not Evidence.FAILED or completion.status >= _MIN_DOUBTED
         ):
             self.pods.doubt(completion.address or flight.pick.address)
+        if completion.attempts > 1:
+            self.pods.doubt(flight.pick.address)
         self._log_changes()
         return True
 

@@ -222,7 +222,7 @@ class Fleet:
         self.pool.record_models(where, self.lists, now=now, asked_at_s=now)
 
 
-# --- random fleets ---------------------------------------------------------------------------------
+# --- random fleets ------------------------------------------------------------------------------
 
 
 def healthy(seed: int) -> Fleet:
