@@ -1,7 +1,7 @@
 """Room for the long responses of all pods together: each may be long, and all at once must not be.
 
 1. The first `FREE_BYTES` of a response are free.
-2. Whoever needs more than there is takes it from the longest response that is still arriving, which
+2. A response that needs more than there is takes it from the longest one that is arriving, which
    is given up; that may be itself. So no pod keeps the pages of others out by long ones.
 """
 
@@ -51,7 +51,7 @@ class Room:
 
 
 class Lease:
-    """What the responses of one visit hold of the room.
+    """The part of the room that the responses of one visit hold.
 
     Attributes:
         num_bytes: Held, without those that are free.

@@ -104,7 +104,7 @@ class PodClient:
             TooLargeError: The body is longer than `max_bytes`; the rest was not read.
             OSError: There was no whole response. Ask again later.
 
-        What it returned holds its room until `release`.
+        The response holds its room until `release`.
         """
         status, body = await self._get(url, max_bytes)
         if status in _REFUSALS:

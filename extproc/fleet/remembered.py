@@ -18,8 +18,8 @@ class Remembered(Generic[_V]):
 
     Args:
         read: The function of bytes or strings; exceptions are not remembered.
-        max_bytes: Limit of all texts and results, with `ENTRY_BYTES` for each. What takes more than
-            a sixteenth of it is not remembered.
+        max_bytes: Limit of all texts and results, with `ENTRY_BYTES` for each. A result that
+            takes more than a sixteenth of it is not remembered.
         size_bytes: Of a result.
     """
 

@@ -5,9 +5,9 @@ the number of connections, the time for a request to arrive, what arrives beside
 time for a response to be read. Connections over a limit are aborted: closing would wait for the
 peer to read what is left.
 
-A body is read as its handler takes it, a few KB ahead. Whatever else arrives is kept by aiohttp
-until somebody asks for it, some of it several times: what follows a request that asks for another
-protocol, further requests, and bytes that are none. So it is counted before aiohttp gets it.
+A body is read as its handler takes it, a few KB ahead. The rest of what arrives is counted before
+aiohttp gets it: bytes behind a request for another protocol, further requests, bytes that are none.
+It would keep them until somebody asks for them, and some of them several times.
 
 No peer keeps other peers out. Where connections or unread bytes are too many, those of the address
 that has most of them are dropped. First come those that ask for nothing, then those that do not

@@ -1,4 +1,4 @@
-"""What is freed goes back to the system, whatever was allocated before and beside it."""
+"""Large blocks that are freed go back to the system, whatever lies beside them."""
 
 from __future__ import annotations
 
