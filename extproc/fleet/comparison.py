@@ -49,6 +49,8 @@ EACH = True
 """The kind of the failures that a request may explain, of whatever model."""
 HOLLOW_BYTES, SHORT_BYTES = 1024, 3072
 """Longer answers are never hollow, or not counted by their size."""
+ERROR_BYTES = 256
+"""A shorter answer does not show that its request can be served."""
 MAX_SHORT_RATIO = 0.05
 """Of other endpoints' answers that are as short as a hollow one, or up to twice as long."""
 MIN_ANSWERS = 10
@@ -355,7 +357,7 @@ class Comparison:
 
     def served(self, own: Own, address: str, like: Like, num_bytes: int, sent_at_s: float) -> None:
         """Record a request that an endpoint has served, with an answer of so many bytes."""
-        if num_bytes >= HOLLOW_BYTES:  # a shorter answer may be an error
+        if num_bytes >= ERROR_BYTES:  # a shorter answer may be an error
             self._sources.served(like.source, address)
         self._recent.append((sent_at_s, address, False))
         all_counts, own_counts = self._all.new, own.tally.new

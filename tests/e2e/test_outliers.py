@@ -33,7 +33,7 @@ NUM_REQUESTS = 400
 
 @asynccontextmanager
 async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
-    """A pod that responds to scrapes and to no request: 500, 503 or 404 at once, or a reset.
+    """A pod that responds to scrapes and to no request: 400 to 503 at once, or a reset.
 
     Beside slow pods it looks idle.
     """
@@ -45,7 +45,7 @@ async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
             return answer
         if how == "reset" and request.transport is not None:
             request.transport.abort()
-        status = {"full": 503, "404": 404}.get(how, 500)
+        status = {"full": 503, "404": 404, "400": 400}.get(how, 500)
         return web.json_response({"error": {"message": "broken"}}, status=status)
 
     app = build_app(config)
@@ -80,7 +80,7 @@ async def is_shown_as(router: RouterProcess, address: str, field: str) -> bool:
     return bool({each["address"]: each for each in endpoints}[address][field])
 
 
-@pytest.mark.parametrize("how", ["500", "reset"])
+@pytest.mark.parametrize("how", ["400", "500", "reset"])
 @pytest.mark.parametrize("policy", ["founding", "least_pending"])
 async def test_a_pod_that_fails_at_once_attracts_no_traffic(
     policy: str, how: str, http: aiohttp.ClientSession
@@ -93,12 +93,11 @@ async def test_a_pod_that_fails_at_once_attracts_no_traffic(
     ):
         client = Client(envoy.url, http)
         answers = await ask(client, NUM_REQUESTS)
-        assert await router.counter("extproc_ejections_total") >= 1
         after = await ask(client, NUM_REQUESTS // 4)
         await eventually(router.has_none_in_flight)
 
-    # Without ejection a third to more than a half fail; before it, as many as the lag allows.
-    assert num_failed(answers) < NUM_REQUESTS // 5, Counter(each.status for each in answers)
+    # Otherwise a third to more than a half fail. It is a suspect after three, and out after six.
+    assert num_failed(answers) < NUM_REQUESTS // 20, Counter(each.status for each in answers)
     # Only trials may fail, on a machine slow enough that there is one.
     assert num_failed(after) <= NUM_TRIALS
 
