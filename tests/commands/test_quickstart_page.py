@@ -127,8 +127,10 @@ def test_a_router_that_is_killed_costs_no_request(
     own = f"server: {{address: 127.0.0.1:{router}}}\nadmin: {{address: 127.0.0.1:{metrics}}}\n"
     files += f"printf '{own}' >> build/one.yaml\nsed -i s/9901/{admin}/ build/envoy.yaml\n"
 
-    ready = "until curl -sf 127.0.0.1:9091/healthz > health; do sleep 0.2; done\n"
-    waits = f"{ready}{until_served(8080)}"
+    # A reader takes longer than Envoy to find the second router healthy.
+    stat = f"127.0.0.1:{admin}/stats?filter=cluster.router.membership_healthy"
+    both = f"until curl -s '{stat}' | grep -q ': 2$'; do sleep 0.2; done\n"
+    waits = f"{both}{until_served(8080)}"
     script = f"{until_served(8001)}{files}{programs}{waits}{kill}kill $other $envoy\n"
     output = type_it(tmp_path, script, **ports)
 
