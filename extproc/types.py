@@ -314,6 +314,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
         _written: The client's name in `model`, if that is another name; "" too if it wrote none.
         _restores: Its response names what the client wrote; None leaves that to the settings.
         _fixed: Why its body cannot go on with another model; None where it can.
+        _envoy: The host that its call came from; "" where unknown.
     """
 
     model: str
@@ -333,6 +334,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     _written: str = ""
     _restores: bool | None = None
     _fixed: Rejection | None = None
+    _envoy: str = ""
 
     @property
     def _client_model(self) -> str:

@@ -166,6 +166,7 @@ class App:
             delay_s = max(0.0, clock() - due_s)
             telemetry.loop_delayed(delay_s)
             pace.delayed(delay_s)
+            self._parts.endings.delayed(delay_s)
 
     async def _follow_changes(self) -> None:
         changed = self._parts.changed
