@@ -77,6 +77,7 @@ class Endpoint(Struct, frozen=True):
     url: str = ""  # base URL for our own calls (scrape, models), without a trailing slash
     name: str = ""  # for people: the pod's name, or the address where there is none
     is_ready: bool = True  # False: no new requests (draining)
+    is_last_resort: bool = False  # not ready, and takes what no ready one can: it still serves
     group: str = ""  # of endpoints that are alike, by the operator's name for it
     pools: frozenset[str] = frozenset()  # InferencePools that have it, where several are followed
 
@@ -170,6 +171,7 @@ class EndpointView(Struct, frozen=True, gc=False):
         _engine_version: As its server tells it, "" where it does not.
         _mixes_weights: That version answers running requests with other adapters' weights when one
             is loaded.
+        _is_last_resort: Not ready, it still serves: gets requests that no ready one can take.
         _is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
         _is_silent: Has no report that has not expired, and the last that is known of it is no
@@ -203,6 +205,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     _died_at_s: float | None = None
     _engine_version: str = ""
     _mixes_weights: bool = False
+    _is_last_resort: bool = False
     # What changes with each request.
     gpu_adapters: tuple[str, ...] = ()
     cpu_adapters: tuple[str, ...] = ()

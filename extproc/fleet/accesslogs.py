@@ -79,14 +79,17 @@ class AccessLogs:
             each.whole_from_s = now
 
     def whole_from_s(self, envoy: str, first_s: float, *, now: float) -> float:
-        """Return when the requests started of which the log tells each end; infinite for none.
+        """Return when the requests started of which the log tells each end.
 
-        `first_s` is the start of a request of the Envoy of which nothing is known otherwise.
+        Infinite for an Envoy that has never shown a log, and now for one without a log, whose last
+        entries may still come. `first_s` is the start of a request of an Envoy that is not known.
         """
         known = self._envoys.get(envoy) or self._add(envoy, first_s)
         if known.logs:
             return known.whole_from_s
-        return inf if known.is_proven or self._is_late(known, now) else -inf
+        if known.is_proven:
+            return now
+        return inf if self._is_late(known, now) else -inf
 
     @property
     def is_any_whole(self) -> bool:
@@ -98,7 +101,7 @@ class AccessLogs:
         silent = [
             host
             for host, each in self._envoys.items()
-            if self.whole_from_s(host, now, now=now) == inf
+            if not each.logs and (each.is_proven or self._is_late(each, now))
         ]
         return len(self._envoys) - len(silent), silent
 

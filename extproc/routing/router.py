@@ -233,6 +233,8 @@ class Router:
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self._pick(request, snapshot, columns)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
+        if not isinstance(found, RequestInfo) and found is not request._fixed:
+            found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request._client_model)
         if isinstance(found, Rejection) and found is not request._fixed:
@@ -299,6 +301,13 @@ class Router:
         )
 
 
+def _last_holders(request: RequestInfo, catalog: Catalog, snapshot: Snapshot) -> frozenset[str]:
+    """Return the endpoints that still serve a declared adapter, and get it where no other can."""
+    served = catalog.served(request.model)
+    views = snapshot.endpoints
+    return frozenset(v.address for v in views if v._is_last_resort and v.has_registered(served))
+
+
 def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
     """Return whether the pods that have a request's adapter are gone, and other pods may load
     it.
@@ -313,7 +322,9 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
 
 def _is_empty(snapshot: Snapshot) -> bool:
     """Return whether nobody is there at all."""
-    return all(view._is_gone or not view.is_ready for view in snapshot.endpoints)
+    return all(
+        view._is_gone or not (view.is_ready or view._is_last_resort) for view in snapshot.endpoints
+    )
 
 
 def _may_come(request: RequestInfo, snapshot: Snapshot) -> bool:
