@@ -61,6 +61,7 @@ class Reason(StrEnum):
     MEMORY = "memory"
     TOO_MANY_LISTS = "too_many_lists"
     NO_ENDPOINTS = "no_endpoints"
+    SHUTTING_DOWN = "shutting_down"  # this router stops before its turn
     ASLEEP = "endpoints_asleep"  # those that have the model sleep
     RANK_TOO_HIGH = "rank_too_high"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet
@@ -431,6 +432,7 @@ class Rejection(Struct, frozen=True):
         message: For the client. Never quotes the prompt or a header.
         param: The offending field in OpenAI's sense, e.g. `model`; None if there is none.
         why: More of it, in a sentence for operators: no client is told.
+        is_expired: It had waited for as long as it may.
     """
 
     status: int
@@ -441,3 +443,4 @@ class Rejection(Struct, frozen=True):
     model: str = ""  # the model asked for, where known; for metrics and logs
     allowed_methods: tuple[str, ...] = ()  # sent as `Allow`, which belongs to a 405
     why: str = ""
+    is_expired: bool = False
