@@ -3,11 +3,11 @@
 #   docker build -t extproc --build-arg VERSION=local --build-arg REVISION=$(git rev-parse HEAD) .
 #
 # To pin the base image exactly, add its digest, which a tag does not fix:
-#   docker buildx imagetools inspect python:3.11.14-slim-bookworm   # prints "Digest: sha256:..."
-#   docker build --build-arg BASE=python:3.11.14-slim-bookworm@sha256:... .
+#   docker buildx imagetools inspect python:3.15.0-slim-trixie   # prints "Digest: sha256:..."
+#   docker build --build-arg BASE=python:3.15.0-slim-trixie@sha256:... .
 
-# The minor version that the tests use.
-ARG BASE=python:3.11.14-slim-bookworm
+# The newest minor version that the tests run on, where a request costs least (docs/performance.md).
+ARG BASE=python:3.15.0-slim-trixie
 
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1

@@ -6,7 +6,7 @@ DEV  := $(VENV)/.dev
 HELM := $(VENV)/.helm
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs site manifests clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
+.PHONY: help up demo test test-all test-long test-fresh test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs site manifests clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -14,6 +14,7 @@ help:
 	@echo 'make test       every folder, and a real Envoy in each mode: less than five minutes on two cores'
 	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (20 minutes)'
 	@echo 'make test-long  the same at greater length: all stores and modes in trouble, the laboratory beside real runs'
+	@echo 'make test-fresh  make demo and make test on new Debians 12, 13 and 14, as root and as a user (an hour; root)'
 	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
@@ -61,6 +62,10 @@ test-all: $(DEV) $(HELM)
 # The same at greater length: every store and mode in trouble, laboratory and reality side by side.
 test-long: $(DEV)
 	$(PYTEST) -m 'long and not vllm'
+
+# It prints a table. Needs root, debootstrap and ip.
+test-fresh:
+	scripts/fresh-debian --table
 
 # If no engine is running, EXTPROC_DOCKER_START may name a command that starts one.
 test-docker: $(DEV)
@@ -159,7 +164,7 @@ clean:
 
 $(BIN)/python:
 	@set -e; \
-	for candidate in $${PYTHON:-python3 python3.13 python3.12 python3.11}; do \
+	for candidate in $${PYTHON:-python3 python3.15 python3.14 python3.13 python3.12 python3.11}; do \
 	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	        "$$candidate" -c 'import ensurepip, venv' 2>/dev/null || { \
 	            echo "$$candidate cannot make virtual environments; on Debian and Ubuntu:" \

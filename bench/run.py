@@ -74,10 +74,12 @@ class Column:
 
     Attributes:
         policy: The router's; empty for none.
+        python: What runs the router.
     """
 
     variant: Variant
     policy: str = ""
+    python: str = sys.executable
 
 
 COLUMNS = {
@@ -89,7 +91,7 @@ COLUMNS = {
     "other founding": Column(Variant.OTHER, "founding"),
     "other least_harm": Column(Variant.OTHER, "least_harm"),
 }
-"""By name, as the tables have them."""
+"""By name, as the tables have them; beside them `least_harm` under each of `--pythons`."""
 
 
 def measure_column(
@@ -180,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     args = parse(arguments)
     cells = [cell for cell in CELLS if cell.name in args.cells]
+    columns = COLUMNS | _under(args.pythons)
     try:
         require("wrk")
         raise_file_limit()
@@ -189,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds.append({})
             for column in args.columns:
                 print(f"round {number + 1} of {args.rounds}: {column}", file=sys.stderr)
-                options = _options(COLUMNS[column], args)
+                options = _options(columns[column], args)
                 rounds[-1][column] = measure_column(
                     options, cells, args.seconds, num_beside=args.beside
                 )
@@ -210,6 +213,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _under(pythons: Sequence[str]) -> dict[str, Column]:
+    return {
+        f"least_harm {Path(each).name}": Column(Variant.WIRE, "least_harm", each)
+        for each in pythons
+    }
+
+
 def _options(column: Column, args: argparse.Namespace) -> StackOptions:
     return StackOptions(
         column.variant,
@@ -218,6 +228,7 @@ def _options(column: Column, args: argparse.Namespace) -> StackOptions:
         pod_delay_s=args.pod_ms / 1e3,
         router={**_ROUTER, "policy": {"name": column.policy}} if column.policy else {},
         other=args.other,
+        python=column.python,
     )
 
 
@@ -243,6 +254,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"
     )
+    parser.add_argument(
+        "--pythons", nargs="+", default=[], metavar="PYTHON", help="least_harm under these, too"
+    )
     parser.add_argument("--out", help="JSON file (default: bench/results/DATE-machine.json)")
     args = parser.parse_args(arguments)
     if args.columns is None:
@@ -251,6 +265,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             args.columns.remove("grpcio")
     if args.other is not None and Variant.OTHER not in [COLUMNS[c].variant for c in args.columns]:
         args.columns += [name for name in COLUMNS if name.startswith("other")]
+    args.columns += _under(args.pythons)
     args.cells = args.cells or (AIMS_CELLS if args.aims else USUAL_CELLS)
     args.seconds = args.seconds or (2.0 if args.quick else 4.0 if args.aims else 6.0)
     args.rounds = args.rounds or (1 if args.quick else 3)

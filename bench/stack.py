@@ -47,6 +47,7 @@ class StackOptions:
         pod_delay_s: Before a pod answers a completion.
         router: More of the router's configuration, by section.
         other: Checkout that `Variant.OTHER` runs.
+        python: What runs the router.
     """
 
     variant: Variant
@@ -56,6 +57,7 @@ class StackOptions:
     pod_delay_s: float = 0.0
     router: Mapping[str, Any] = field(default_factory=dict)
     other: Path | None = None
+    python: str = sys.executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +167,6 @@ def _server(options: StackOptions, pods: list[str]) -> Router | Reference | None
         "log": {"level": "error", "json_lines": False},
     }
     # `python -m` finds the package in the folder where it starts.
-    return Router(config, folder=options.other if options.variant is Variant.OTHER else None)
+    router = Router(config, folder=options.other if options.variant is Variant.OTHER else None)
+    router.command[0] = options.python
+    return router

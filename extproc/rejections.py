@@ -202,6 +202,12 @@ def late(model: str, retry_after_s: int, why: str = "") -> Rejection:
     return _for_later(429, Reason.LATE, message, model, retry_after_s, why=why)
 
 
+def steers(name: str) -> Rejection:
+    """A field of the body is for the engine's router, and cannot be removed here."""
+    message = f"The field `{name}` is not for clients here."
+    return Rejection(400, Reason.INVALID_BODY, message, param=name)
+
+
 def invalid_header(name: str, allowed: str) -> Rejection:
     """400: a control header's value cannot be used."""
     message = f"The header `{name}` must be {allowed}."

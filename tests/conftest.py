@@ -13,6 +13,10 @@ from hypothesis import settings
 
 from extproc.observe.logs import RepeatLimit
 
+# By these, people and continuous integration ask for colours and for another width.
+for name in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
+
 FEW, MANY = 25, 100
 """Examples of a property: in each run, and where there is time (`make coverage`)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -17,10 +18,25 @@ EVIDENCE = {ROOT / "docs" / "archive", ROOT / "release" / "results"}
 @cache
 def tracked() -> tuple[Path, ...]:
     """The repository's files, including those that are not added yet."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    if not (ROOT / ".git").exists():
+        return tuple(_unpacked())
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = (ROOT / line for line in listed.stdout.splitlines())
+    paths = (ROOT / name for name in listed.stdout.split("\0") if name)
     return tuple(path for path in paths if path.is_file())
+
+
+def _unpacked() -> Iterator[Path]:
+    """The files of an archive, without what `.gitignore` names and use has made since."""
+    patterns = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+
+    def kept(folder: str, names: list[str]) -> list[Path]:
+        paths = (Path(folder, name) for name in sorted(names))
+        return [path for path in paths if not any(map(Path("/", relative(path)).match, patterns))]
+
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [path.name for path in kept(folder, folders)]
+        yield from kept(folder, names)
 
 
 def pages() -> list[Path]:

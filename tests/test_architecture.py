@@ -42,7 +42,7 @@ ARROWS = {
     "request": ("fleet", "queue", "routing", "wire"),
     "peers": ("fleet", "queue", "adapters", "routing", "observe", "files", "wire", "gen"),
     "discovery": ("fleet", "adapters", "routing", "files"),
-    "observe": ("fleet", "queue", "adapters", "routing", "wire", "gen"),
+    "observe": ("fleet", "queue", "adapters", "routing", "files", "wire", "gen"),
     "config": (
         *("fleet", "queue", "adapters", "routing", "request", "discovery", "envoy", "observe"),
         *("files", "wire"),
@@ -53,7 +53,9 @@ ARROWS = {
     ),
     "plugins": ("routing",),
     "stack": ("envoy", "config"),
-    "lab": ("fleet", "queue", "adapters", "routing", "request", "stack", "envoy", "plugins"),
+    "lab": (
+        *("fleet", "queue", "adapters", "routing", "request", "stack", "envoy", "plugins", "files"),
+    ),
     "commands": (
         *("fleet", "queue", "adapters", "routing", "request", "peers", "discovery", "envoy"),
         *("observe", "config", "service", "plugins", "stack", "lab", "files", "wire"),
@@ -64,8 +66,8 @@ ARROWS = {
 `__init__`.
 
 Services of several rooms are carried by the `wire`, by its contract `rpc`. Files that operators
-name are read in one way everywhere: `files`. Routers tell each other who waits, so `peers` know the
-queue and the router, and what they tell is counted (`observe`)."""
+name are read, and contexts of TLS are made, in one way everywhere: `files`. Routers tell each other
+who waits, so `peers` know the queue and the router, and what they tell is counted (`observe`)."""
 
 TELL_THE_VERSION = ("service", "commands")
 """The rooms that may import the package too, for its version."""
@@ -81,7 +83,7 @@ ARROWS_IN_LAB = {
 }
 
 IMPURE = {
-    "files": ("blocking", "filewatch", "reading", "yamltext"),
+    "files": ("blocking", "filewatch", "reading", "refusals", "tls", "yamltext"),
     "wire": ("grpcio", "httpserver", "server", "tls"),
     "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "scraper"),
     "envoy": ("bootstrap", "completions", "eds", "health"),
@@ -130,15 +132,15 @@ STATE = {
 their attributes is a callable that is set from outside."""
 
 FOREIGN = {
+    "adapters.stores.redis": "redis-py's connections",
     "commands.panels": "typer's options",
     "envoy.eds": "protobuf messages",
+    "files.tls": "a TLS context",
     "lab.loadtest.locust.users": "locust's environment and options",
     "observe.logs": "records of logging",
-    "peers.dialler": "a TLS context",
     "peers.encoding": "protobuf messages",
     "request.encoding": "protobuf messages",
     "wire.headers": "hpack's decoder",
-    "wire.tls": "a TLS context",
 }
 """Files that set attributes of what libraries have made, which have no other way."""
 
@@ -358,6 +360,48 @@ def test_only_the_codec_and_the_services_import_protobuf_messages() -> None:
 
     for transport in ours("wire.grpcio", "wire.server", "wire.rpc"):
         assert list(wrong(transport, is_allowed)) == []
+
+
+CONTEXTS = ("SSLContext", "create_default_context", "_create_unverified_context")
+"""What makes a context of TLS."""
+OUR_OWN_HTTP = ("stack", "commands.demo")
+"""Rooms that ask processes alone that they have started, without TLS."""
+
+
+def own_tls(tree: ast.Module) -> Iterator[str]:
+    """Yield the calls that make a context of TLS, or have a library make one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            given = {keyword.arg for keyword in node.keywords}
+            needs = {"TCPConnector": "ssl", "ClientSession": "connector"}.get(
+                name.removeprefix("aiohttp.")
+            )
+            if name.removeprefix("ssl.") in CONTEXTS or (needs and needs not in given):
+                yield name
+
+
+def test_contexts_of_tls_are_made_in_one_place() -> None:
+    """So that every client and server accepts the same certificates."""
+    apart = ours("files.tls", *OUR_OWN_HTTP)
+    found = {module: list(own_tls(tree)) for module, tree in trees().items()}
+
+    assert {m: calls for m, calls in found.items() if calls and not is_in(m, *apart)} == {}
+
+
+def test_a_context_of_tls_that_is_made_elsewhere_is_found() -> None:
+    planted = """
+ssl.create_default_context(cafile="x")
+SSLContext(ssl.PROTOCOL_TLS_SERVER)
+aiohttp.TCPConnector(limit=0)
+aiohttp.ClientSession(headers={})
+aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=system_context()))
+"""
+
+    assert list(own_tls(ast.parse(planted))) == [
+        *("ssl.create_default_context", "SSLContext", "aiohttp.TCPConnector"),
+        "aiohttp.ClientSession",
+    ]
 
 
 def test_no_name_of_a_file_occurs_in_more_than_two_rooms() -> None:

@@ -53,9 +53,14 @@ def test_a_benchmark_tells_its_options(
             ["other least_harm"],
             ["308B@max"],
         ),
+        (
+            ["--columns", "empty", "--pythons", "python3.11", "/bin/python3.15", "--aims"],
+            ["empty", "least_harm python3.11", "least_harm python3.15"],
+            run.AIMS_CELLS,
+        ),
     ],
 )
-def test_another_checkout_is_measured_under_each_policy(
+def test_other_checkouts_and_pythons_are_measured_beside_this_one(
     arguments: list[str], columns: list[str], cells: Sequence[str]
 ) -> None:
     args = run.parse(arguments)

@@ -67,21 +67,49 @@ def test_what_is_run_is_what_is_pinned(name: str, path: str, pattern: str) -> No
     assert first(RUN[name][0]) == pin(path, pattern)
 
 
-def test_the_python_of_the_image_is_the_one_that_is_run() -> None:
+PYTHONS = [
+    word.rpartition(" :: ")[2]
+    for word in PROJECT["classifiers"]
+    if word.startswith("Programming Language :: Python :: 3.")
+]
+"""Those that the package claims."""
+OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
+
+
+def test_the_python_of_the_image_is_one_that_is_run() -> None:
     image = pin("Dockerfile", r"^ARG BASE=python:([\d.]+)-")
 
     assert RUN["Python"][2] == f"the image has {image}"
-    assert image.startswith(f"{first(RUN['Python'][0])}.")
+    assert image.rpartition(".")[0] in PYTHONS
 
 
-def test_the_pythons_that_are_expected_are_those_that_the_package_claims() -> None:
-    claimed = [
-        word.rpartition(" :: ")[2]
-        for word in PROJECT["classifiers"]
-        if word.startswith("Programming Language :: Python :: 3.")
-    ]
-    assert RUN["Python"][1] == f"{claimed[0]} to {claimed[-1]}"
-    assert PROJECT["requires-python"] == f">={claimed[0]}"
+def test_the_pythons_that_are_run_are_those_that_the_package_claims() -> None:
+    minors = range(int(OLDEST.partition(".")[2]), int(NEWEST.partition(".")[2]) + 1)
+
+    assert [f"3.{minor}" for minor in minors] == PYTHONS
+    assert RUN["Python"][:2] == (f"{OLDEST} to {NEWEST}", f"{OLDEST} or later")
+    assert PROJECT["requires-python"] == f">={OLDEST}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "RELEASING.md"])
+def test_pages_name_the_pythons_that_are_run(page: str) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+    assert re.findall(r"Python (3\.\d+ to 3\.\d+)", text) == [f"{OLDEST} to {NEWEST}"]
+
+
+def test_make_looks_for_each_python_and_takes_the_newest() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    candidates = re.findall(r"\$\$\{PYTHON:-python3 (.*?)\}", makefile)
+
+    assert candidates == [" ".join(f"python{each}" for each in reversed(PYTHONS))]
+
+
+def test_continuous_integration_runs_the_oldest_and_the_newest_python() -> None:
+    file = ROOT / ".github" / "workflows" / "check.yml"
+    job = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]["check"]
+
+    assert job["strategy"]["matrix"]["python"] == [OLDEST, NEWEST]
 
 
 def test_the_oldest_envoy_is_the_one_that_the_package_takes() -> None:
@@ -113,7 +141,7 @@ DEFINITIONS = {
 }
 
 
-@pytest.mark.skipif("EXTPROC_CRDS" not in os.environ, reason="EXTPROC_CRDS names no definitions")
+@pytest.mark.skipif("EXTPROC_CRDS" not in os.environ, reason="no EXTPROC_CRDS (CONTRIBUTING.md)")
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_definitions_are_those_that_the_tests_apply(name: str) -> None:
     file, annotation = DEFINITIONS[name]

@@ -29,6 +29,9 @@ class Book:
         deleted: Adapters that are declared no longer, and that a pod may have.
         old: Served names that are to be unloaded, and since when.
         open: Names of adapters that are to be loaded somewhere.
+        unproven: Names of adapters whose effect is to be checked somewhere.
+        refused: Names of adapters that some pod has shown to have no effect there, where one is
+            needed.
         rates: Seconds of work per second by name, where there is any.
         held: Names of adapters that requests wait for, in order.
         surplus: Names of adapters that other pods have than may, or more.
@@ -49,6 +52,8 @@ class Book:
         self.deleted: dict[str, Deleted] = {}
         self.old: dict[str, float] = {}
         self.open: set[str] = set()
+        self.unproven: set[str] = set()
+        self.refused: set[str] = set()
         self.rates: Mapping[str, float] = {}
         self.held: dict[str, None] = {}
         self.surplus: set[str] = set()
@@ -67,6 +72,7 @@ class Book:
     def configure(self, settings: AdapterSettings) -> None:
         """Apply other limits."""
         self.settings = settings
+        self.later.update(dict.fromkeys(self.kept))
 
     def declare(
         self,
@@ -95,8 +101,8 @@ class Book:
         for each in deleted:
             if each.name not in self.kept:
                 self.deleted.setdefault(each.name, Deleted(Kept(each), until_s))
-        self.open &= self.kept.keys()
-        self.surplus &= self.kept.keys()
+        for names in (self.open, self.unproven, self.refused, self.surplus):
+            names.intersection_update(self.kept)
         self.is_regrouped, self.next_s = True, now
 
     def _take(self, declaration: Declaration, before: Mapping[str, Kept]) -> Kept:
@@ -191,6 +197,8 @@ class Book:
         else:
             listing = self.fleet.pods_of.get(kept.serving or "", ())
             found = {address for address in listing if self.fleet.pods[address].is_usable}
+        if self.settings.needs_effect:
+            found = {a for a in found if self.fleet.pods[a].effect(kept.serving or "")}
         served, pods, elsewhere = kept.serving or "", self.fleet.pods, self.leaving_elsewhere
         gone = {a for a in found if pods[a].has_left(served) or (a, served) in elsewhere}
         return frozenset(found - gone)

@@ -6,19 +6,22 @@
 3. A load takes a GPU slot at once, and may push out a running adapter's. So it goes to pods where a
    slot is free or idle; to one where all run, only when that has been so for long. To a pod whose
    engine is known to mix weights, only while it has no requests.
-4. Where a pod's memory has no place left, the adapter that is wanted least goes first. None with
+4. Whether an adapter has an effect is checked first where requests wait for it. No other pod waits
+   for a check, and checks are no loads: a pod that hangs costs itself alone.
+5. Where a pod's memory has no place left, the adapter that is wanted least goes first. None with
    requests goes, and none that nobody declared. Where none may go, adapters that requests wait for
    are loaded all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from msgspec import Struct
 
 from extproc.adapters.book import Book
+from extproc.adapters.judging import NUM_SPARES
 from extproc.adapters.podhistory import Pod
 from extproc.adapters.states import Action, Kind
 from extproc.adapters.versions import Kept
@@ -57,6 +60,9 @@ def calls(book: Book, *, now: float, is_leading: bool = True, is_led: bool = Fal
     """
     free = {a: pod for a, pod in book.fleet.pods.items() if _is_free(book, pod)}
     unloads = list(_unloads(book, free, is_leading=is_leading, now=now))
+    for check in _checks(book, unloads, now=now):
+        free.pop(check.address, None)
+        unloads.append(check)
     num_loads = book.settings.max_loads - book.fleet.num_loading
     if num_loads <= 0 or not book.open or is_led:
         return unloads
@@ -79,6 +85,9 @@ def next_s(book: Book, *, now: float) -> float:
         return now
     waits = settings.grace_s, settings.drain_s
     times += [since_s + wait_s for since_s in book.old.values() for wait_s in waits]
+    if book.unproven:
+        most = settings.max_loads_per_minute
+        times += [pod.checks.free_s(most, now=now) for pod in book.fleet.pods.values()]
     if book.open:
         times += [_may_load_s(book, pod, now=now) for pod in book.fleet.pods.values()]
     return min([each for each in times if each > now], default=inf)
@@ -119,7 +128,22 @@ def _unloads(book: Book, free: dict[str, Pod], *, is_leading: bool, now: float) 
                 del free[address]
                 yield _unload(book, address, served)
     if is_leading:
+        yield from _without_effect(book, free, now=now)
         yield from _surplus(book, free, now=now)
+
+
+def _without_effect(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
+    """Yield the unloads of adapters that have shown to have no effect, where one is needed."""
+    for name in sorted(book.refused):
+        kept = book.kept[name]
+        served = kept.served
+        for address in sorted(kept.unproven & free.keys()):
+            pod = free[address]
+            is_refused = pod.effect(served) is False and not pod.state.is_resolver
+            is_idle = served not in pod.state.pending_by_adapter
+            if is_refused and is_idle and _may_unload(book, address, served, now=now):
+                del free[address]
+                yield _unload(book, address, served)
 
 
 def _surplus(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
@@ -151,6 +175,29 @@ def _is_idle(book: Book, pod: Pod, served: str, *, now: float) -> bool:
     is_old = now - pod.since.get(served, now) >= STAY_S
     is_used = served in pod.state.pending_by_adapter
     return is_old and not is_used and _may_unload(book, pod.state.address, served, now=now)
+
+
+# --- checking -----------------------------------------------------------------------------------
+
+
+def _checks(book: Book, begun: Iterable[Action], *, now: float) -> Iterator[Action]:
+    """Yield the checks that start now, beside the calls that have begun: one on a pod."""
+    busy = {action.address for action in begun}
+    pods, most = book.fleet.pods, book.settings.max_loads_per_minute
+    waiting = [name for name in book.held if name in book.unproven]
+    others = sorted(book.unproven.difference(waiting))
+    others.sort(key=lambda name: -book.rates.get(name, 0.0))
+    for name in (*waiting, *others):
+        kept = book.kept[name]
+        num_urgent = kept.num_desired + NUM_SPARES if name in book.held else 0
+        for number, address in enumerate(kept.to_check):
+            pod = pods[address]
+            if address in busy or not pod.is_usable or book.fleet.call_at(address) is not None:
+                continue
+            is_calm = not pod.state.num_pending or pod.checks.free_s(most, now=now) <= now
+            if is_calm or number < num_urgent:
+                busy.add(address)
+                yield Action(Kind.CHECK, address, kept.served, timeout_s=book.settings.check_s)
 
 
 # --- loading ------------------------------------------------------------------------------------
@@ -190,6 +237,8 @@ def _first(book: Book, kept: Kept, free: dict[str, Pod], *, now: float) -> _Load
     """Return the load of an adapter that requests wait for: where it should be, if that is soon."""
     for address in (*kept.missing, *kept.spares):
         pod = free.get(address)
+        if address in kept.unproven:
+            continue
         if pod is None:
             if book.fleet.is_called(address, since_s=now - SLOW_S):
                 return None

@@ -31,6 +31,8 @@ LOAD_TIMEOUT_S: Final = 60.0
 UNLOAD_TIMEOUT_S: Final = 10.0
 MAX_BODY_BYTES: Final = 1024 * 1024
 """Of a response: SGLang's lists every adapter that it has."""
+MAX_ANSWER_BYTES: Final = 64 * 1024
+"""Of a response with a few probabilities, which is some 2 KB. Every pod may be asked at once."""
 MAX_REASON_CHARS: Final = 500
 """Of an engine's reason: vLLM's begins with 80 characters of its own, and names paths."""
 
@@ -125,35 +127,23 @@ async def unload(
     return await _call(client, url + profile.unload_path, document, timeout_s, judge)
 
 
-async def has_effect(
-    client: PodClient,
-    url: str,
-    *,
-    base: str,
-    adapter: str,
-    timeout_s: float = UNLOAD_TIMEOUT_S,
-) -> bool | None:
-    """Return whether an adapter of the pod at `url` answers otherwise than its base model.
-
-    Both by the names that the engine reads. None where they give no answers to compare.
+async def likeliest(
+    client: PodClient, url: str, model: str, *, timeout_s: float = LOAD_TIMEOUT_S
+) -> effect.Logprobs | None:
+    """Return what a model of the pod at `url` answers to `effect.question`, by the name that the
+    engine reads; None where it gives no answer to compare.
     """
-    found = []
-    for model in (base, adapter):
-        try:
-            async with asyncio.timeout(timeout_s):
-                status, _, body = await client.ask(
-                    "POST",
-                    URL(url + effect.PATH),
-                    effect.question(model),
-                    max_bytes=MAX_BODY_BYTES,
-                )
-        except FAILURES:
-            return None
-        answer = effect.read_answer(body) if status == HTTPStatus.OK else None
-        if answer is None:
-            return None
-        found.append(answer)
-    return effect.has_effect(*found)
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, _, body = await client.ask(
+                "POST",
+                URL(url + effect.PATH),
+                effect.question(model),
+                max_bytes=MAX_ANSWER_BYTES,
+            )
+    except FAILURES:
+        return None
+    return effect.read_answer(body) if status == HTTPStatus.OK else None
 
 
 async def _call(

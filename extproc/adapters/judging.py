@@ -15,6 +15,7 @@ from extproc.adapters.wanted import is_of
 NUM_SPARES = 3
 """Pods beside those that should have an adapter that it is tried on where it fails. More would
 only show the same of most adapters that fail."""
+_OF_CHECKS = (Failure.NO_EFFECT, Failure.UNCHECKED)
 MAX_JUDGED = 500
 """Adapters in one go that nobody waits for: some 5 ms."""
 
@@ -41,16 +42,21 @@ def judge(book: Book, *, now: float) -> None:
 
 def _judge(book: Book, name: str, kept: Kept, *, now: float) -> None:
     """Find who has an adapter, which version serves, and where it is to be loaded."""
-    book.open.discard(name)
-    book.surplus.discard(name)
+    for names in (book.open, book.unproven, book.refused, book.surplus):
+        names.discard(name)
     _count(book, name, kept)
     num = _num_wanted(book, name, kept)
     num_able = _aim(book, name, kept, num or 1, now=now)
     kept.serve(min(kept.declaration.min_replicas, num_able or num))
     kept.num_desired = num
+    kept.to_check = _to_check(book, kept, now=now) if num else ()
     kept.missing = _missing(book, kept, num)
     if kept.missing:
         book.open.add(name)
+    if kept.to_check:
+        book.unproven.add(name)
+    if kept.path and _refused(book, kept):
+        book.refused.add(name)
     if kept.num_surplus or kept.strays:
         book.surplus.add(name)
     for served in book.families.get(name, ()):
@@ -66,6 +72,7 @@ def _count(book: Book, name: str, kept: Kept) -> None:
     holders: set[str] = set()
     earlier: set[str] = set()
     strays: set[str] = set()
+    unproven: set[str] = set()
     for served in book.families.get(name, ()):
         pods = [book.fleet.pods[address] for address in book.fleet.pods_of.get(served, ())]
         usable = [pod for pod in pods if pod.is_usable]
@@ -74,15 +81,19 @@ def _count(book: Book, name: str, kept: Kept) -> None:
             pools = kept.declaration.pools
             own = [pod for pod in has if is_of(pod, pools)]
             strays = {pod.state.address for pod in has if not is_of(pod, pools)}
+            unproven = {pod.state.address for pod in own if _is_unproven(book, pod, served)}
             holders.update([pod.state.address for pod in own])
             usable = own + [pod for pod in usable if kept.had(pod.listed[served])]
             earlier = {pod.state.address for pod in usable[len(own) :]}
+        if book.settings.needs_effect:
+            usable = [pod for pod in usable if pod.effect(served)]
+            holders -= unproven
         if usable:
             ready[served] = len(usable)
     for address in holders:
         _arrived(book, address, kept.served)
     kept.ready, kept.holders, kept.earlier_holders = ready, holders, earlier
-    kept.strays = strays
+    kept.strays, kept.unproven = strays, unproven
 
 
 def _arrived(book: Book, address: str, served: str) -> None:
@@ -120,7 +131,7 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
         pod = book.fleet.pods[address]
         if not _fits(kept, pod):
             continue
-        problem = _problem(book, kept, pod)
+        problem = _problem(book, kept, pod, now=now)
         num_untried += problem is None
         if problem is not None:
             failure, message, next_s = problem
@@ -136,6 +147,10 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
             break
     kept.targets, kept.spares = tuple(good[:num]), tuple(good[num:])
     resolvers = {each for each in kept.targets if book.fleet.pods[each].state.is_resolver}
+    unproven = {a for a in resolvers if _is_unproven(book, book.fleet.pods[a], kept.served)}
+    kept.unproven |= unproven
+    if book.settings.needs_effect:
+        resolvers -= unproven
     if resolvers - kept.holders:
         kept.holders |= resolvers
         kept.ready[kept.served] = len(kept.holders)
@@ -160,7 +175,7 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
     return num_able
 
 
-def _problem(book: Book, kept: Kept, pod: Pod) -> tuple[Failure, str, float] | None:
+def _problem(book: Book, kept: Kept, pod: Pod, *, now: float) -> tuple[Failure, str, float] | None:
     """Return why an adapter is not on a pod, and when that may be otherwise; None for no reason."""
     if not pod.bases.isdisjoint((kept.declaration.name, kept.served)):
         return Failure.CONFLICT, "it is the name of the pod's base model", inf
@@ -170,9 +185,11 @@ def _problem(book: Book, kept: Kept, pod: Pod) -> tuple[Failure, str, float] | N
     if root is not None and not kept.has(root):
         return Failure.CONFLICT, f"the pod has {root} under that name", inf
     attempt = book.fleet.attempts.of(address, kept.served)
-    if attempt is None or attempt.kind is not Kind.LOAD:
-        return None
-    return attempt.failure, attempt.message, attempt.next_s
+    if attempt is not None and attempt.kind is Kind.LOAD:
+        return attempt.failure, attempt.message, attempt.next_s
+    if book.settings.needs_effect and now < pod.mute_until_s and not pod.effect(kept.served):
+        return Failure.UNCHECKED, "it gives no answers to compare", pod.mute_until_s
+    return None
 
 
 def _why_nowhere(book: Book, kept: Kept) -> tuple[Failure, str, str] | None:
@@ -189,16 +206,40 @@ def _why_nowhere(book: Book, kept: Kept) -> tuple[Failure, str, str] | None:
 
 def _missing(book: Book, kept: Kept, num: int) -> tuple[str, ...]:
     """Return the pods on which an adapter is to be loaded, those that should have it first."""
-    lacking = [address for address in kept.targets if address not in kept.holders]
+    has = kept.holders | kept.unproven
+    lacking = [address for address in kept.targets if address not in has]
     if not num or not lacking or kept.earlier_holders:
         return ()
     coming = book.fleet.coming_to(kept.served)
-    num_coming = len(coming | kept.holders)
+    num_coming = len(coming | kept.holders | set(kept.to_check))
     if not kept.is_eager and num_coming >= num:
         return ()
     lacking = [address for address in lacking if address not in coming]
     most = kept.declaration.max_replicas
     return tuple(lacking if most is None else lacking[: max(0, most - num_coming)])
+
+
+def _is_unproven(book: Book, pod: Pod, served: str) -> bool:
+    """Return whether it is unknown that an adapter has an effect on a pod, and to be known."""
+    settings = book.settings
+    if settings.needs_effect:
+        return not pod.effect(served)
+    return settings.checks_effect and pod.effect(served) is None
+
+
+def _to_check(book: Book, kept: Kept, *, now: float) -> tuple[str, ...]:
+    """Return the pods that are to show now whether an adapter has an effect there."""
+    found = []
+    for address in sorted(kept.unproven):
+        attempt = book.fleet.attempts.of(address, kept.served)
+        if attempt is None or attempt.failure not in _OF_CHECKS or attempt.next_s <= now:
+            found.append(address)
+    return tuple(found)
+
+
+def _refused(book: Book, kept: Kept) -> bool:
+    pods = book.fleet.pods
+    return any(pods[address].effect(kept.served) is False for address in kept.unproven)
 
 
 def _has(kept: Kept, pod: Pod) -> bool:

@@ -75,10 +75,11 @@ class Attempts:
         *,
         settings: AdapterSettings,
         now: float,
+        num_elsewhere: int = 0,
     ) -> None:
-        """Count a failure."""
+        """Count a failure, and so many on other pods that say the same of the adapter."""
         before = self.of(address, served)
-        num = 1 + (before.num_failures if before and before.kind is kind else 0)
+        num = 1 + (before.num_failures if before and before.kind is kind else 0) + num_elsewhere
         doublings = min(num - 1, 32)
         pause_s = min(settings.backoff_min_s * 2**doublings, settings.backoff_max_s)
         if num >= settings.max_failures:
@@ -88,7 +89,7 @@ class Attempts:
             troubled.add(served)
             if len(troubled) > 1:
                 pause_s = min(pause_s, SHARED_PAUSE_S)
-        attempt = Attempt(kind, failure, message, num, now + pause_s)
+        attempt = Attempt(kind, failure, message, num - num_elsewhere, now + pause_s)
         self._by_address.setdefault(address, {})[served] = attempt
         heappush(self._due, (attempt.next_s, served))
 
@@ -96,6 +97,11 @@ class Attempts:
         """Forget what failed: the pod holds it, and so is not in trouble."""
         self._troubled.pop(address, None)
         self.forget(address, served)
+
+    def num_without_effect(self, served: str, *, except_at: str) -> int:
+        """Return how often other pods found an adapter to have no effect."""
+        found = [each.get(served) for at, each in self._by_address.items() if at != except_at]
+        return sum([a.num_failures for a in found if a and a.failure is Failure.NO_EFFECT])
 
     def forget(self, address: str, served: str) -> None:
         """Forget what failed."""
@@ -140,6 +146,7 @@ class _Call(Struct, frozen=True):
     action: Action
     epoch: int
     started_at_s: float
+    root: str  # of the adapter, as the pod listed it then
 
 
 class Fleet:
@@ -179,19 +186,20 @@ class Fleet:
         """Return the addresses of the pods that are to have it, and do not list it yet."""
         coming = {a for a, pod in self.pods.items() if served in pod.verifying}
         for address, call in self._calls.items():
-            if call.action.name == served and call.action.kind is Kind.LOAD:
+            if call.action.name == served and call.action.kind is not Kind.UNLOAD:
                 coming.add(address)
         return coming
 
     def coming(self) -> set[str]:
         """Return the served names of all of these."""
         calls = [call.action for call in self._calls.values()]
-        names = {action.name for action in calls if action.kind is Kind.LOAD}
+        names = {action.name for action in calls if action.kind is not Kind.UNLOAD}
         return names.union(*[pod.verifying for pod in self.pods.values()])
 
     def due_s(self) -> float:
         """Return when something is due that no call tells; inf for never."""
         times = [until_s for pod in self.pods.values() for until_s in pod.verifying.values()]
+        times += [pod.mute_until_s for pod in self.pods.values() if pod.mute_until_s > -inf]
         times += [pod.refusal[2] for pod in self.pods.values() if pod.refusal is not None]
         return min([self.attempts.due_s(), *times])
 
@@ -223,19 +231,24 @@ class Fleet:
         elif seen.is_back:
             self.changed.update(self.attempts.forget_passing(address))
         for name in seen.left:
-            self.attempts.forget(address, name)
+            attempt = self.attempts.of(address, name)
+            if attempt is not None and attempt.kind is Kind.UNLOAD:
+                self.attempts.forget(address, name)
         for name in seen.lied:
             result = Result(Failure.UNVERIFIED, "it was unloaded but is still listed")
             self._fail(pod, name, Kind.UNLOAD, result, settings=settings, now=now)
         if pod.refusal is not None and now >= pod.refusal[2]:
             pod.refusal = None
+        if now >= pod.mute_until_s:
+            pod.mute_until_s = -inf
         self._verify(pod, settings=settings, now=now)
 
     def _verify(self, pod: Pod, *, settings: AdapterSettings, now: float) -> None:
         """See whether the pod lists what it said it had loaded."""
         for name, until_s in list(pod.verifying.items()):
             if name in pod.listed:
-                self.attempts.succeed(pod.state.address, name)
+                if not settings.needs_effect:  # else that is not all
+                    self.attempts.succeed(pod.state.address, name)
             elif now >= until_s:
                 result = Result(Failure.UNVERIFIED, "the pod loaded it but does not list it")
                 self._fail(pod, name, Kind.LOAD, result, settings=settings, now=now)
@@ -267,8 +280,15 @@ class Fleet:
         if failure in OF_THE_POD:
             pod.refusal = failure, message, now + settings.rest_s
             return
+        address, num_elsewhere = pod.state.address, 0
+        listing = self.pods_of.get(name, ())
+        if failure is Failure.NO_EFFECT and not any(self.pods[a].effect(name) for a in listing):
+            num_elsewhere = self.attempts.num_without_effect(name, except_at=address)
         self.attempts.fail(
-            pod.state.address, name, kind, failure, message, settings=settings, now=now
+            *(address, name, kind, failure, message),
+            settings=settings,
+            now=now,
+            num_elsewhere=num_elsewhere,
         )
 
     # --- calls ------------------------------------------------------------------------------
@@ -276,11 +296,12 @@ class Fleet:
     def begin(self, action: Action, *, now: float) -> None:
         """Count a call that starts now."""
         pod = self.pods[action.address]
-        self._calls[action.address] = _Call(action, pod.epoch, now)
+        root = pod.listed.get(action.name, "")
+        self._calls[action.address] = _Call(action, pod.epoch, now, root)
         if action.kind is Kind.UNLOAD:
             pod.leaving = action.name
         elif pod.state.num_pending:  # else it stalls nobody
-            pod.starts.start(now)
+            (pod.starts if action.kind is Kind.LOAD else pod.checks).start(now)
 
     def finished(
         self, action: Action, result: Result, *, settings: AdapterSettings, now: float
@@ -289,22 +310,44 @@ class Fleet:
         to a pod that is, tells nothing."""
         if self.call_at(action.address) != action:
             return
-        epoch = self._calls.pop(action.address).epoch
+        call = self._calls.pop(action.address)
         self.changed.add(action.name)
         pod = self.pods.get(action.address)
         if pod is None:
             return
         pod.leaving = ""
-        if pod.epoch != epoch:
+        if pod.epoch != call.epoch:
             return
-        if result.failure is not None:
+        if action.kind is Kind.CHECK:
+            self._check(pod, action.name, call.root, result, settings=settings, now=now)
+        elif result.failure is not None:
             self._fail(pod, action.name, action.kind, result, settings=settings, now=now)
         elif action.kind is Kind.LOAD:
-            until_s = now + settings.verify_s
-            pod.loaded(action.name, until_s=until_s, has_effect=result.has_effect)
+            pod.loaded(action.name, until_s=now + settings.verify_s)
         else:
             self._unlist(action.address, pod.listed.keys() & {action.name})
             pod.unloaded(action.name, now=now)
+
+    def _check(
+        self,
+        pod: Pod,
+        name: str,
+        root: str,
+        result: Result,
+        *,
+        settings: AdapterSettings,
+        now: float,
+    ) -> None:
+        """Take what came of a check: one that fails is a failure of the load."""
+        if result.failure is None:
+            pod.checked(name, root, has_effect=result.has_effect)
+            self.attempts.succeed(pod.state.address, name)
+            return
+        if result.failure is Failure.NO_EFFECT:
+            pod.checked(name, root, has_effect=False)
+        if result.is_of_pod:
+            pod.mute_until_s = now + settings.backoff_max_s
+        self._fail(pod, name, Kind.LOAD, result, settings=settings, now=now)
 
 
 def _shape(pod: Pod) -> tuple[object, ...]:
@@ -312,4 +355,5 @@ def _shape(pod: Pod) -> tuple[object, ...]:
     state = pod.state
     sizes = state.max_loras, state.max_cpu_loras, state.max_rank
     kind = pod.bases, state.pools, state.is_resolver
-    return (state.address, pod.is_usable, kind, sizes, pod.refusal is None)
+    is_mute = pod.mute_until_s > -inf
+    return (state.address, pod.is_usable, kind, sizes, pod.refusal is None, is_mute)

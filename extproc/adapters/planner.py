@@ -92,6 +92,15 @@ class Planner(Book):
         kept = self.kept.get(name)
         return frozenset() if kept is None else self.holders_of(kept)
 
+    def proven(self, served: str) -> frozenset[str] | None:
+        """Return the addresses of the pods that may get requests for a version by its served name:
+        that have shown its effect. None for all that list it, where none is needed.
+        """
+        if not self.settings.needs_effect:
+            return None
+        pods = self.fleet.pods
+        return frozenset(a for a in self.fleet.pods_of.get(served, ()) if pods[a].effect(served))
+
     def is_awaited(self, name: str) -> bool:
         """Return whether requests waited for an adapter, as of the last `tick`."""
         return name in self.held
@@ -181,7 +190,8 @@ def unsafe(book: Book, kept: Kept) -> list[str]:
 def without_effect(book: Book, kept: Kept) -> list[str]:
     """Return the pods on which an adapter answers as its base model does."""
     pods = book.fleet.pods
-    return [each for each in kept.holders if each in pods and kept.served in pods[each].ineffective]
+    found = [each for each in kept.holders if each in pods]
+    return [each for each in found if pods[each].effect(kept.served) is False]
 
 
 def _versions(book: Book, kept: Kept) -> Iterator[VersionStatus]:

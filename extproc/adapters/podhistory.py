@@ -76,23 +76,24 @@ class Pod:
         is_known: It has listed its models since it started.
         verifying: Loaded, and not listed yet: until when to wait for that.
         leaving: Being unloaded now.
-        ineffective: Loaded, and without any effect there, as far as that was tried.
         starts: Of loads that began while it had requests.
+        checks: Of checks of adapters' effects, likewise.
+        mute_until_s: Until when it counts as one that cannot check any adapter.
         refusal: Why it loads nothing, and until when that is believed.
         full_since_s: Since when a running adapter has every slot; inf while one is free or idle.
         epoch: Grows with each restart.
     """
 
     __slots__ = (
-        *("bases", "epoch", "full_since_s", "ineffective", "is_known", "leaving", "listed"),
-        *("refusal", "since", "starts", "state", "verifying"),
-        *("_listed_at_s", "_models", "_unloaded"),
+        *("bases", "checks", "epoch", "full_since_s", "is_known", "leaving", "listed"),
+        *("mute_until_s", "refusal", "since", "starts", "state", "verifying"),
+        *("_effects", "_listed_at_s", "_models", "_unloaded"),
     )
 
     def __init__(self, address: str) -> None:
         self.state = PodState(address, is_up=False)
         self.epoch = 0
-        self.starts = Window()
+        self.starts, self.checks = Window(), Window()
         self.leaving = ""
         self.full_since_s = inf
         self._listed_at_s = -inf
@@ -110,7 +111,8 @@ class Pod:
 
     def _forget_calls(self) -> None:
         self.verifying: dict[str, float] = {}
-        self.ineffective: set[str] = set()
+        self._effects: dict[str, tuple[str, bool]] = {}
+        self.mute_until_s = -inf
         self.refusal: tuple[Failure, str, float] | None = None
         self._unloaded: dict[str, float] = {}
 
@@ -135,12 +137,24 @@ class Pod:
         """It says that it has unloaded an adapter."""
         self.listed = {each: root for each, root in self.listed.items() if each != name}
         self._unloaded[name] = now
-        self.ineffective.discard(name)
+        self._effects.pop(name, None)
 
-    def loaded(self, name: str, *, until_s: float, has_effect: bool = True) -> None:
+    def loaded(self, name: str, *, until_s: float) -> None:
         """It says that it has loaded an adapter: to be listed until then."""
-        (self.ineffective.discard if has_effect else self.ineffective.add)(name)
+        self._effects.pop(name, None)
         self.verifying[name] = until_s
+
+    def checked(self, name: str, root: str, *, has_effect: bool) -> None:
+        """It has shown whether an adapter, listed with that root, has an effect there."""
+        self._effects[name] = root, has_effect
+        self.mute_until_s = -inf
+
+    def effect(self, name: str) -> bool | None:
+        """Return whether what it has under a name has an effect there; None where that is
+        unknown.
+        """
+        root, has_effect = self._effects.get(name, ("", None))
+        return has_effect if root == self.listed.get(name, "") else None
 
     def see(self, state: PodState, *, now: float) -> Seen:
         """Take what is known now."""
@@ -195,6 +209,8 @@ class Pod:
             self.epoch += 1
             self._forget_calls()
         self.since = {name: self.since.get(name, now) for name in listed}
+        if not self.state.is_resolver:  # what comes back may be another one
+            self._effects = {name: each for name, each in self._effects.items() if name in listed}
         if listed != self.listed:
             self.listed = listed
         if bases != self.bases:

@@ -21,6 +21,7 @@ class AdapterSettings(Struct, frozen=True):
             other, and these do not count.
         load_s: A load takes no longer.
         unload_s: An unload takes no longer.
+        check_s: A check takes no longer; half of it for the base model.
         verify_s: Time after a load within which the pod must list the adapter.
         backoff_min_s: Pause after the first failure; each further one doubles it.
         backoff_max_s: The longest such pause.
@@ -31,12 +32,15 @@ class AdapterSettings(Struct, frozen=True):
             later that it is old.
         patience_s: Time for which a load waits for a slot that no running adapter has.
         place_s: Seconds between two looks at where the demand wants adapters.
+        checks_effect: Pods are asked whether an adapter changes what its base model answers.
+        needs_effect: No pod gets requests for an adapter before it has shown that.
     """
 
     max_loads: int = 4
     max_loads_per_minute: int = 30
     load_s: float = 60.0
     unload_s: float = 10.0
+    check_s: float = 20.0
     verify_s: float = 5.0
     backoff_min_s: float = 1.0
     backoff_max_s: float = 60.0
@@ -46,6 +50,8 @@ class AdapterSettings(Struct, frozen=True):
     grace_s: float = 3.0
     patience_s: float = 10.0
     place_s: float = 5.0
+    checks_effect: bool = False
+    needs_effect: bool = False
 
 
 class Kind(StrEnum):
@@ -53,6 +59,7 @@ class Kind(StrEnum):
 
     LOAD = "load"
     UNLOAD = "unload"
+    CHECK = "check"  # of an adapter's effect
 
 
 class Action(Struct, frozen=True):
@@ -85,6 +92,7 @@ class Failure(StrEnum):
     UNVERIFIED = "unverified"  # the pod said yes, and does not list it
     UNSAFE_VERSION = "unsafe_version"  # its engine would mix weights: it waits for an idle moment
     NO_EFFECT = "no_effect"  # it answers as its base model does
+    UNCHECKED = "unchecked"  # whether it does could not be found out
     UNFIT = "unfit"  # no pod has its base model, or carries its rank
     TOO_FEW = "too_few"  # it asks for more pods than there are that can have it
 
@@ -92,7 +100,10 @@ class Failure(StrEnum):
 OF_THE_POD = frozenset({Failure.NO_RUNTIME, Failure.UNAUTHORIZED})
 """The same for every adapter: the pod is steered to by what it lists, and nothing is loaded."""
 PASSING = frozenset(
-    {Failure.TIMEOUT, Failure.UNREACHABLE, Failure.UNVERIFIED, Failure.UNSAFE_VERSION}
+    {
+        *(Failure.TIMEOUT, Failure.UNREACHABLE, Failure.UNVERIFIED, Failure.UNSAFE_VERSION),
+        Failure.UNCHECKED,
+    }
 )
 """Possibly the pod's trouble rather than the adapter's."""
 
@@ -101,13 +112,15 @@ class Result(Struct, frozen=True):
     """The result of a call: no failure means that the pod said yes, or had nothing to do.
 
     Attributes:
-        has_effect: The loaded adapter answers differently from its base model, or that was not
-            tried.
+        has_effect: The adapter that was checked answers differently from its base model, or that
+            could not be tried.
+        is_of_pod: A check failed as it would for any adapter: the base model gave no answer.
     """
 
     failure: Failure | None = None
     message: str = ""
     has_effect: bool = True
+    is_of_pod: bool = False
 
 
 class State(StrEnum):

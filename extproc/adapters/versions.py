@@ -30,6 +30,9 @@ class Kept:
         targets: Pods that should have it; `num_desired` counts those that are missing, too.
         spares: Pods that may have it instead, where requests wait.
         missing: Those of them on which it is to be loaded.
+        unproven: Pods that have it, and have not shown that it has an effect there, where that is
+            needed; else that have not been asked.
+        to_check: Those of them that are to be asked now.
         is_eager: It is to be loaded without a request.
         trouble: Why a pod that should have it has not: the reason, the pod, and a sentence.
         retry_s: When it is tried next, where it failed wherever it was tried; -inf elsewhere.
@@ -39,7 +42,7 @@ class Kept:
         *("before", "declaration", "earlier", "earlier_holders", "holders", "is_eager"),
         *("missing", "num_desired"),
         *("path", "ready", "removed", "retry_s", "served", "serving", "spares", "strays"),
-        *("targets", "trouble"),
+        *("targets", "to_check", "trouble", "unproven"),
     )
 
     def __init__(self, declaration: Declaration) -> None:
@@ -54,6 +57,8 @@ class Kept:
         self.spares: tuple[str, ...] = ()
         self.num_desired = 0
         self.missing: tuple[str, ...] = ()
+        self.unproven: set[str] = set()
+        self.to_check: tuple[str, ...] = ()
         self.is_eager = False
         self.ready: dict[str, int] = {}
         self.trouble: tuple[Failure, str, str] | None = None

@@ -29,8 +29,8 @@ def check_pod(
     """Check that a model server provides what the router needs (docs/model-server.md)."""
     from extproc.commands import podcheck
     from extproc.files.reading import describe_failure, read_key
+    from extproc.files.tls import client_context
     from extproc.fleet.engines import PROFILES
-    from extproc.wire.tls import client_context
 
     if engine not in PROFILES:
         raise failure(f"--engine {engine}: allowed: {', '.join(sorted(PROFILES))}")
@@ -39,7 +39,7 @@ def check_pod(
     except OSError as error:
         raise failure(f"--api-key-file {api_key_file}: {describe_failure(error)}") from error
     try:
-        context = client_context(ca_file, verify=True) if url.startswith("https:") else None
+        context = client_context(ca_file) if url.startswith("https:") else None
     except OSError as error:
         raise failure(f"--ca-file {ca_file}: {describe_failure(error)}") from error
     checks = asyncio.run(

@@ -184,9 +184,20 @@ def envoy(
     fail_open: Annotated[
         bool | None,
         typer.Option(
-            rich_help_panel=_HOW, help="Let requests through while no router can be reached."
+            rich_help_panel=_HOW,
+            help="With override-host, let Envoy choose a pod while no router can be reached. This "
+            "gives up private adapters: any client then gets any adapter. Say so to the router, by "
+            "server.fail_open.",
         ),
     ] = None,
+    retry_resets: Annotated[
+        bool,
+        typer.Option(
+            rich_help_panel=_HOW,
+            help="Try a request on another pod, once, where its own broke the connection before it "
+            "answered anything; never on /v1/responses.",
+        ),
+    ] = True,
     allow_mode_override: Annotated[
         bool, typer.Option(rich_help_panel=_HOW, help="Allow the router to request bodies.")
     ] = False,
@@ -281,6 +292,7 @@ def envoy(
             access_log=access_log,
             shared_access_log=shared_access_log,
             failure_mode_allow=fail_open,
+            retry_resets=retry_resets,
             allow_mode_override=allow_mode_override,
         )
         typer.echo(render(options), nl=False)

@@ -53,11 +53,12 @@ DEFAULTS: _Sections = {
     "admin": {"address": "127.0.0.1:9091", "metrics_address": "0.0.0.0:9090"},
     # Gateways send the response's phases and no access log. Those that do not say how they send
     # bodies use full duplex: the protocol requires it. They are in front of us, and what llm-d's
-    # picker believes is believed here.
+    # picker believes is believed here. But not who asks: that opens private adapters, which only we
+    # have, and a gateway that sets no tenant passes on the client's.
     "completions": {"source": "response_phases"},
     "request": {
         "assumed_body_mode": "full-duplex-streamed",
-        "trusted_headers": list(TRUSTABLE),
+        "trusted_headers": [each for each in TRUSTABLE if each != "fairness_id"],
         "restore_model": True,
     },
 }

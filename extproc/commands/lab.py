@@ -16,6 +16,8 @@ from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
 from extproc.commands.panels import Commands
 from extproc.errors import ExtprocError
+from extproc.files.refusals import tls_failure
+from extproc.files.tls import SYSTEM_TRUST
 from extproc.lab.calibration.calibrate import calibrate
 from extproc.lab.engine.profiles import PROFILES, as_yaml
 from extproc.lab.loadtest.results import FORMAT as LOADTEST_FORMAT
@@ -174,7 +176,8 @@ def calibrate_command(
         typer.echo(text)
         out.write_text(text, encoding="utf-8")
     except (ExtprocError, ValueError, OSError, aiohttp.ClientError) as error:
-        raise failure(str(error) or type(error).__name__, FAILED) from error
+        said = tls_failure(error, trust=SYSTEM_TRUST) or str(error) or type(error).__name__
+        raise failure(said, FAILED) from error
 
 
 @lab_app.command("loadtest", context_settings=PASSED_ON)

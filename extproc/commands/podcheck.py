@@ -104,4 +104,4 @@ async def _try(pod: Pod, probe: Probe, timeout_s: float) -> Evidence:
     except UntriedError as error:
         return None, str(error)
     except (*FAILURES, msgspec.DecodeError) as error:
-        return False, describe(error)
+        return False, describe(error, trust="--ca-file")

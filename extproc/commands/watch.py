@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,22 +39,23 @@ def watch(
     ] = True,
     tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
     tls_ca: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             help="PEM file with the CAs of the router's certificate; the system's by default."
         ),
     ] = None,
     tls_cert: Annotated[
-        str | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
+        Path | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
     ] = None,
     tls_key: Annotated[
-        str | None, typer.Option(help="PEM file with the client certificate's private key.")
+        Path | None, typer.Option(help="PEM file with the client certificate's private key.")
     ] = None,
 ) -> None:
     """Follow the router's decisions live, or explain one request."""
     from rich.console import Console
 
     from extproc.files.reading import describe_failure
+    from extproc.files.tls import HTTP2, client_context
     from extproc.observe import watchclient
 
     if tls_key and not tls_cert:
@@ -64,11 +66,9 @@ def watch(
         context = None
         if tls or tls_ca or tls_cert:
             try:
-                context = watchclient.tls_context(
-                    ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key
-                )
+                context = client_context(tls_ca, certificate=tls_cert, key=tls_key, protocols=HTTP2)
             except OSError as error:
-                given = " ".join(each for each in (tls_ca, tls_cert, tls_key) if each)
+                given = " ".join(str(each) for each in (tls_ca, tls_cert, tls_key) if each)
                 raise watchclient.WatchError(f"{given}: {describe_failure(error)}") from error
         decisions = watchclient.watch(
             target,

@@ -265,8 +265,8 @@ class AdaptersConfig(Section):
     no_effect: Literal["refuse", "serve"] = Field(
         "refuse",
         description="With `verify: effect`, treatment of adapters that change nothing. `refuse`: "
-        "they are unloaded and requests for them are refused. `serve`: they are served, and their "
-        "status reports it. Live.",
+        "no pod serves one before it has passed there; those that fail are unloaded, and requests "
+        "for them are refused. `serve`: they are served, and their status reports it. Live.",
     )
     allow_unsafe_versions: bool = Field(
         False,

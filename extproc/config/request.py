@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from extproc.config.base import Section
 from extproc.paths import DEFAULT_INFERENCE_PATHS, RouteTable
+from extproc.request import steering
 from extproc.request.controlheaders import HINT_HEADERS, TRUSTABLE
 from extproc.request.interfaces import DEFAULT_MAX_BODY_BYTES
 from extproc.request.listbudget import DEFAULT_MAX_BYTES_PER_S
@@ -74,9 +75,16 @@ class RequestConfig(Section):
         "(names a tenant), `slo` (wanted times) and `model_rewrite` (the model that pods read, "
         "where no route has targets). Each counts under any of its names. To trust a single name, "
         "list it, as `x-gateway-inference-fairness-id`; the gateway then has to set or strip that "
-        "one only. Anyone who can send a trusted header gains by it. All control headers are "
-        "removed from requests, and several different values are refused. `extproc epp` trusts "
-        "all by default.",
+        "one only, in a filter before this one: an HTTPRoute's filters act after it. Anyone who "
+        "can send a trusted header gains by it, and by `fairness_id` reads adapters that are "
+        "private to tenants. All control headers are removed from requests, and several different "
+        "values are refused. `extproc epp` trusts all but `fairness_id` by default.",
+    )
+    pass_through: tuple[str, ...] = Field(
+        (),
+        description="Headers and body fields that steer an engine or its sidecar, and that pods "
+        "get from clients. Any other [of these](security.md#what-steers-an-engine) is removed, or "
+        "refused where the body cannot be changed.",
     )
     restore_model: bool = Field(
         False,
@@ -119,6 +127,14 @@ class RequestConfig(Section):
             if each not in TRUSTABLE and each not in HINT_HEADERS:
                 allowed = ", ".join((*TRUSTABLE, *sorted(HINT_HEADERS)))
                 raise ValueError(f"{each!r}; allowed: {allowed}")
+        return value
+
+    @field_validator("pass_through")
+    @classmethod
+    def _steers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each not in steering.NAMES:
+                raise ValueError(f"{each!r}; allowed: {', '.join(sorted(steering.NAMES))}")
         return value
 
     @field_validator("paths")

@@ -60,6 +60,13 @@ class ServerConfig(Section):
         description="`host:port` that serves gRPC health alone, always without TLS, for the "
         "kubelet's probes. None means health is served on `address` only.",
     )
+    fail_open: bool = Field(
+        False,
+        description="Whether Envoy lets requests through where no router answers (`extproc envoy "
+        "--fail-open`, a pool's `failureMode: FailOpen`). Any client then gets any adapter. So no "
+        "adapter with `tenants` can be declared over HTTP, and `/healthz` warns of LLMRoutes that "
+        "name tenants. Our chart sets it with its own values.",
+    )
 
     @field_validator("address")
     @classmethod

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from extproc.bounds import fits_header
+from extproc.files.refusals import file_failure
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Many times the need: a system's bundle of CAs has a quarter of a MiB, a Kubernetes ConfigMap or
@@ -103,21 +104,9 @@ def read_stamp(*paths: Path | None) -> list[tuple[int, int, int]]:
 
 def describe_failure(error: Exception) -> str:
     """Return the reason without the path, for a line that already has it."""
+    if isinstance(error, ssl.SSLError):
+        return file_failure(error)
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-
-
-def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Load a certificate chain and its private key, which must not be encrypted.
-
-    Raises:
-        OSError: A file cannot be read, or they do not match (`ssl.SSLError`).
-    """
-    # Without `password` OpenSSL would ask the terminal for one, and wait.
-    context.load_cert_chain(certificate, key, password=_refuse_password)
-
-
-def _refuse_password() -> str:
-    raise ssl.SSLError("the private key is encrypted")
 
 
 def _read(path: Path, at: Path | str, folder: int | None, max_bytes: int) -> bytes:

@@ -10,10 +10,8 @@ Nothing is followed, decompressed or stored.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import socket
-import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
 from ssl import SSLContext
@@ -23,6 +21,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from yarl import URL
 
 from extproc.bounds import fits_header
+from extproc.files.tls import system_context
 from extproc.fleet.podhttp import MAX_HEADS, ResponseError, TooLargeError
 
 MAX_FIELDS: Final = 128
@@ -144,18 +143,13 @@ class PodClient:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     async def _dial(self, url: URL) -> _Connection:
-        tls = (self._tls or _system_trust()) if url.scheme == "https" else None
+        tls = (self._tls or system_context()) if url.scheme == "https" else None
         host, loop = url.host or "", asyncio.get_running_loop()
         sock = await _connect(host, url.port or 0)
         _, connection = await loop.create_connection(
             lambda: _Connection(loop), sock=sock, ssl=tls, server_hostname=host if tls else None
         )
         return connection
-
-
-@functools.cache
-def _system_trust() -> SSLContext:
-    return ssl.create_default_context()
 
 
 async def _connect(host: str, port: int) -> socket.socket:

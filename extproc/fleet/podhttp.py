@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Final
 
 from extproc.errors import ExtprocError
+from extproc.files.refusals import tls_failure
 from extproc.types import Endpoint
 
 MAX_HEADS: Final = 16
@@ -44,10 +45,14 @@ def describe_status(status: int) -> str:
     return f"{said}: pods.api_key_file?" if status in (401, 403) else said
 
 
-def describe(error: BaseException) -> str:
-    """Return the reason of a failure, in one line for people."""
+def describe(error: BaseException, *, trust: str = "pods.ca_file") -> str:
+    """Return the reason of a failure, in one line for people.
+
+    Args:
+        trust: The setting with the authorities of the other side's certificate.
+    """
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, OSError) and error.errno in UNREACHABLE:
         return os.strerror(error.errno).lower()
-    return str(error) or type(error).__name__
+    return tls_failure(error, trust=trust) or str(error) or type(error).__name__

@@ -148,12 +148,14 @@ class Pool:
     ) -> bool:
         """Record a report, true at some moment from `asked_at_s` to `taken_at_s`.
 
-        Return whether it shows that the process restarted.
+        Return whether the process restarted, or may have: nobody listened at its address before,
+        and its engine tells no start time. A new process has nothing until it has listed it.
         """
         tracked = self._tracked.get(address)
         if tracked is None:
             return False
-        restarted = is_restart(tracked.report, report)
+        returns = tracked.is_unreachable and report.process_start_wall_s is None
+        restarted = returns or is_restart(tracked.report, report)
         if restarted:
             before = tracked.models or NOTHING
             self.told.drop(tracked)
@@ -184,12 +186,14 @@ class Pool:
         if tracked is None:
             return
         asked_at_s = now if asked_at_s is None else asked_at_s
+        returns = tracked.is_unreachable
         tracked.answered(self.outliers, asked_at_s, now=now)
         before = tracked.models or NOTHING
         models = self._models.listing(cards, before)
         adapters = [card.id for card in models.values() if card.parent is not None]
-        if before.keys() - models and not tracked.says_start(now, self._settings):
-            # Then names that vanish are the only sign of a restart.
+        is_new = returns or before.keys() - models
+        if is_new and not tracked.says_start(now, self._settings):
+            # Then these are the only signs of a restart.
             tracked.others.leave_to_reports(self.told.drop(tracked))
             tracked.prompts.bound(now)
             tracked.forget_memory()

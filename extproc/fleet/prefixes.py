@@ -95,9 +95,13 @@ class KvCache(Struct, eq=False, gc=False):
         self.kept_bytes = 0.0
 
 
-_Places = dict[KvCache, int]
-"""The endpoints that have a prefix, each with the bytes that it had computed by then."""
-_NOWHERE: Mapping[KvCache, int] = {}
+_Place = tuple[KvCache, int]
+"""An endpoint that has a prefix, and the bytes that it had computed by then."""
+_Places = _Place | dict[KvCache, int]
+"""Where a prefix is; a dict once it was at several endpoints, as few of them are. One place serves
+all prefixes of a request, and the garbage collector does not visit it. It visits every dict (since
+Python 3.14; before, not those of numbers)."""
+_NOWHERE: dict[KvCache, int] = {}
 
 
 class PrefixIndex:
@@ -123,6 +127,8 @@ class PrefixIndex:
             return {}
         for index in range(len(hashes) - 1, -1, -1):
             places = self._places.get(hashes[index], _NOWHERE)
+            if isinstance(places, tuple):
+                places = _NOWHERE if found else dict((places,))
             if len(places) > len(found):  # a shorter beginning is wherever the longer one is
                 for cache in places.keys() - found.keys():
                     if cache.computed_bytes - places[cache] < cache.kept_bytes:
@@ -133,14 +139,22 @@ class PrefixIndex:
 
     def add(self, request: RequestInfo, cache: KvCache) -> None:
         """Remember that the request has been sent there, and its prompt counted."""
+        place = cache, cache.computed_bytes
         for beginning in reversed(request._prefix_hashes):  # the longest one is forgotten first
-            places = self._places.pop(beginning, None) or {}
-            self.num_places += cache not in places
-            places[cache] = cache.computed_bytes
+            places = self._places.pop(beginning, None)
+            if isinstance(places, dict):
+                self.num_places += cache not in places
+                places[cache] = cache.computed_bytes
+            elif places is None or places[0] is cache:
+                self.num_places += places is None
+                places = place
+            else:
+                self.num_places += 1
+                places = dict((places, place))
             self._places[beginning] = places
         while self.num_places > self._max_places:
             _, places = self._places.popitem(last=False)
-            self.num_places -= len(places)
+            self.num_places -= len(places) if isinstance(places, dict) else 1
 
     def drop(self, request: RequestInfo, cache: KvCache) -> None:
         """Forget what `add` remembered, but not what was cached when the request was picked: the
@@ -152,9 +166,10 @@ class PrefixIndex:
 
     def _remove(self, beginning: int, cache: KvCache) -> None:
         places = self._places[beginning]
-        del places[cache]
         self.num_places -= 1
-        if not places:
+        if isinstance(places, dict) and len(places) > 1:
+            del places[cache]
+        else:
             del self._places[beginning]
 
 

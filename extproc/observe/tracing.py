@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import environ
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from extproc.errors import needs_extra
+from extproc.files.reading import describe_failure
+from extproc.files.tls import client_context
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -29,7 +32,7 @@ DEFAULT_SERVICE_NAME = "extproc"
 
 
 class TracingError(Exception):
-    """OpenTelemetry is not installed; the message has the command."""
+    """OpenTelemetry is not installed, and the message has the command; or it cannot be used."""
 
 
 class DecisionSpan:
@@ -62,19 +65,20 @@ class Tracing:
         exporter: Exports spans; OTLP as JSON over HTTP by default.
 
     Raises:
-        TracingError: OpenTelemetry is not installed.
+        TracingError: OpenTelemetry is not installed, or its file of CAs cannot be used.
     """
 
     def __init__(
         self, *, sample_ratio: float, version: str, exporter: SpanExporter | None = None
     ) -> None:
         try:
-            from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            otlp = exporter or otlp_exporter()
         except ImportError as error:
             raise TracingError(needs_extra("tracing.enabled", "otel", error)) from error
         attributes = {"service.name": environ.get("OTEL_SERVICE_NAME", DEFAULT_SERVICE_NAME)}
@@ -83,7 +87,7 @@ class Tracing:
             sampler=ParentBasedTraceIdRatio(sample_ratio),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
+        self._provider.add_span_processor(BatchSpanProcessor(otlp))
         self._tracer = self._provider.get_tracer(INSTRUMENTATION, version)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -100,3 +104,23 @@ class Tracing:
     def close(self) -> None:
         """Export the remaining spans; blocks for the exporter's own time limit at most."""
         self._provider.shutdown()
+
+
+def otlp_exporter() -> SpanExporter:
+    """Return the exporter that OpenTelemetry's variables configure, with TLS as in all of ours.
+
+    Raises:
+        TracingError: The file of CAs that they name cannot be used.
+    """
+    from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
+
+    exporter: Any = OTLPSpanExporter()
+    # It takes no context: urllib3 would make one that is not the same on every Python.
+    options = exporter._client._transport._pool.connection_pool_kw
+    ca_file = options.get("ca_certs")
+    try:
+        options["ssl_context"] = client_context(Path(ca_file) if ca_file else None)
+    except OSError as error:
+        raise TracingError(f"tracing: {ca_file}: {describe_failure(error)}") from error
+    made: SpanExporter = exporter
+    return made

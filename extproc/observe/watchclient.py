@@ -15,6 +15,7 @@ from rich.text import Text
 
 from extproc.address import Address
 from extproc.errors import ExtprocError
+from extproc.files.refusals import tls_failure
 from extproc.gen.client.extproc.v1 import (
     Candidate,
     Decision,
@@ -26,7 +27,7 @@ from extproc.gen.client.extproc.v1 import (
 )
 from extproc.phrases import duration, held
 
-__all__ = ["Candidate", "Decision", "WatchError", "render", "tls_context", "watch"]
+__all__ = ["Candidate", "Decision", "WatchError", "render", "watch"]
 
 _ALL_KEPT = 2**32 - 1  # the field's maximum: all that the server remembers
 
@@ -50,7 +51,7 @@ async def watch(
     """Yield decisions, oldest first, until the caller stops or the router ends the call.
 
     Args:
-        tls: From `tls_context`; None for plain text.
+        tls: Offers `h2` by ALPN; None for plain text.
         models: Only these models and adapters; empty for all.
         endpoint: Only picks that name this `ip:port`; "" for all.
         replay_last: Start with up to this many past decisions.
@@ -92,29 +93,10 @@ async def watch(
     except GRPCError as error:
         raise WatchError(f"{target}: {error.message or error.status.name}") from error
     except (OSError, StreamTerminatedError, ProtocolError) as error:
-        raise WatchError(f"{target}: {error or type(error).__name__}") from error
+        said = tls_failure(error, trust="--tls-ca") or str(error) or type(error).__name__
+        raise WatchError(f"{target}: {said}") from error
     finally:
         channel.close()
-
-
-def tls_context(
-    *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None
-) -> ssl.SSLContext:
-    """Return the TLS context for `watch`.
-
-    Args:
-        ca_file: PEM file; None for the system's CAs.
-        cert_file: PEM file with our certificate chain; None without mutual TLS.
-        key_file: PEM file with our key, unless `cert_file` has it.
-
-    Raises:
-        OSError: A file cannot be read or parsed (`ssl.SSLError`).
-    """
-    context = ssl.create_default_context(cafile=ca_file)
-    if cert_file is not None:
-        context.load_cert_chain(cert_file, key_file)
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 def render(decision: Decision) -> Text:

@@ -14,7 +14,6 @@ import logging
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,11 +24,10 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from extproc.address import Address
-from extproc.files.reading import check_readable, load_key_pair
+from extproc.files.refusals import tls_failure
 from extproc.fleet.loops import choose_backoff_s
 from extproc.fleet.podhttp import describe
 from extproc.wire.rpc import Call, Code, Session
-from extproc.wire.tls import client_context
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +44,9 @@ MESSAGE_BYTES = 64
 
 Open = Callable[[Call, Callable[[str], None]], Session]
 
+TRUST = "peers.ca_file"
+"""The setting with the authorities of peers' certificates."""
+
 _FAILURES = (OSError, GRPCError, ProtocolError, StreamTerminatedError)
 
 
@@ -56,7 +57,7 @@ class PeerDialler:
     Attributes:
         open_session: Begins a session of the link; gets the callable for the other end's hello.
         tls: Called for each connection, so that renewed files are used; None for plain text.
-        tls_name: Name in the peers' certificates; None leaves it unchecked (`tls_context`).
+        tls_name: Name in the peers' certificates; None where `tls` does not check it.
         on_change: Called when an address or the id of its router has changed.
     """
 
@@ -69,6 +70,7 @@ class PeerDialler:
     tls_name: str | None = None
     on_change: Callable[[], None] = lambda: None
     _ids: dict[str, str | None] = field(default_factory=dict)
+    _refused: dict[str, str] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -80,6 +82,10 @@ class PeerDialler:
         """The router id at each listed address, None while it is not known."""
         return list(self._ids.values())
 
+    def warnings(self) -> list[str]:
+        """Return which addresses TLS keeps from being linked and why, for people."""
+        return [f"peer {address}: {why}" for address, why in self._refused.items()]
+
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Dial exactly these (`ip:port`) from now on. Call within the event loop."""
         wanted = set(addresses)
@@ -87,6 +93,7 @@ class PeerDialler:
             if address not in wanted:
                 self._end(self._tasks.pop(address))
                 del self._ids[address]
+                self._refused.pop(address, None)
         for address in sorted(wanted - self._tasks.keys()):
             self._ids[address] = None
             # Not in a TaskGroup: peers come and go, and one link's end must not end the others.
@@ -114,7 +121,8 @@ class PeerDialler:
                 await link.run(self._channel(address), self.method, self.open_session)
                 reason = "it ended the link"
             except _FAILURES as error:
-                reason = describe(error)
+                reason = describe(error, trust=TRUST)
+                self._note(address, tls_failure(error, trust=TRUST))
             except Exception:
                 log.exception("link to %s raised an error", address)
                 reason = "error"
@@ -133,7 +141,14 @@ class PeerDialler:
             parsed.host, parsed.port, ssl=self.tls(), codec=_Bytes(), config=self._config
         )
 
+    def _note(self, address: str, refusal: str) -> None:
+        """Remember why TLS failed and say it once; other failures say nothing of that."""
+        if refusal and address in self._ids and self._refused.get(address) != refusal:
+            self._refused[address] = refusal
+            log.warning("peer %s: %s", address, refusal)
+
     def _learn(self, address: str, router_id: str) -> None:
+        self._refused.pop(address, None)
         log.info("peer %s is %s", address, "us" if router_id == self.own_id else router_id)
         if address in self._ids:  # else it has just left the list
             self._ids[address] = router_id
@@ -237,27 +252,3 @@ class _Bytes(CodecBase):
 
     def decode(self, data: bytes, message_type: Any) -> bytes:
         return data
-
-
-def tls_context(
-    *, ca_file: Path, cert_file: Path, key_file: Path, verify: bool, checks_name: bool
-) -> ssl.SSLContext:
-    """Return the context for links between replicas, which share their certificate files.
-
-    Args:
-        ca_file: The authority of the peers' certificates, or the certificate itself.
-        cert_file: Our chain, for peers that require one.
-        verify: Whether to check peers' certificates at all.
-        checks_name: Whether to check their names. Replicas are dialled by address, which
-            certificates rarely contain.
-
-    Raises:
-        OSError: A file cannot be read or parsed (`ssl.SSLError`).
-    """
-    check_readable(cert_file, key_file)
-    context = client_context(ca_file, verify=verify)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # self-signed certificates are allowed
-    context.check_hostname = verify and checks_name
-    load_key_pair(context, cert_file, key_file)
-    context.set_alpn_protocols(["h2"])
-    return context

@@ -46,6 +46,7 @@ class BodyReader:
         early_bytes: Size from which a part may decide.
         is_echoed: The body is ours to send on, so that it has to be kept.
         takes_adapter: As `JsonReader`.
+        removes: Fields to be cut out, as `JsonReader`; a form that has one is refused.
 
     Attributes:
         num_bytes: Of all chunks together.
@@ -62,6 +63,7 @@ class BodyReader:
             "_num_joined",
             "_num_looks",
             "_reader",
+            "_removes",
             "_route",
             "_settled",
             "_takes_adapter",
@@ -79,7 +81,9 @@ class BodyReader:
         early_bytes: int,
         is_echoed: bool = False,
         takes_adapter: bool = False,
+        removes: frozenset[str] = frozenset(),
     ) -> None:
+        self._removes = removes
         self._route = route
         self._content_type = content_type
         self._max_bytes = max_bytes
@@ -146,9 +150,17 @@ class BodyReader:
         self._at = 0
         self._num_done += self._num_joined
         self._num_joined = 1
+        if self.cut and not self._is_kept:  # the whole body, where it can be changed
+            self._is_kept = True
+            self._kept.append(data)
         if not self._is_kept:
             self.held_bytes -= len(data) + CHUNK_OVERHEAD_BYTES
         return not self._unread
+
+    @property
+    def cut(self) -> str:
+        """A field so far that is to be cut out; "" for none."""
+        return "" if self._reader is None else self._reader.cut
 
     def _may_be_small(self) -> bool:
         """Return whether to wait for more; not where only trailers may follow."""
@@ -206,18 +218,24 @@ class BodyReader:
         done, self._num_done = self._num_done, 0
         return done
 
-    def rewrite(self, model: str) -> bytes:
-        """Replace the model of a whole body that was to be kept; return the new body."""
-        kept = self._kept
+    def rewrite(self, model: str | None) -> bytes:
+        """Replace the model of a whole body that was to be kept, None to leave it; cut out what is
+        to be; return the new body.
+        """
+        kept, reader = self._kept, self._made_reader()
         whole = kept[0] if len(kept) == 1 else b"".join(kept)  # a copy of 16 MiB takes 8 ms
-        data = self._made_reader().rewritten(memoryview(whole), model)
+        if model is not None:
+            data = reader.rewritten(memoryview(whole), model)
+        else:
+            assert isinstance(reader, JsonReader)
+            data = reader.without_cuts(memoryview(whole))
         self._kept = [data]
         self.held_bytes = len(data) + CHUNK_OVERHEAD_BYTES
         return data
 
     def leave(self) -> None:
         """Free a body that has been read and stays as it is, unless it is ours to send on."""
-        if not self._is_echoed:
+        if not self._is_echoed and not self.cut:
             self._kept.clear()
             self.held_bytes = 0
 
@@ -232,8 +250,9 @@ class BodyReader:
         return self._reader.take_prompt() if isinstance(self._reader, JsonReader) else ()
 
     def forget(self) -> None:
-        """Free the reader of a body that is over and whose model is known."""
-        self._reader = None
+        """Free the reader of a body that is over, whose model is known, and that stays as it is."""
+        if not self.cut:
+            self._reader = None
 
     def clear(self) -> None:
         """Free the kept chunks; the whole body has been answered, or will not be."""
@@ -256,9 +275,11 @@ class BodyReader:
     def _made_reader(self) -> JsonReader | FormReader:
         if self._reader is None:
             if self._route.kind is RouteKind.INFERENCE_FORM:
-                self._reader = FormReader(self._content_type)
+                self._reader = FormReader(self._content_type, removes=self._removes)
             else:
-                self._reader = JsonReader(self._concerns, takes_adapter=self._takes_adapter)
+                self._reader = JsonReader(
+                    self._concerns, takes_adapter=self._takes_adapter, removes=self._removes
+                )
         return self._reader
 
     def _model_if_seen(self) -> str | None:

@@ -22,12 +22,12 @@ from extproc.protocol import (
     SUBSET_NAMESPACE,
 )
 from extproc.request import messages as m
-from extproc.request.controlheaders import CONTROL_HEADERS
+from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.encoding import Encoder
 from extproc.request.messages import BodyMode
 from extproc.request.usual import BODY, HEADERS, Head, Layout, Names, read_body, read_headers
 
-NEEDED_HEADERS = CONTROL_HEADERS | {
+NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),
     *("content-type", "content-length", "content-encoding"),
 }

@@ -18,6 +18,7 @@ from extproc.errors import RequestError
 from extproc.openai import is_model_name
 from extproc.protocol import SERVED_KEY, SUBSET_KEY
 from extproc.rejections import invalid_header
+from extproc.request.steering import HEADERS
 from extproc.types import NO_HINTS, Hints
 
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
@@ -33,6 +34,8 @@ CONTROL_HEADERS = HINT_HEADERS | {
     *(SUBSET_KEY, SERVED_KEY),
 }
 """Those, and headers that other pickers read or set, which are only removed here."""
+REMOVED_HEADERS = CONTROL_HEADERS | HEADERS
+"""What no endpoint sees by default."""
 
 MAX_NAME_BYTES = 253
 """Of an objective or a fairness id: the longest name of a Kubernetes object."""
@@ -62,13 +65,17 @@ def names_of(trusted: Iterable[str]) -> frozenset[str]:
     return frozenset(name for each in trusted for name in _NAMES.get(each, (each,)))
 
 
-def read_hints(headers: Mapping[str, str], trusted: Collection[str]) -> Hints:
-    """Return the request's hints by the `trusted` ones among `HINT_HEADERS`.
+def read_hints(
+    headers: Mapping[str, str],
+    trusted: Collection[str],
+    removed: frozenset[str] = REMOVED_HEADERS,
+) -> Hints:
+    """Return the request's hints by the `trusted` ones among `HINT_HEADERS`, and what is `removed`.
 
     Raises:
         RequestError: (400) Trusted headers have values that cannot be used, or several.
     """
-    if CONTROL_HEADERS.isdisjoint(headers):
+    if removed.isdisjoint(headers):
         return NO_HINTS
     said = {name: value for name, value in headers.items() if name in trusted}
     return Hints(
@@ -76,7 +83,7 @@ def read_hints(headers: Mapping[str, str], trusted: Collection[str]) -> Hints:
         _name(said, FAIRNESS_ID),
         _milliseconds(said, SLO_TTFT_MS),
         _milliseconds(said, SLO_TPOT_MS),
-        tuple(sorted(CONTROL_HEADERS.intersection(headers))),
+        tuple(sorted(removed.intersection(headers))),
         _model(said),
     )
 

@@ -79,7 +79,7 @@ class Incoming:
         self._has_body = not event.end_of_stream and self._mode is not BodyMode.NONE
         self._is_complete = event.end_of_stream
         self._has_trailers = False
-        self._hints = read_hints(headers, settings.trusted_headers)
+        self._hints = read_hints(headers, settings.trusted_headers, settings.removed_headers)
         self._concerns = _every if self._hints._model_rewrite else concerns
         if route.kind is RouteKind.STORED_RESPONSE:
             self._concerns = None
@@ -95,6 +95,7 @@ class Incoming:
             early_bytes=settings.early_decision_bytes,
             is_echoed=self._mode is BodyMode.FULL_DUPLEX_STREAMED,
             takes_adapter=settings.takes_adapter,
+            removes=settings.removed_fields,
         )
         if not has_fitting_length(headers, settings.max_body_bytes):
             raise RequestError(rejections.too_large(settings.max_body_bytes))
@@ -190,8 +191,20 @@ class Incoming:
         self.add(part)
 
     def read(self) -> bool:
-        """Read one pass, as `BodyReader.read`; return whether all chunks so far have been read."""
-        return self.reader.read(is_over=self.is_over)
+        """Read one pass, as `BodyReader.read`; return whether all chunks so far have been read.
+
+        Raises RequestError also for what is to be cut out of a body that cannot be changed.
+        """
+        is_read = self.reader.read(is_over=self.is_over)
+        if self.reader.cut and not self._is_changeable:
+            raise RequestError(rejections.steers(self.reader.cut))
+        return is_read
+
+    @property
+    def _is_changeable(self) -> bool:
+        """Whether the body can go on as another one."""
+        has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
+        return self._has_body and has_all and self._mode is not BodyMode.STREAMED
 
     def model(self) -> str | None:
         """Return the model, once all chunks so far are read; None where more have to come.
@@ -227,8 +240,7 @@ class Incoming:
         spelling = rewrites.spelling
         target = rewrites.target(spelling.listed(model), self._hints._model_rewrite)
         is_same = spelling.full(target) == model
-        has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
-        is_ours = self._has_body and has_all and self._mode is not BodyMode.STREAMED
+        is_ours = self._is_changeable
         if is_same and not (is_ours and rewrites.is_declared(target)):
             self._fixed = rejections.RENAMED if is_ours else rejections.NOT_REWRITABLE
             self.reader.leave()
@@ -288,6 +300,8 @@ class Incoming:
         if not self._has_body:
             return [m.ContinueHeaders(pick), *self._trailers()]
         body = self._renamed(spelling.full(pick.request.model)) if self.is_rewritten else None
+        if body is None and self.reader.cut:
+            body = self.reader.rewrite(None)
         length = None if body is None or not self._has_length else len(body)
         if self._mode in _AT_ONCE:
             return [m.ContinueBody(pick, body, length), *self._trailers()]

@@ -10,8 +10,10 @@ from msgspec import Struct, field
 
 from extproc.paths import RouteTable
 from extproc.queue import Ticket
+from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.listbudget import Lists
 from extproc.request.messages import BodyMode
+from extproc.request.steering import FIELDS
 from extproc.routing.rewrites import Rewrites
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
 
@@ -121,6 +123,8 @@ class StreamSettings(Struct, frozen=True):
             is longer than the data plane buffers does not wait for its end.
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
         trusted_headers: Names of the control headers that count (`controlheaders.names_of`).
+        removed_headers: Names of the headers that no endpoint sees.
+        removed_fields: Names of the fields in the top level of a body that no endpoint sees.
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
         takes_adapter: Bodies may name an adapter in `lora_path`, beside `model`.
         restore_model: Responses name the model that the client wrote.
@@ -135,6 +139,8 @@ class StreamSettings(Struct, frozen=True):
     assumed_body_mode: BodyMode = BodyMode.BUFFERED  # without `protocol_config`
     session_header: str | None = None  # its value keeps a client on one endpoint
     trusted_headers: frozenset[str] = frozenset()
+    removed_headers: frozenset[str] = REMOVED_HEADERS
+    removed_fields: frozenset[str] = frozenset(FIELDS)
     takes_adapter: bool = False
     restore_model: bool = False
     version: str = "0"

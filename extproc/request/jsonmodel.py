@@ -28,8 +28,16 @@ from extproc import rejections
 from extproc.errors import RequestError
 from extproc.openai import MAX_MODEL_BYTES, check_model, joined
 from extproc.request.jsonskip import ContainerSkipper, StringSkipper
-from extproc.request.jsonsmall import SMALL_BYTES, find_model, read_members
+from extproc.request.jsonsmall import (
+    NO_STEERING,
+    PROMPT,
+    SMALL_BYTES,
+    STEERING,
+    find_model,
+    read_members,
+)
 from extproc.request.passes import IncrementalReader, Place, State, with_values
+from extproc.request.steering import FIELDS, MAX_FIELD_CHARS
 from extproc.types import Reason, Rejection
 
 _UNITS_PER_MEMBER = 256
@@ -38,8 +46,10 @@ MAX_MEMBERS = 1024
 """Top-level members of a body that msgspec does not read. Requests have some tens."""
 
 _MAX_MODEL_TOKEN_BYTES = 2 + 6 * MAX_MODEL_BYTES
-_MAX_KEY_TOKEN_BYTES = 2 + 6 * len("previous_response_id")
+_MAX_KEY_TOKEN_BYTES = 2 + 6 * max(MAX_FIELD_CHARS, len("previous_response_id"))
 """A character may be written as `\\uXXXX`: six bytes for what may be one."""
+
+_FIELDS = frozenset(name.encode() for name in FIELDS)
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -68,8 +78,11 @@ class JsonReader(IncrementalReader):
             model, "" for none; one with several keys `model` is then read in slices. None: never.
         enters: Keys of objects whose members count as top-level ones.
         takes_adapter: A `lora_path` beside `model` names an adapter of it, as SGLang has it.
+        removes: Keys of top-level members to be cut out.
 
     Attributes:
+        cuts: Where those are, with a comma each, so that the rest is JSON.
+        cut: The key of the last of them so far, "" for none.
         prompt: Of a small whole body, the parts of which the engine makes its prompt, in the usual
             order of chat templates; () of other bodies. Refers to the body until it is taken away.
         places: Of all top-level values of `model` so far.
@@ -79,6 +92,10 @@ class JsonReader(IncrementalReader):
     is_whole = False  # the object has been closed; only white space may follow
     refers_back = False  # the last top-level `previous_response_id` so far is not null
     prompt: tuple[msgspec.Raw, ...] = ()
+    cuts: tuple[Place, ...] = ()
+    cut = ""
+    _cut_from = -1  # a member that is being read is to be cut out from here on
+    _comma_at = -1  # the comma before it; -1 while no member stays
     _model: object = None
     _adapter = ""
     _num_members = 0
@@ -95,11 +112,13 @@ class JsonReader(IncrementalReader):
         *,
         enters: frozenset[bytes] = frozenset(),
         takes_adapter: bool = False,
+        removes: frozenset[str] = frozenset(),
     ) -> None:
         self._read = JsonReader._start
         self._needs_places = needs_places
         self._enters = enters
         self._takes_adapter = takes_adapter
+        self._removes = removes
         self.places: list[Place] = []
 
     @property
@@ -133,11 +152,16 @@ class JsonReader(IncrementalReader):
         had none."""
         value = msgspec.json.encode(model)
         if self.places:
-            return with_values(data, self.places, value)
+            return with_values(data, [(place, value) for place in self.places], self.cuts)
         at = self._members_at
-        is_empty = data[_behind_all(_SPACE, data, at)] == ord("}")
+        is_all_cut = bool(self.cuts) and self._comma_at < 0
+        is_empty = is_all_cut or data[_behind_all(_SPACE, data, at)] == ord("}")
         member = b'"model":' + value + (b"" if is_empty else b",")
-        return b"".join((data[:at], member, data[at:]))
+        return with_values(data, [((at, at), member)], self.cuts)
+
+    def without_cuts(self, data: bytes | memoryview) -> bytes:
+        """Return the whole body without what is to be cut out."""
+        return with_values(data, (), self.cuts)
 
     def take_prompt(self) -> tuple[msgspec.Raw, ...]:
         """Return `prompt`, and keep it no longer."""
@@ -149,13 +173,16 @@ class JsonReader(IncrementalReader):
         members = read_members(data)
         if members is None:
             return False
-        self.prompt = astuple(members)[3:]
+        found = astuple(members)
+        if found[STEERING] != NO_STEERING and self._is_cut(found[STEERING]):
+            return False
+        self.prompt = found[PROMPT]
         model, needs_places = members.model, self._needs_places
         if needs_places is not None and needs_places(model or ""):
-            found = find_model(data, model)
-            if found is None:
+            places = find_model(data, model)
+            if places is None:
                 return False
-            self._members_at, self.places = found[0], list(found[1])
+            self._members_at, self.places = places[0], list(places[1])
         self._model = model
         if self._takes_adapter and members.lora_path:
             self._adapter = _adapter_of(members.lora_path)
@@ -165,6 +192,10 @@ class JsonReader(IncrementalReader):
         self._num_read = len(data)
         self._read = JsonReader._behind
         return True
+
+    def _is_cut(self, found: tuple[msgspec.Raw, ...]) -> bool:
+        present = [name for name, value in zip(FIELDS, found, strict=True) if len(value)]
+        return not self._removes.isdisjoint(present)
 
     # --- states at the top level: each reads from `pos` on and returns how far ------------------
 
@@ -209,6 +240,8 @@ class JsonReader(IncrementalReader):
         self._key, self._read = part[pos + 1 : end - 1], JsonReader._colon
         if b"\\" in self._key:
             self._key = self._decoded(part[pos:end], pos).encode("utf-8", "surrogatepass")
+        if self._key in _FIELDS and not self._is_inside and self._key.decode() in self._removes:
+            self.cut, self._cut_from = self._key.decode(), self._begin + pos
         return end
 
     @_after_space
@@ -262,12 +295,30 @@ class JsonReader(IncrementalReader):
 
     @_after_space
     def _comma(self, part: bytes, pos: int) -> int:
-        if part[pos] == ord("}"):
-            return self._close(pos)
-        if part[pos] != ord(","):
+        if part[pos] not in b",}":
             raise self._invalid("a comma or the closing brace must stand here", pos)
+        is_last = part[pos] == ord("}")
+        if not self._is_inside:
+            self._end_member(self._begin + pos, is_last=is_last)
+        if is_last:
+            return self._close(pos)
         self._read = JsonReader._next_key
         return pos + 1
+
+    def _end_member(self, at: int, *, is_last: bool) -> None:
+        """Note what is to be cut out of a member that ends here, before a comma or the brace.
+
+        With the comma before it, or the one behind it while no member stays.
+        """
+        begin, self._cut_from = self._cut_from, -1
+        stays = self._comma_at >= 0
+        if begin < 0:
+            self._comma_at = at
+        elif stays:
+            self.cuts += ((self._comma_at, at),)
+            self._comma_at = at
+        else:
+            self.cuts += ((begin, at if is_last else at + 1),)
 
     def _close(self, pos: int) -> int:
         if self._is_inside:

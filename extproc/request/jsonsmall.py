@@ -14,6 +14,7 @@ import msgspec
 from extproc.errors import RequestError
 from extproc.rejections import invalid_json
 from extproc.request.passes import Place
+from extproc.request.steering import FIELDS
 
 SMALL_BYTES = 256 * 1024
 """Largest body that msgspec reads, in one pass: 0.8 ms of the densest text, 0.1 of prompts."""
@@ -24,8 +25,8 @@ _NOTHING = msgspec.Raw()
 
 
 class Members(msgspec.Struct, gc=False):
-    """Narrow types, so that decoding stops at the first byte of a huge list for a name; and the
-    prompt's parts, as they stand in the body."""
+    """Narrow types, so that decoding stops at the first byte of a huge list for a name; then the
+    prompt's parts, and `steering.FIELDS`, as they stand in the body."""
 
     model: str | None = None
     previous_response_id: str | None = None
@@ -37,7 +38,22 @@ class Members(msgspec.Struct, gc=False):
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
+    kv_transfer_params: msgspec.Raw = _NOTHING
+    ec_transfer_params: msgspec.Raw = _NOTHING
+    priority: msgspec.Raw = _NOTHING
+    bootstrap_host: msgspec.Raw = _NOTHING
+    bootstrap_port: msgspec.Raw = _NOTHING
+    bootstrap_room: msgspec.Raw = _NOTHING
+    bootstrap_pair_key: msgspec.Raw = _NOTHING
+    routed_dp_rank: msgspec.Raw = _NOTHING
+    data_parallel_rank: msgspec.Raw = _NOTHING
+    disagg_prefill_dp_rank: msgspec.Raw = _NOTHING
 
+
+PROMPT = slice(3, 10)
+STEERING = slice(10, None)
+"""Of the fields of `Members`."""
+NO_STEERING = (_NOTHING,) * len(FIELDS)
 
 _decode = msgspec.json.Decoder(Members).decode
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from extproc.errors import RequestError
 from extproc.openai import MAX_MODEL_BYTES, check_model
+from extproc.rejections import steers
 from extproc.request.passes import IncrementalReader, Place, with_values
 from extproc.types import Reason, Rejection
 
@@ -45,6 +46,7 @@ class FormReader(IncrementalReader):
 
     Args:
         content_type: The request's `content-type` header.
+        removes: Names of fields that are refused.
 
     Attributes:
         model: The last complete field `model` so far.
@@ -58,7 +60,10 @@ class FormReader(IncrementalReader):
 
     refers_back = False
 
-    def __init__(self, content_type: str) -> None:
+    cut = ""  # such a form is refused instead
+
+    def __init__(self, content_type: str, *, removes: frozenset[str] = frozenset()) -> None:
+        self._removes = removes
         self._delimiter = b"\r\n--" + _boundary(content_type)
         self._content: bytes | None = None
         self._num_parts = 0
@@ -79,7 +84,7 @@ class FormReader(IncrementalReader):
         goes into a new part before the rest.
         """
         if self.places:
-            return with_values(data, self.places, model.encode())
+            return with_values(data, [(place, model.encode()) for place in self.places])
         head = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
         return b"".join((self._delimiter[2:], head, model.encode(), b"\r\n", data))
 
@@ -133,6 +138,8 @@ class FormReader(IncrementalReader):
             return self._wait(part, pos)
         self.work += _UNITS_PER_HEADER_BYTE * (found - pos)
         disposition = _disposition(part[pos + 2 : found])
+        if disposition["name"] in self._removes:
+            raise RequestError(steers(disposition["name"]))
         if disposition["name"] == "model":
             if len(disposition) > 1:
                 raise _invalid("the field `model` must be plain text, not a file")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 SLICE_BYTES = 32 * 1024
@@ -63,11 +63,17 @@ class IncrementalReader:
         return len(part)
 
 
-def with_values(data: bytes | memoryview, places: Sequence[Place], value: bytes) -> bytes:
-    """Return a body with another value at each of these places, which are in order."""
+def with_values(
+    data: bytes | memoryview, values: Iterable[tuple[Place, bytes]], cuts: Iterable[Place] = ()
+) -> bytes:
+    """Return a body with other values at these places, and nothing at those to be cut out.
+
+    No two overlap.
+    """
+    changes = sorted([*values, *((place, b"") for place in cuts)])
     pieces: list[bytes | memoryview] = []
     at = 0
-    for begin, end in places:
+    for (begin, end), value in changes:
         pieces += (data[at:begin], value)
         at = end
     return b"".join([*pieces, data[at:]])

@@ -22,7 +22,7 @@ from extproc.request import messages as m
 from extproc.request import responses
 from extproc.request.incoming import has_fitting_length, hashes_of, request_id_of, session_of
 from extproc.request.interfaces import StreamParts, StreamSettings
-from extproc.request.jsonsmall import SMALL_BYTES, read_members
+from extproc.request.jsonsmall import NO_STEERING, PROMPT, SMALL_BYTES, STEERING, read_members
 from extproc.request.messages import BodyMode
 from extproc.types import Pick, Rejection, RequestInfo
 
@@ -109,9 +109,12 @@ class Straight:
         except RequestError:
             return None
         parts, headers, path = self._parts, head.event.headers, head.route.path
+        found = astuple(members)
+        if found[STEERING] != NO_STEERING:
+            return None
         hashes: tuple[int, ...] = ()
         if parts.router.uses_cached_bytes:
-            hashes = hashes_of(model, astuple(members)[3:], path, len(data))
+            hashes = hashes_of(model, found[PROMPT], path, len(data))
         request = RequestInfo(
             model=model,
             path=path[:MAX_PATH_CHARS],

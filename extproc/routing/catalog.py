@@ -127,6 +127,11 @@ class Catalog:
         """How many adapters are declared."""
         return len(self._cards)
 
+    @property
+    def num_private(self) -> int:
+        """How many of them are for certain tenants alone."""
+        return len(self._of_tenants)
+
     def card(self, name: str) -> ModelCard | None:
         """Return a declared adapter."""
         return self._cards.get(name)
@@ -212,6 +217,15 @@ class Catalog:
             wanted is Undeclared.AUTO and not self._had_tenants
         )
         return is_admitted and self._sources.terms_are_known
+
+    def proven(self, request: RequestInfo) -> RequestInfo:
+        """Return a request that names a version by its served name, for the pods alone that may get
+        it; any other as it is.
+        """
+        proven, own = self.planner.proven(request.model), request.subset
+        if proven is None or owner_of(request.model, self._cards) is None:
+            return request
+        return replace(request, subset=proven if own is None else _of_both(proven, own))
 
     def find(
         self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float

@@ -256,7 +256,7 @@ class Router:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self._pick(request, snapshot, columns)
+            return self._pick(catalog.proven(request), snapshot, columns)
         found = catalog.find(request, self.pool.registry, now=snapshot.now)
         if not isinstance(found, RequestInfo) and found is not request._fixed:
             found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found

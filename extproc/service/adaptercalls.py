@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 
-from extproc.adapters import engineapi
+from extproc.adapters import effect, engineapi
 from extproc.adapters.adapterfiles import AdapterFiles, Root
 from extproc.adapters.states import Action, Failure, Kind, Result
 from extproc.config import Config
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import base_url
-from extproc.fleet.podstate import PodState
 from extproc.fleet.pool import Pool
 from extproc.openai import joined
 from extproc.service import configured
@@ -115,6 +114,8 @@ class AdapterCalls:
             return await engineapi.unload(
                 client, url, self._profile, name=name, timeout_s=timeout_s
             )
+        if action.kind is Kind.CHECK:
+            return await self._checked(client, url, action)
         traits = self._pool.traits(action.address)
         problem = await self._files.check(action.path, max_rank=traits.max_lora_rank)
         state = self._pool.pod_state(action.address, now=self._clock())
@@ -122,32 +123,40 @@ class AdapterCalls:
             return Result(Failure.UNSAFE_VERSION, state.why_no_load)
         if problem is not None:
             return problem
-        loaded = await engineapi.load(
+        return await engineapi.load(
             client, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
         )
-        is_new = loaded.failure is None and not loaded.message
-        if not is_new or self._verify.verify != "effect":
-            return loaded
-        return await self._verified(client, url, name, state)
 
-    async def _verified(
-        self, client: PodClient, url: str, name: str, state: PodState | None
-    ) -> Result:
-        """Return what came of a load, by whether the adapter changes what its base model answers;
-        unload one that does not, unless it is to be served all the same."""
+    async def _checked(self, client: PodClient, url: str, action: Action) -> Result:
+        """Return whether an adapter changes what its base model answers. One that does not has
+        failed, unless it is to be served all the same."""
+        state = self._pool.pod_state(action.address, now=self._clock())
         cards = (state.models if state is not None else None) or {}
         base = next((card.id for card in cards.values() if card.parent is None), None)
         if base is None:
+            return self._unchecked("it lists no base model", is_of_pod=True)
+        name = joined(base, action.name) if self._profile.joins_names else action.name
+        found: list[effect.Logprobs] = []
+        for model in (base, name):
+            timeout_s = action.timeout_s / 2
+            answer = await engineapi.likeliest(client, url, model, timeout_s=timeout_s)
+            if answer is None:
+                return self._unchecked(f"{model} gives no answers to compare", is_of_pod=not found)
+            found.append(answer)
+        if effect.has_effect(*found):
             return Result()
-        adapter = joined(base, name) if self._profile.joins_names else name
-        found = await engineapi.has_effect(client, url, base=base, adapter=adapter)
-        if found is not False:
-            return Result(None, "" if found else "its effect could not be tried")
-        if self._verify.no_effect == "serve":
-            log.warning("%s: %s answers as its base model %s does", url, name, base)
-            return Result(has_effect=False)
-        await engineapi.unload(client, url, self._profile, name=name)
-        return Result(Failure.NO_EFFECT, f"it answers as its base model {base} does")
+        message = f"it answers as its base model {base} does"
+        if self._verify.no_effect == "refuse":
+            return Result(Failure.NO_EFFECT, message)
+        log.warning("%s: %s: %s", action.address, action.name, message)
+        return Result(has_effect=False)
+
+    def _unchecked(self, message: str, *, is_of_pod: bool) -> Result:
+        """Return what comes of a check that cannot be made: what is to be served all the same has
+        not failed."""
+        if self._verify.no_effect == "refuse":
+            return Result(Failure.UNCHECKED, message, is_of_pod=is_of_pod)
+        return Result(None, message)
 
     def _open_files(self) -> AdapterFiles:
         roots = [Root(str(each.pod), each.router) for each in self._roots]

@@ -25,6 +25,11 @@ from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters
 from extproc.service.routing import Routing
 
+NOT_PRIVATE = (
+    "tenants: no adapter is private here, as Envoy serves any client where no router answers "
+    "(server.fail_open)"
+)
+
 
 class Declaring:
     """Merges what the configuration, a store and a cluster declare.
@@ -47,8 +52,11 @@ class Declaring:
         """Return why what is declared over HTTP would not count; "" if it would.
 
         Raises:
-            DeclarationError: Its source is in none of the folders of adapters.
+            DeclarationError: Its source is in none of the folders of adapters; or it is for some
+                tenants alone, where Envoy would give it to all.
         """
+        if declaration.terms.tenants and self._config.server.fail_open:
+            raise DeclarationError(NOT_PRIVATE)
         roots = [str(each.pod).rstrip("/") for each in self._config.adapters.roots]
         path, name = declaration.source, declaration.name
         is_inside = any(f"{path}/".startswith(f"{root}/") for root in roots)
@@ -196,6 +204,7 @@ class AdapterService:
         self.add_registration = self._keeping.add_registration
         self._clock, self._began_s = clocks.clock, clocks.clock()
         self._ready_wait_s = config.adapters.ready_wait_s
+        self._fails_open = config.server.fail_open
         self._sources, self._catalog = routing.sources.statuses, routing.router.catalog
 
     async def _wait_until_ready(self, name: str, timeout_s: float) -> bool:
@@ -225,8 +234,15 @@ class AdapterService:
         return inf if self._ready_wait_s is None else self._ready_wait_s
 
     def warnings(self) -> list[str]:
-        """Return what is wrong with where declarations are, for people."""
-        return [each.said for each in self._sources() if each.said]
+        """Return what is wrong with where declarations are, and with whose they are, for people."""
+        found = [each.said for each in self._sources() if each.said]
+        num = self._catalog.num_private
+        if num and self._fails_open:
+            found.append(
+                f"{num} adapters are for some tenants alone, and not private: Envoy serves any "
+                "client where no router answers (server.fail_open)"
+            )
+        return found
 
     def take_news(self) -> News | None:
         """Return who lost what and how each adapter is, once for each change; else None."""

@@ -179,6 +179,10 @@ class Kubernetes:
         """Lists and watches that failed, by reason."""
         return self._stats.failures
 
+    def warnings(self) -> list[str]:
+        """Return what keeps us from the API server that only people can change."""
+        return [self.client.refusal] if self.client.refusal else []
+
     @property
     def contact_age_s(self) -> float:
         """Seconds since the API server last sent something, of the watch with the longest gap."""

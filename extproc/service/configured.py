@@ -21,6 +21,7 @@ from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.costs import BYTES_PER_TOKEN, Costs
 from extproc.files.reading import describe_failure, read_key
+from extproc.files.tls import client_context
 from extproc.fleet.accounting import AccountingSettings, Source
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.loops import LoopSettings
@@ -31,9 +32,10 @@ from extproc.fleet.slowness import SlownessSettings
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
 from extproc.queue import QueueSettings
-from extproc.request.controlheaders import names_of
+from extproc.request.controlheaders import REMOVED_HEADERS, names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
+from extproc.request.steering import FIELDS
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.catalog import CatalogSettings, Undeclared
 from extproc.routing.modelroutes import ModelRoute, Objective
@@ -42,7 +44,6 @@ from extproc.routing.rewrites import Rule
 from extproc.service.memory import memory_limit_bytes
 from extproc.types import Endpoint
 from extproc.wire.budget import DEFAULT_MAX_BYTES, Budget
-from extproc.wire.tls import client_context
 
 _Settings = TypeVar("_Settings", bound=Struct)
 
@@ -147,6 +148,8 @@ def adapter_settings(config: Config) -> AdapterSettings:
         unload_s=adapters.unload_timeout_s,
         drain_s=adapters.drain_s,
         grace_s=HEARD_S + config.scrape.models_interval_s,
+        checks_effect=adapters.verify == "effect",
+        needs_effect=adapters.verify == "effect" and adapters.no_effect == "refuse",
     )
 
 
@@ -189,6 +192,8 @@ def stream_settings(config: Config) -> StreamSettings:
         routes=RouteTable(request.paths),
         version=__version__,
         trusted_headers=names_of(request.trusted_headers),
+        removed_headers=REMOVED_HEADERS.difference(request.pass_through),
+        removed_fields=frozenset(FIELDS).difference(request.pass_through),
         takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
@@ -287,6 +292,15 @@ def short_expiry(config: Config) -> Iterator[str]:
             f"scrape.expiry_s ({scrape.expiry_s:g}) is not more than scrape.interval_s "
             f"({scrape.interval_s:g}): the load of pods will be unknown at times; "
             "raise expiry_s to a few intervals"
+        )
+
+
+def open_doors(config: Config) -> Iterator[str]:
+    """Yield a line if Envoy passes requests by where no router answers."""
+    if config.server.fail_open:
+        yield (
+            "server.fail_open: no adapter is private, as Envoy serves any client where no router "
+            "answers"
         )
 
 

@@ -150,6 +150,10 @@ class Discovery:
         """Return reasons, for people, why no endpoints have been handed on."""
         return self._kubernetes.why_not_ready()
 
+    def warnings(self) -> list[str]:
+        """Return what keeps us from a source that only people can change."""
+        return self._kubernetes.warnings()
+
     async def run(self) -> None:
         """Hand endpoints on until cancelled, or once where the configuration lists them."""
         config = self._config

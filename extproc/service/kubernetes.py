@@ -71,6 +71,10 @@ class KubernetesDiscovery:
         """Return reasons, for people, why no endpoints have been handed on."""
         return [why for each in self._presences for why in each.why_not_ready()]
 
+    def warnings(self) -> list[str]:
+        """Return what keeps us from the API server that only people can change."""
+        return [] if self._kubernetes is None else self._kubernetes.warnings()
+
     def sources(self) -> list[SourceStatus]:
         """Return how each kind is by which the cluster declares something, if it does."""
         return [] if self._declarations is None else self._declarations.sources()

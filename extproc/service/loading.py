@@ -195,7 +195,8 @@ class Adapters:
         )
         telemetry.add_counters(
             "adapter_calls",
-            "Loads and unloads of adapters, by result: done, or the reason why not.",
+            "Loads and unloads of adapters, and checks of their effect, by result: done, or the "
+            "reason why not.",
             ("kind", "result"),
             lambda: self._calls.counts,
         )

@@ -186,7 +186,12 @@ class Parts:
 
     def warnings(self) -> Sequence[str]:
         """Return what is wrong elsewhere, for people: another router would not do better."""
-        return [*self.pods.losses.warnings(), *self.adapters.warnings()]
+        return [
+            *self.discovery.warnings(),
+            *self.pods.losses.warnings(),
+            *self.peering.warnings(),
+            *self.adapters.warnings(),
+        ]
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration.

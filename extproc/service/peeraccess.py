@@ -11,6 +11,7 @@ from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.discovery.kubernetes.api import MissingLibraryError, load_library
 from extproc.files.reading import check_readable, describe_failure
+from extproc.files.tls import HTTP2, client_context
 from extproc.peers.keys import PeerKeys, read_keys
 
 log = logging.getLogger(__name__)
@@ -87,15 +88,16 @@ def link_tls(config: Config) -> ssl.SSLContext | None:
     Raises:
         OSError: A file cannot be read, or its content cannot be used (`ssl.SSLError`).
     """
-    from extproc.peers.dialler import tls_context
-
     peers, files = config.peers, config.server.tls
     if peers is None or files is None:
         return None
-    return tls_context(
-        ca_file=peers.ca_file or files.client_ca_file or files.cert_file,
-        cert_file=files.cert_file,
-        key_file=files.key_file,
+    return client_context(
+        # Replicas share their certificate, and it may vouch for itself. They are dialled by
+        # address, which certificates rarely contain.
+        peers.ca_file or files.client_ca_file or files.cert_file,
         verify=peers.tls_verify,
         checks_name=peers.tls_name is not None,
+        certificate=files.cert_file,
+        key=files.key_file,
+        protocols=HTTP2,
     )

@@ -86,6 +86,7 @@ class Peering:
             believes_callers=checks_clients(config),
         )
         self._dialler: PeerDialler | None = None
+        self._kubernetes: Kubernetes | None = None
         self.num_routers = 1
 
     def methods(self) -> tuple[Method, ...]:
@@ -115,6 +116,11 @@ class Peering:
             elif self._peers.dns is not None:
                 tasks.create_task(self._follow_dns(self._peers.dns, self._peers))
             self._dialler.set_addresses(self._peers.static or ())
+
+    def warnings(self) -> list[str]:
+        """Return what keeps us from peers, or from knowing them, that only people can change."""
+        links = [] if self._dialler is None else self._dialler.warnings()
+        return links if self._kubernetes is None else [*links, *self._kubernetes.warnings()]
 
     async def drain(self) -> None:
         """Wait, for `FLUSH_S` at most, until peers have accepted the queued entries."""
@@ -165,7 +171,7 @@ class Peering:
             self._observers.call("relay", self._service.tick)
 
     async def _follow_service(self, service: str, peers: PeersConfig) -> None:
-        kubernetes = Kubernetes(
+        self._kubernetes = kubernetes = Kubernetes(
             peers.kubeconfig, clock=self._clock, rng=self._rng, namespace=peers.namespace
         )
         try:

@@ -7,6 +7,7 @@ free.
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import gc
 import logging
@@ -36,6 +37,7 @@ from extproc.observe.tracing import Tracing, TracingError
 from extproc.routing.policies import Policy
 from extproc.service import configured
 from extproc.service.app import App
+from extproc.service.certificates import certificate_warnings
 from extproc.service.peeraccess import check_peers, unproven_peers
 from extproc.service.routing import make_policy
 from extproc.service.stores import check_store
@@ -97,7 +99,7 @@ def serve(
         found.close()
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
     policy, tracing = found.policy, found.tracing
-    for line in (*warnings, *configured.short_expiry(config), *unproven_peers(config)):
+    for line in (*warnings, *_settings_that_work_badly(config)):
         log.warning(line)
 
     async def run() -> None:
@@ -127,10 +129,22 @@ def check_start(config: Config) -> Findings:
         check(part)
     found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]
-    found.warnings += configured.short_expiry(config)
-    found.warnings += unproven_peers(config)
+    if not found.errors:
+        found.warnings += _settings_that_work_badly(config)
     _check_addresses(config, found)
     return found
+
+
+def _settings_that_work_badly(config: Config) -> list[str]:
+    found = [
+        *configured.short_expiry(config),
+        *configured.open_doors(config),
+        *unproven_peers(config),
+    ]
+    try:
+        return [*found, *certificate_warnings(config, now=dt.datetime.now(dt.UTC))]
+    except OSError as error:  # the files are being replaced just now
+        return [*found, _one_line(f"certificates: {error}")]
 
 
 def _check_packages(config: Config) -> None:

@@ -15,7 +15,8 @@ from extproc.config import Config
 from extproc.config.adapters import RedisStoreConfig, RegistrationConfig, StoreConfig
 from extproc.config.file import ConfigError
 from extproc.errors import needs_extra
-from extproc.files.reading import check_readable, describe_failure, read_key
+from extproc.files.reading import describe_failure, read_key
+from extproc.files.tls import client_context
 
 
 def make_store(
@@ -117,7 +118,8 @@ def _redis(config: RedisStoreConfig) -> Medium:
         why = describe_failure(error)
         raise ConfigError(f"{section}.password_file: {path}: {why}") from error
     try:
-        check_readable(config.ca_file)
+        if config.ca_file is not None:
+            client_context(config.ca_file)
     except OSError as error:
         why = describe_failure(error)
         raise ConfigError(f"{section}.ca_file: {config.ca_file}: {why}") from error

@@ -130,7 +130,8 @@ class _Wire(asyncio.Protocol):
         try:
             data = tls.receive(data)
         except TlsError as error:
-            log.debug("TLS: %s", error)
+            level = logging.WARNING if error.is_refusal else logging.DEBUG
+            log.log(level, "connection from %s: %s", self._peer(), error)
             self._transport.write(tls.data_to_send())
             self._hang_up()
             return b""
@@ -138,6 +139,10 @@ class _Wire(asyncio.Protocol):
         if tls.is_ready and self.connection is None:
             self._begin()
         return data
+
+    def _peer(self) -> str:
+        name = self._transport and self._transport.get_extra_info("peername")
+        return name[0] if isinstance(name, tuple) else "a Unix socket"
 
     def _hang_up(self) -> None:
         """Close after the end of TLS: nothing more can be sent."""

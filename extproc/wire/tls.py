@@ -1,4 +1,4 @@
-"""TLS from files: of our listeners, of our calls to pods, and a certificate of our own making.
+"""TLS of our listeners, from files, and a certificate of our own making.
 
 Kubernetes rotates a mounted secret by swapping files; new connections then get the new certificate
 without a restart. Open connections are not affected.
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from extproc.errors import needs_extra
-from extproc.files.reading import check_readable, load_key_pair, read_bytes, read_stamp
+from extproc.files.reading import describe_failure, read_bytes, read_stamp
+from extproc.files.refusals import is_refusal, tls_failure
+from extproc.files.tls import HTTP2, load_key_pair, server_context
 
 if TYPE_CHECKING:
     import grpc
@@ -38,14 +40,7 @@ class Certificates:
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         self._files = certificate, key, client_ca
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # 9113 9.2.1: compression and renegotiation MUST be disabled.
-        self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-        self.context.set_alpn_protocols(["h2"])
-        if client_ca is not None:
-            self.context.verify_mode = ssl.CERT_REQUIRED
-        self._load(self.context)
+        self.context = server_context(certificate, key, client_ca=client_ca, protocols=HTTP2)
         self._stamp = read_stamp(*self._files)
         self._trouble = ""
 
@@ -56,26 +51,23 @@ class Certificates:
         Files that do not match (half of a rotation) change nothing; the next call tries again. A
         new client authority is added to the former ones, which stay trusted until a restart.
         """
+        certificate, key, client_ca = self._files
         try:
             stamp = read_stamp(*self._files)
             if stamp == self._stamp:
                 return False
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            self._load(self.context)
+            server_context(certificate, key, client_ca=client_ca)  # whether they can be used
+            load_key_pair(self.context, certificate, key)
+            if client_ca is not None:
+                self.context.load_verify_locations(client_ca)
         except (OSError, ssl.SSLError) as error:
             if str(error) != self._trouble:
-                log.warning("certificates not reloaded: %s", error)
+                name = error.filename or certificate
+                log.warning("certificates not reloaded: %s: %s", name, describe_failure(error))
             self._trouble = str(error)
             return False
         self._stamp, self._trouble = stamp, ""
         return True
-
-    def _load(self, context: ssl.SSLContext) -> None:
-        certificate, key, client_ca = self._files
-        check_readable(*self._files)
-        load_key_pair(context, certificate, key)
-        if client_ca is not None:
-            context.load_verify_locations(client_ca)
 
 
 def server_credentials(
@@ -119,20 +111,6 @@ def server_credentials(
         fetch,  # type: ignore[arg-type] # None means "no change"; the stubs miss it
         require_client_authentication=client_ca is not None,
     )
-
-
-def client_context(ca_file: Path | None, *, verify: bool) -> ssl.SSLContext:
-    """Return a context for our calls to pods; without `ca_file` it trusts the system's CAs.
-
-    Raises:
-        OSError: The file cannot be read, or has no certificates (`ssl.SSLError`).
-    """
-    check_readable(ca_file)
-    context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
@@ -193,7 +171,15 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class TlsError(Exception):
-    """The peer does not speak TLS as required; the pending output tells it why."""
+    """The peer does not speak TLS as required; the pending output tells it why.
+
+    Attributes:
+        is_refusal: One side refuses the other's certificate: people have to change one.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
 
 
 class TlsBytes:
@@ -226,7 +212,8 @@ class TlsBytes:
                 self._shake_hands()
             return self._read() if self.is_ready else b""
         except ssl.SSLError as error:
-            raise TlsError(str(error)) from error
+            said = tls_failure(error, trust="server.tls.client_ca_file")
+            raise TlsError(said, is_refusal=is_refusal(error)) from error
 
     def _shake_hands(self) -> None:
         if self._tls is None:

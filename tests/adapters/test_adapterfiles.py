@@ -91,20 +91,25 @@ async def test_the_innermost_root_counts(folder: Path) -> None:
 
 
 @pytest.fixture
-def guarded() -> Iterator[Path]:
-    """A root that all may read, with an adapter whose configuration nobody may."""
+def guarded() -> Iterator[list[Path]]:
+    """A root with an adapter whose configuration nobody may read, and one that nobody may enter."""
     with tempfile.TemporaryDirectory() as made:
-        os.chmod(made, 0o755)
-        (write(Path(made) / "a") / "adapter_config.json").chmod(0)
-        yield Path(made)
+        roots = [Path(made) / "unread", Path(made) / "closed"]
+        for root in roots:
+            write(root / "a")
+        for path in (Path(made), roots[0], roots[0] / "a"):
+            path.chmod(0o755)
+        for path in (roots[0] / "a" / "adapter_config.json", roots[1]):
+            path.chmod(0)
+        yield roots
+        roots[1].chmod(0o755)
 
 
 async def test_what_this_process_may_not_read_is_not_judged(
-    folder: Path, guarded: Path, unreadable: Path
+    guarded: list[Path], unreadable: Path
 ) -> None:
-    """Pods may, as another user. `unreadable` makes us nobody, who may not enter the folder."""
-    assert await check(guarded, max_rank=1) is None
-    assert await check(folder, max_rank=1) is None
+    """Pods may, as another user. `unreadable` makes us nobody where we are root."""
+    assert [await check(root, max_rank=1) for root in guarded] == [None, None]
 
 
 async def test_what_is_not_here_is_not_judged(folder: Path) -> None:

@@ -59,10 +59,9 @@ def test_a_pod_whose_version_mixes_weights_loads_nothing_while_it_has_requests()
 
 
 def test_an_adapter_without_effect_is_served_and_its_status_says_so() -> None:
-    pod = FakePod(ONE, broken={"/a": Result(has_effect=False)})
-    world = World([pod]).declared(Declaration("a", "/a"), for_s=1)
-    pod.models["a"] = "/a"  # as the load has come to
-    world.run(5)
+    pod = FakePod(ONE, checks=Result(has_effect=False))
+    world = World([pod], settings=AdapterSettings(checks_effect=True))
+    world.declared(Declaration("a", "/a"), for_s=5)
     status, counts = world.status("a"), world.planners[0].counts()
 
     assert (status.state, status.reason) == (State.READY, Failure.NO_EFFECT)

@@ -41,6 +41,9 @@ class FakePod:
         models: Adapters that it lists: their roots.
         broken: What loads of these paths come to.
         lies: It says yes, and does nothing.
+        without_effect: Paths of adapters that have none here.
+        check_s: How long a check takes.
+        checks: What checks come to; by default, what is so.
         pending: Requests by served name.
         loads: When they began, of those that did while it had requests.
     """
@@ -55,6 +58,9 @@ class FakePod:
     pools: frozenset[str] = frozenset()
     broken: dict[str, Result] = field(default_factory=dict)
     lies: bool = False
+    without_effect: set[str] = field(default_factory=set)
+    check_s: float = 0.1
+    checks: Result | None = None
     is_up: bool = True
     is_resolver: bool = False
     pending: Counter[str] = field(default_factory=Counter)
@@ -70,6 +76,13 @@ class FakePod:
             if not self.lies:
                 self.models.pop(action.name, None)
             return Result()
+        if action.kind is Kind.CHECK:
+            if self.checks is not None:
+                return self.checks
+            root = self.models.get(action.name, action.name if self.is_resolver else None)
+            if root is None:
+                return Result(Failure.UNCHECKED, "no such model")
+            return Result(Failure.NO_EFFECT if root in self.without_effect else None)
         if action.path in self.broken:
             return self.broken[action.path]
         if action.name in self.models:
@@ -214,13 +227,15 @@ class World:
         pod = self.pods[action.address]
         self.log.append((self.now, action))
         self._check(number, action, pod)
-        assert action.path or action.kind is Kind.UNLOAD
+        assert bool(action.path) is (action.kind is Kind.LOAD)
         self._in_flight[number].add(action.address)
         is_load = action.kind is Kind.LOAD
         self._loading[number] += is_load
         if is_load and pod.num_base + pod.pending.total():
             pod.loads.append(self.now)
+        is_check = action.kind is Kind.CHECK
         generation, takes_s = pod.generation, pod.load_s if is_load else 0.01
+        takes_s = pod.check_s if is_check else takes_s
         takes_s = takes_s if pod.is_up else 0.1
 
         def work() -> None:
@@ -252,6 +267,8 @@ class World:
             is_serving = pod.num_base + pod.pending.total()
             most = self.settings.max_loads_per_minute * len(self.planners)
             assert not is_serving or len(recent) < most, "too many loads a minute"
+            return
+        if action.kind is Kind.CHECK:
             return
         assert action.name not in self.static[action.address], "unloaded what nobody declared"
         if pod.pending[action.name]:

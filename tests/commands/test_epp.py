@@ -108,7 +108,7 @@ def test_without_flags_it_is_what_charts_expect() -> None:
     assert made.server.tls is not None
     assert made.completions.source == "response_phases"
     assert made.request.assumed_body_mode == "full-duplex-streamed"
-    assert made.request.trusted_headers == ("objective", "fairness_id", "slo", "model_rewrite")
+    assert made.request.trusted_headers == ("objective", "slo", "model_rewrite"), "no tenant"
     assert made.request.restore_model
     assert made.request.use_subset_hint
     assert not made.destination.emit_scores

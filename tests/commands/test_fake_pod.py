@@ -21,6 +21,7 @@ from extproc.lab.fakepod import pod
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.stack.processes import free_port
 from tests.commandline import error_line, invoke
+from tests.servers import needs_ipv6
 
 FREE = ("--port", "0")
 
@@ -130,6 +131,7 @@ async def test_ctrl_c_does_not_wait_for_a_drain(first: tuple[signal.Signals, ...
             assert await pods.process.wait() == 0
 
 
+@needs_ipv6
 async def test_a_pod_on_an_ipv6_address_says_where_it_is() -> None:
     async with fake_pods(*FREE, "--host", "::1") as pods:
         url = re.findall(r"http://\S+", pods.lines[0])[0]

@@ -14,7 +14,10 @@ from extproc.commands.demo.policies import remarks
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import newest
 
-SCRIPT = f"""#!{sys.executable}
+# As pip begins a command whose Python has a space in its path, where `#!` cannot name it.
+SCRIPT = f"""#!/bin/sh
+'''exec' {shlex.quote(sys.executable)} "$0" "$@"
+' '''
 from extproc.commands.hints import own_command
 print(own_command())
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -131,7 +132,9 @@ def test_images_are_named_by_the_version(page: str) -> None:
 def test_completion_that_was_installed_completes_in_a_shell(
     tmp_path: Path, typed: str, proposed: str
 ) -> None:
-    (tmp_path / "extproc").write_text(f'#!/bin/sh\nexec {sys.executable} -m extproc "$@"\n')
+    (tmp_path / "extproc").write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m extproc "$@"\n'
+    )
     (tmp_path / "extproc").chmod(0o755)
     script = f"""
         extproc --install-completion >/dev/null
@@ -413,7 +416,7 @@ async def _post(url: str, body: bytes) -> None:
         (["127.0.0.1:1"], "127.0.0.1:1"),
         (["127.0.0.1:1", "--tls-ca", "/nonexistent"], "No such file"),
         (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "/nonexistent: No such file"),
-        (["127.0.0.1:1", "--tls-ca", __file__], f"{__file__}: NO_CERTIFICATE"),
+        (["127.0.0.1:1", "--tls-ca", __file__], f"{__file__}: there is no certificate in it"),
         (["127.0.0.1:1", "--tls-key", "k"], "--tls-key needs --tls-cert"),
     ],
 )

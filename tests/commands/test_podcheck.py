@@ -13,7 +13,9 @@ from aiohttp.test_utils import unused_port
 from extproc.commands import podprobes
 from extproc.commands.podcheck import Check, check_pod, render
 from extproc.commands.podprobes import OPTIONAL, REQUIRED
+from extproc.files.tls import client_context, server_context
 from extproc.fleet.engines import PROFILES
+from tests.pki import Pki
 from tests.servers import web_server
 
 ROOT = Path(__file__).parents[2]
@@ -350,6 +352,21 @@ async def test_a_server_that_is_down_fails_everything_and_raises_nothing() -> No
     tried = [one for one in checks if one.requirement != EFFECT]
     assert {one.passed for one in tried} == {False}
     assert {one.detail for one in tried} == {"connection refused"}
+
+
+async def test_a_certificate_that_is_refused_is_named_with_the_option_that_helps(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "other").mkdir()
+    tls = server_context(*Pki(tmp_path / "other").issue("pod", "127.0.0.1"))
+    async with web_server(Pod().answer, tls=tls) as url:
+        checks = await check_pod(
+            url, profile=PROFILES["vllm"], ssl=client_context(Pki(tmp_path).ca), timeout_s=60
+        )
+
+    [said] = {check.detail for check in checks if check.requirement == HEALTH}
+    assert said.startswith("certificate refused: another CA of the same name signed it")
+    assert "--ca-file" in said
 
 
 async def test_a_key_is_sent_where_one_is_given() -> None:

@@ -110,19 +110,26 @@ def test_adapters_are_declared_from_the_folder_and_by_a_request(
     assert re.search(r"^HTTP/1.1 200", output[output.index("HTTP/1.1") :])
 
 
-def test_the_gateway_outlives_the_router(tmp_path: Path, start: Callable[..., Command]) -> None:
+def test_a_router_that_is_killed_costs_no_request(
+    tmp_path: Path, start: Callable[..., Command]
+) -> None:
     pods, run, kill = blocks_of(5)
     first = two_free_ports()
-    gateway, router, metrics, admin = (free_port() for _ in range(4))
-    ports = {"p8000": first, "p8001": first + 1, "p8080": gateway, "p9002": router}
+    gateway, router, metrics, admin, other, of_other = (free_port() for _ in range(6))
+    ports = {
+        **{"p8000": first, "p8001": first + 1, "p8080": gateway, "p9002": router},
+        **{"p9003": other, "p9091": of_other},
+    }
     start(*shlex.split(moved(pods, ports))[1:])
     (tmp_path / "build").mkdir()
     files, programs = re.split(r"^(?=extproc serve)", run, maxsplit=1, flags=re.M)
     # The ports that the page leaves to the defaults.
     own = f"server: {{address: 127.0.0.1:{router}}}\nadmin: {{address: 127.0.0.1:{metrics}}}\n"
-    files += f"printf '{own}' >> build/extproc.yaml\nsed -i s/9901/{admin}/ build/envoy.yaml\n"
+    files += f"printf '{own}' >> build/one.yaml\nsed -i s/9901/{admin}/ build/envoy.yaml\n"
 
-    script = f"{until_served(8001)}{files}{programs}{until_served(8080)}{kill}kill $envoy\n"
+    ready = "until curl -sf 127.0.0.1:9091/healthz > health; do sleep 0.2; done\n"
+    waits = f"{ready}{until_served(8080)}"
+    script = f"{until_served(8001)}{files}{programs}{waits}{kill}kill $other $envoy\n"
     output = type_it(tmp_path, script, **ports)
 
     assert output.startswith("HTTP/1.1 200")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
 from tests.commandline import error_line, invoke
 from tests.pages import blocks
+from tests.pki import Pki
 from tests.servers import host_and_port, serving_app
-from tests.wire.pki import Pki
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +74,7 @@ def router_config(*arguments: str) -> Any:
     ],
 )
 def test_wrong_options_are_refused_on_one_line(arguments: list[str], message: str) -> None:
-    line = error_line(invoke("up", *arguments))
+    line = error_line(invoke("up", *arguments, "--port", str(free_port())))
 
     assert re.match(message, line), line
 
@@ -138,7 +139,7 @@ async def test_where_it_finds_no_pods_it_names_the_ports_and_three_ways_on(
     port = int(locked.address.rpartition(":")[2])
     monkeypatch.setattr(up_pods, "USUAL_PORTS", [port, free_port(), 20_000])
     try:
-        result = await asyncio.to_thread(invoke, "up")
+        result = await asyncio.to_thread(invoke, "up", "--port", str(free_port()))
     finally:
         await locked.stop()
 
@@ -163,7 +164,7 @@ async def test_a_gateway_is_not_found_as_a_pod(monkeypatch: pytest.MonkeyPatch) 
     async with serving_app(gateway) as url:
         address = host_and_port(url)
         monkeypatch.setattr(up_pods, "USUAL_PORTS", [int(address.partition(":")[2])])
-        result = await asyncio.to_thread(invoke, "up")
+        result = await asyncio.to_thread(invoke, "up", "--port", str(free_port()))
 
     assert result.exit_code == 2
     assert f"{address}: it has models, but no metrics of vLLM" in result.stderr
@@ -178,9 +179,9 @@ def test_printed_files_have_the_usual_ports_and_the_commands_that_start_them() -
     config = parse_config(text)
 
     assert command == "extproc serve --config extproc.yaml"
-    assert files["envoy.yaml"][0].endswith(
-        "envoy -c envoy.yaml --concurrency 1 --disable-hot-restart"
-    )
+    envoy, *arguments = shlex.split(files["envoy.yaml"][0])
+    assert shutil.which(envoy)
+    assert arguments == "-c envoy.yaml --concurrency 1 --disable-hot-restart".split()
     assert (config.server.address, config.admin.address) == ("127.0.0.1:9002", "127.0.0.1:9090")
     assert config.pods.max_cpu_loras is None
     assert "port_value: 9901" in files["envoy.yaml"][1]

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,13 +18,14 @@ import aiohttp
 import pytest
 import yaml
 
+from extproc.files.tls import server_context
 from extproc.lab.fakepod.pod import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
 from tests.adapters.test_adapterfiles import write as write_adapter
 from tests.commandline import Command, commands, error_line, invoke, snippets
 from tests.fakepods import running_pod
+from tests.pki import Pki
 from tests.servers import serving_app
-from tests.wire.pki import Pki
 
 slow = pytest.mark.timeout(180)
 POLICY_THAT_WARNS = """
@@ -154,7 +154,7 @@ async def test_its_snippets_work_with_a_key_and_a_model_that_the_pods_list(
     tmp_path: Path, start: Callable[..., Command]
 ) -> None:
     if shutil.which("curl") is None:
-        pytest.skip("no curl")
+        pytest.skip("no curl on PATH (Debian package curl)")
     key = tmp_path / "the key"
     key.write_text("secret\n")
     async with pods("it's 'quoted' \\ ü", api_key="secret", count=2) as addresses:
@@ -247,8 +247,7 @@ async def test_it_serves_pods_with_certificates(
     tmp_path: Path, start: Callable[..., Command]
 ) -> None:
     pki = Pki(tmp_path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*pki.issue("pod", "127.0.0.1"))
+    context = server_context(*pki.issue("pod", "127.0.0.1"))
     async with serving_app(build_app(PodConfig(adapters=["sql"])), tls=context) as url:
         up = start("--pod", url, "--ca-file", str(pki.ca))
         await wait_for(up, "reply.choices")

@@ -129,13 +129,15 @@ async def test_prometheus_finds_the_router_and_every_pod(project: Project) -> No
     await eventually(all_are_up, within_s=120, every_s=1)
 
 
-async def test_without_the_router_the_gateway_serves_and_does_not_log_each_request(
+async def test_without_the_router_nothing_is_served_and_no_request_is_logged(
     project: Project, client: Client
 ) -> None:
     project.compose("kill", "router")
     try:
         answers = [await client.chat(adapter) for adapter in ADAPTERS]
-        assert {answer.status for answer in answers} == {200}
+        assert {(answer.status, answer.error_code) for answer in answers} == {
+            (503, "router_unavailable")
+        }
         log = project.logs("gateway")
         assert "StreamEndpoints gRPC config stream to router closed" in log
         assert "ext_proc.cc" not in log

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import PATIENCE_S
-from tests.e2e.harness import Answer, Client
+from tests.e2e.harness import Answer, Client, chat
 from tests.waiting import eventually
 
 
@@ -84,3 +86,29 @@ class Load:
             return set(map(outcome, await self.some())) == {"served"}
 
         await eventually(is_whole)
+
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+_LONG = {
+    CHAT: chat("base", max_tokens=100),
+    RESPONSES: json.dumps({"model": "base", "input": "x", "max_output_tokens": 100}).encode(),
+}
+
+
+async def killed_by(client: Client, path: str, pods: list[RunningPod], *, at_most: int) -> Answer:
+    """Send a long request, kill up to so many pods that get it, and return how it ended."""
+    asked = asyncio.ensure_future(client.request("POST", path, _LONG[path]))
+    alive = list(pods)
+    while len(alive) > len(pods) - at_most:
+        await eventually(lambda: asked.done() or with_requests(alive))
+        if asked.done():
+            break
+        [busy] = with_requests(alive)
+        alive.remove(busy)
+        await busy.kill()
+    return await asked
+
+
+def with_requests(pods: list[RunningPod]) -> list[RunningPod]:
+    """The pods that have got a request."""
+    return [pod for pod in pods if pod.pod.last_requests]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -300,6 +301,33 @@ async def test_an_alias_its_weights_and_who_may_use_an_adapter_are_declared_over
 
         assert [each.status for each in (before, hidden, after)] == [200, 404, 200]
         assert [each.json["model"] for each in (before, after)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("state", ["dead", "hangs"])
+async def test_without_a_router_nobody_gets_another_tenant_s_adapter(
+    http: aiohttp.ClientSession, tmp_path: Path, state: str
+) -> None:
+    """Though Envoy knows pods that have it, and would serve them by its own choice."""
+    options: dict[str, Any] = {
+        "mode": Mode.OVERRIDE_HOST,
+        "request": {"trusted_headers": ["fairness_id"]},
+    }
+    async with registering(http, tmp_path, store_in(tmp_path, "sqlite"), **options) as scene:
+        private = {"name": "a", "source": "/adapters/a", "tenants": ["acme"]}
+        assert (await post(scene, "/v1/adapters?wait=60", **private))[0] == 201
+        own, other = {TENANT: "acme"}, {TENANT: "other"}
+        assert (await scene.client.chat("a", headers=own)).status == 200
+        assert (await scene.client.chat("a", headers=other)).status == 404
+
+        if state == "dead":
+            await scene.router.kill()
+        else:
+            scene.router.send(signal.SIGSTOP)
+        answers = [await scene.client.chat("a", headers=each) for each in (other, {}, own)]
+        scene.router.send(signal.SIGCONT)
+
+    assert {answer.served_by for answer in answers} == {""}
+    assert {answer.error_code for answer in answers} <= {"router_unavailable", "router_timeout"}
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -9,10 +9,12 @@ from extproc.envoy.bootstrap import Mode
 from tests.e2e.conftest import behind_envoy, own_pods, pod_config, router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess
 from tests.fakepods import running_pods
+from tests.servers import needs_ipv6
 
 NUM_REQUESTS = 10
 
 
+@needs_ipv6
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_pod_is_found_however_its_address_is_written(
     mode: Mode, http: aiohttp.ClientSession

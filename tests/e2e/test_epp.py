@@ -38,8 +38,8 @@ from tests.e2e.charts import (
 from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config, seen_by
 from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, h2_request
 from tests.e2e.test_registration import WRITTEN_PATHS, came_through_envoy, status_of
+from tests.pki import Pki
 from tests.waiting import eventually
-from tests.wire.pki import Pki
 
 # Several processes start in each of some tests; on a busy machine each may take half a minute.
 pytestmark = pytest.mark.timeout(240)

@@ -57,11 +57,11 @@ async def test_a_killed_router_costs_clear_errors_until_it_is_back(
     assert set(load.outcomes) == {"served", "router_unavailable"}
 
 
-async def test_with_override_host_every_request_is_served_while_the_router_is_gone(
+async def test_where_envoy_fails_open_every_request_is_served_while_the_router_is_gone(
     router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running_envoy(Mode.OVERRIDE_HOST, router) as envoy,
+        running_envoy(Mode.OVERRIDE_HOST, router, failure_mode_allow=True) as envoy,
         Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
     ):
         await load.some()
@@ -78,7 +78,8 @@ async def test_with_override_host_every_request_is_served_while_the_router_is_go
     ("mode", "options", "expected"),
     [
         (Mode.ORIGINAL_DST, {"message_timeout_s": 0.5}, "router_timeout"),
-        (Mode.OVERRIDE_HOST, {"message_timeout_s": 0.5}, "served"),
+        (Mode.OVERRIDE_HOST, {"message_timeout_s": 0.5}, "router_timeout"),
+        (Mode.OVERRIDE_HOST, {"message_timeout_s": 0.5, "failure_mode_allow": True}, "served"),
         # No message timer runs here: pings fail, and Envoy retries on new connections.
         (Mode.FULL_DUPLEX, {"router_ping_s": 0.5}, "router_unavailable"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -142,9 +143,11 @@ async def test_the_way_leads_from_the_alert_to_the_cause(
 ) -> None:
     for program in ("jq", "curl", "promtool"):
         if shutil.which(program) is None:
-            pytest.skip(f"no {program} on PATH")
+            pytest.skip(f"no {program} on PATH (Debian packages curl, jq, prometheus)")
     command = tmp_path / "extproc"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m extproc "$@"\n', encoding="utf-8")
+    command.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m extproc "$@"\n', encoding="utf-8"
+    )
     command.chmod(0o755)
     async with (
         CAUSED[fault["fault"]](http, tmp_path) as broken,

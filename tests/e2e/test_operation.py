@@ -17,8 +17,8 @@ from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import knows_pods, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat
+from tests.pki import Pki
 from tests.waiting import eventually
-from tests.wire.pki import Pki
 
 NUM_LEAVING = 10_000
 

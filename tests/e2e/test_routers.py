@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -14,19 +15,20 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.envoy.bootstrap import Mode, TlsFiles
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, TlsFiles
 from extproc.lab.engine.profiles import INSTANT
 from tests.e2e.conftest import NUM_PODS, PATIENCE_S, own_pods, router_config, running_envoy
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, free_port
 from tests.e2e.load import Load
+from tests.pki import Pki
 from tests.waiting import eventually
-from tests.wire.pki import Pki
 
 # Several processes start at once, on whatever machine.
 pytestmark = pytest.mark.timeout(300)
 
 PATH = "/v1/chat/completions"
+MESSAGE_TIMEOUT_S = BootstrapOptions().message_timeout_s
 SLOW = replace(INSTANT, step_s=0.02)
 """An engine that needs 20 ms for a token."""
 NUM_CLIENTS = 8
@@ -81,6 +83,7 @@ async def fleet(
     switch: Switch | None = None,
     peers: dict[str, Any] | None = None,
     before_start: Callable[[list[RouterProcess]], None] = lambda routers: None,
+    mode: Mode = Mode.ORIGINAL_DST,
     **sections: Any,
 ) -> AsyncIterator[Fleet]:
     """Routers that are linked; with a `switch`, only through it."""
@@ -98,9 +101,7 @@ async def fleet(
             stack.push_async_callback(routers[-1].close)
         before_start(routers)
         await asyncio.gather(*(router.start(within_s=PATIENCE_S) for router in routers))
-        running = running_envoy(
-            Mode.ORIGINAL_DST, *routers, shared_access_log=True, router_tls=router_tls
-        )
+        running = running_envoy(mode, *routers, shared_access_log=True, router_tls=router_tls)
         envoy = await stack.enter_async_context(running)
         made = Fleet(routers, envoy, Client(envoy.url, http))
         await eventually(made.are_linked)
@@ -213,10 +214,31 @@ async def test_no_request_fails_during_a_rolling_restart_of_the_routers(
     assert known == [2, 2]
 
 
-async def test_a_killed_router_costs_at_most_its_undecided_requests(
-    http: aiohttp.ClientSession,
+@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST], ids=str)
+async def test_a_router_that_hangs_costs_at_most_what_it_has_half_answered(
+    http: aiohttp.ClientSession, mode: Mode
 ) -> None:
-    async with fleet(http, completions=WITH_REPAIR, policy=LEAST_PENDING) as routers:
+    """Envoy notices that before its time for an answer is over, and asks the other one."""
+    async with (
+        fleet(http, mode=mode, completions=WITH_REPAIR) as routers,
+        Load(routers.client, MODELS, max_tokens=3).running() as load,
+    ):
+        await load.some()
+        routers.routers[0].send(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        await asyncio.sleep(MESSAGE_TIMEOUT_S + 1.0)
+        await load.some()
+        routers.routers[0].send(signal.SIGCONT)
+
+    assert set(load.outcomes) <= {"served", "router_unavailable"}, load.outcomes
+    assert max(load.lost_s, default=0.0) < stopped_s, routers.logs()
+
+
+@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST], ids=str)
+async def test_a_killed_router_costs_at_most_its_undecided_requests(
+    http: aiohttp.ClientSession, mode: Mode
+) -> None:
+    async with fleet(http, mode=mode, completions=WITH_REPAIR, policy=LEAST_PENDING) as routers:
         async with Load(routers.client, MODELS, max_tokens=3).running() as load:
             await load.some()
             await routers.routers[0].kill()

@@ -63,8 +63,8 @@ NEW, OLD = MODEL_REWRITE
 GATEWAYS, CLIENTS = "only-0", "only-1"
 
 
-def gateway(router: RouterProcess, append_action: str) -> EnvoyProcess:
-    """An Envoy that sets `NEW` before it asks the router, as a gateway's own filters do."""
+def gateway(router: RouterProcess, append_action: str, *, is_early: bool) -> EnvoyProcess:
+    """An Envoy that sets `NEW` before it asks the router: by a filter, or before all filters."""
     header = {"key": NEW, "value": GATEWAYS}
     mutation = {"append": {"header": header, "append_action": append_action}}
     kind = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
@@ -76,13 +76,21 @@ def gateway(router: RouterProcess, append_action: str) -> EnvoyProcess:
         },
     }
     bootstrap = yaml.safe_load(render(BootstrapOptions(routers=(router.address,))))
-    connection_manager(bootstrap)["http_filters"].insert(0, first)
+    manager = connection_manager(bootstrap)
+    if is_early:
+        kind = "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
+        early = {"@type": f"type.googleapis.com/{kind}", "mutations": [mutation]}
+        extension = {"name": "gateway", "typed_config": early}
+        manager["early_header_mutation_extensions"].append(extension)
+    else:
+        manager["http_filters"].insert(0, first)
     return EnvoyProcess(yaml.safe_dump(bootstrap))
 
 
+@pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("trusted", ["model_rewrite", NEW])
 async def test_a_header_that_a_client_adds_to_the_gateway_s_never_counts(
-    http: aiohttp.ClientSession, pods: list[RunningPod], trusted: str
+    http: aiohttp.ClientSession, pods: list[RunningPod], trusted: str, is_early: bool
 ) -> None:
     """The same name once and twice, in another spelling, and the other name: the gateway's value
     counts, or the request is refused. A pod tells by its name which value counted."""
@@ -98,7 +106,7 @@ async def test_a_header_that_a_client_adds_to_the_gateway_s_never_counts(
     found: dict[str, dict[str, Any]] = {}
     async with RouterProcess(router_config(pods, request={"trusted_headers": [trusted]})) as router:
         for action in ("APPEND_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS_OR_ADD"):
-            async with gateway(router, action) as envoy:
+            async with gateway(router, action, is_early=is_early) as envoy:
                 client = Client(envoy.url, http)
                 for name, headers in added.items():
                     body = chat("shared")

@@ -17,7 +17,7 @@ from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFile
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.stack.stack import find_envoy
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS
-from tests.wire.pki import Pki
+from tests.pki import Pki
 
 FOLDER = Path(__file__).parents[2] / "envoy"
 ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
@@ -199,7 +199,7 @@ def test_limits_times_and_failure_mode_are_set() -> None:
     assert manager(document)["request_timeout"] == "20s"
     http = next(iter(cluster(document, "router")["typed_extension_protocol_options"].values()))
     http2 = http["explicit_http_config"]["http2_protocol_options"]
-    assert http2["connection_keepalive"] == {"interval": "2s", "timeout": "2s"}
+    assert http2["connection_keepalive"] == {"interval": "2s", "timeout": "1.6s"}
     config = ext_proc(document)
     assert config["message_timeout"] == "0.5s"
     assert config["max_message_timeout"] == "7s"
@@ -336,20 +336,59 @@ def test_envoy_retries_where_it_has_another_address_however_the_body_comes(
     assert ["retry_policy" in route for route in to_pods] == [retries] * len(to_pods)
 
 
-def test_retries_are_the_same_wherever_there_are_some() -> None:
-    """Only of what surely has not reached an engine, or was refused as it is full."""
-    policies = [
-        manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"][2]["route"][
-            "retry_policy"
-        ]
-        for mode in (Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST)
-    ]
+UNREACHED = ("connect-failure,refused-stream,reset-before-request,retriable-status-codes", 2)
+UNANSWERED = ("connect-failure,refused-stream,reset,retriable-status-codes", 1)
+WITH_ALTERNATES = pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST])
 
-    for policy in policies:
-        unreached = "connect-failure,refused-stream,reset-before-request"
-        assert policy["retry_on"] == f"{unreached},retriable-status-codes"
-        assert policy["retriable_status_codes"] == [503, 429]
-        assert policy["num_retries"] == 2
+
+def retries(**options: Any) -> dict[str, tuple[str, int]]:
+    """How often a request of each path and method is tried again, and after what."""
+    routes = manager(rendered(**options))["route_config"]["virtual_hosts"][0]["routes"]
+    found = {}
+    for route in routes:
+        if "retry_policy" in route.get("route", ()):
+            match, policy = route["match"], route["route"]["retry_policy"]
+            assert policy["retriable_status_codes"] == [503, 429]
+            path = match.get("path") or match["safe_regex"]["regex"]
+            method = match["headers"][0]["string_match"].get("exact", "")
+            found[f"{method} {path}"] = policy["retry_on"], policy["num_retries"]
+    return found
+
+
+@WITH_ALTERNATES
+def test_what_no_pod_has_answered_is_tried_once_more_unless_it_may_have_side_effects(
+    mode: Mode,
+) -> None:
+    found = retries(mode=mode)
+
+    cautious = [name for name, policy in found.items() if policy == UNREACHED]
+    assert cautious == [
+        "POST /v1/responses",
+        "DELETE /v1/responses/[A-Za-z0-9_-]+",
+        "POST /v1/responses/[A-Za-z0-9_-]+/cancel",
+    ]
+    assert set(found.values()) == {UNREACHED, UNANSWERED}
+
+
+@WITH_ALTERNATES
+def test_requests_that_may_have_reached_an_engine_are_left_alone_where_that_is_wanted(
+    mode: Mode,
+) -> None:
+    found = retries(mode=mode, retry_resets=False)
+
+    assert found.keys() == retries(mode=mode).keys()
+    assert set(found.values()) == {UNREACHED}
+
+
+def test_listed_paths_have_the_retries_of_what_they_do() -> None:
+    found = retries(inference_paths=("/v1/responses", "/generate", "/v1/completions"))
+
+    posted = {name: policy for name, policy in found.items() if "[" not in name and "POST" in name}
+    assert posted == {
+        "POST /v1/responses": UNREACHED,
+        "POST /generate": UNANSWERED,
+        "POST /v1/completions": UNANSWERED,
+    }
 
 
 def test_the_address_that_is_dialled_comes_from_metadata_whatever_header_came() -> None:

@@ -275,6 +275,25 @@ def test_without_two_start_times_there_is_no_telling_a_restart(
     assert made.record_report(address(1), again, taken_at_s=1.0) is False
 
 
+@pytest.mark.parametrize(("start_wall_s", "is_new"), [(None, True), (100.0, False), (200.0, True)])
+def test_one_that_can_be_reached_again_has_nothing_until_it_lists_it_unless_it_is_the_same_process(
+    start_wall_s: float | None, is_new: bool
+) -> None:
+    before = None if start_wall_s is None else 100.0
+    made = pool(max_loras=2)
+    made.record_report(address(1), report(process_start_wall_s=before), taken_at_s=0.0)
+    made.record_models(address(1), cards("a"), now=0.0)
+    made.record_unreachable(address(1))
+
+    again = report(process_start_wall_s=start_wall_s)
+    assert made.record_report(address(1), again, taken_at_s=5.0) is is_new
+    assert (view(made, now=5.0).registered is None) is is_new
+    assert (view(made, now=5.0).gpu_adapters == ()) is is_new
+    made.record_models(address(1), cards("b"), now=5.1, asked_at_s=5.0)
+    assert view(made, now=5.1).registered == frozenset({BASE, "b"})
+    assert made.record_report(address(1), again, taken_at_s=5.2) is False
+
+
 # --- models ---------------------------------------------------------------------------------
 
 
@@ -328,6 +347,22 @@ def test_names_that_vanish_are_a_restart_where_there_is_no_start_time() -> None:
     made.record_models(address(1), cards("a", "b"), now=4.0)
 
     assert view(made).gpu_adapters == ("b", "a")  # b was loaded last, a at the start
+    assert view(made).registered == frozenset({BASE, "a", "b"})
+
+
+def test_one_that_can_be_reached_again_holds_what_it_began_with_where_there_is_no_start_time() -> (
+    None
+):
+    made = pool(max_loras=1)
+    made.record_models(address(1), cards("a", "b"), now=0.0)
+    start(made, adapter="a", now=1.0)
+    made.flights.finish("pick-1", now=2.0)
+    held = view(made).gpu_adapters
+    made.record_unreachable(address(1))
+    made.record_models(address(1), cards("a", "b"), now=3.0)
+
+    assert held == ("a",)
+    assert view(made).gpu_adapters == ("b",)
     assert view(made).registered == frozenset({BASE, "a", "b"})
 
 

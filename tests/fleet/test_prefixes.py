@@ -162,13 +162,16 @@ def test_an_endpoint_that_has_a_longer_beginning_is_not_asked_for_shorter_ones()
 
 
 def places_in(prefix_index: PrefixIndex) -> int:
-    return sum(map(len, prefix_index._places.values()))
+    values = prefix_index._places.values()
+    return sum(len(places) if isinstance(places, dict) else 1 for places in values)
 
 
-def test_the_garbage_collector_does_not_visit_what_is_remembered() -> None:
-    """It would take 13 ms more for a full memory."""
+def test_the_garbage_collector_does_not_visit_what_is_remembered_of_one_endpoint() -> None:
+    """It would take 7 ms more for a full memory. Before Python 3.14 it visits a tuple once."""
     prefix_index, cache = PrefixIndex(), KvCache(address(1))
     sent(prefix_index, cache, asked(b"x" * 2500))
+    sent(prefix_index, cache, asked(b"x" * 2500 + b"y" * 2500))
+    gc.collect()
 
     assert not any(map(gc.is_tracked, prefix_index._places.values()))
 

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,11 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import unused_port
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from extproc.files.tls import client_context, server_context
 from extproc.fleet import scraper as scraper_module
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
@@ -27,6 +22,7 @@ from extproc.fleet.pace import Pace
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.scraper import Scraper
 from extproc.types import Endpoint, LoadReport
+from tests.pki import Pki
 from tests.servers import host_and_port, web_server
 
 VLLM = PROFILES["vllm"]
@@ -379,36 +375,10 @@ async def test_removed_endpoints_are_no_longer_reported() -> None:
     assert set(told) == {stays}
 
 
-def make_certificate(path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's and a client's context around a certificate that 127.0.0.1 signed itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pod")])
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(datetime(2020, 1, 1))
-        .not_valid_after(datetime(2020, 1, 1) + timedelta(days=36_500))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(key, hashes.SHA256())
-        .public_bytes(serialization.Encoding.PEM)
-    )
-    path.write_bytes(
-        certificate
-        + key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(path)
-    return server, ssl.create_default_context(cadata=certificate.decode())
-
-
 async def test_pods_behind_tls_are_scraped_with_the_given_trust_only(tmp_path: Path) -> None:
-    server_context, client_context = make_certificate(tmp_path / "pod.pem")
-    trusting, doubting = Watch(tls=client_context), Watch()
-    async with Pod().server(tls=server_context) as url:
+    pki = Pki(tmp_path)
+    trusting, doubting = Watch(tls=client_context(pki.ca)), Watch()
+    async with Pod().server(tls=server_context(*pki.issue("pod", "127.0.0.1"))) as url:
         for watch in (trusting, doubting):
             watch.scraper.set_endpoints([Endpoint(host_and_port(url), url=url)])
 

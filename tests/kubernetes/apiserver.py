@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import ssl
 import subprocess
 import tempfile
 import time
@@ -29,6 +28,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from extproc.files.tls import client_context
 from extproc.stack.processes import ChildProcess, free_port
 
 READY_S = 180.0
@@ -229,7 +229,7 @@ class ApiServer:
             request = urllib.request.Request(
                 f"{self.url}/readyz", headers={"Authorization": f"Bearer {self.admin_token}"}
             )
-            context = ssl.create_default_context(cafile=str(self.ca_file))
+            context = client_context(self.ca_file)
             with urllib.request.urlopen(request, timeout=10, context=context) as answer:
                 return bool(answer.status == HTTPStatus.OK)
         except (OSError, ValueError):  # the file is not there, or not complete

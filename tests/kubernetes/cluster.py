@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import aiohttp
 
+from extproc.files.tls import client_context
 from tests.kubernetes.apiserver import ApiServer
 
 SLICES = "discovery.k8s.io/v1"
@@ -23,7 +23,7 @@ class Cluster:
         self.namespace = namespace
 
     async def __aenter__(self) -> Self:
-        context = ssl.create_default_context(cafile=str(self.server.ca_file))
+        context = client_context(self.server.ca_file)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=16, ssl=context),
             headers={"Authorization": f"Bearer {self.server.admin_token}"},

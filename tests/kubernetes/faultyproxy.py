@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields
@@ -21,6 +20,8 @@ from typing import Self
 
 import aiohttp
 from aiohttp import web
+
+from extproc.files.tls import client_context
 
 GONE = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}
 GONE_EVENT = json.dumps(
@@ -105,7 +106,7 @@ class FaultyProxy:
         self._rng = Random(seed)
 
     async def __aenter__(self) -> Self:
-        context = ssl.create_default_context(cafile=str(self._ca_file))
+        context = client_context(self._ca_file)
         connector = aiohttp.TCPConnector(limit=0, ssl=context)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False

@@ -21,6 +21,8 @@ OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
 PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")
 ROUTERS = ("10.244.0.21", "10.244.0.22")
 PROXY = "10.244.0.31"
+REWRITE = "x-gateway-model-name-rewrite"
+"""A control header that the routers trust: who sets it chooses the model, and so the pod."""
 LISTENER_PORT = 10080
 """Envoy Gateway's for port 80: its proxies have no right to ports below 1024."""
 
@@ -40,7 +42,9 @@ def at_address(config: dict[str, Any], ip: str) -> dict[str, Any]:
     server = {**config["server"], "address": f"{ip}:9002", "health_address": f"{ip}:9003"}
     admin = {"address": f"{ip}:9901", "metrics_address": f"{ip}:9090"}
     adapters = [*(f"only-{number}" for number in range(len(PODS))), "shared"]
-    return {**config, "server": server, "admin": admin, **declaring(*adapters)}
+    request = {**config["request"], "trusted_headers": [REWRITE]}
+    own = {"server": server, "admin": admin, "request": request}
+    return {**config, **own, **declaring(*adapters)}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ MODEL_SERVERS = tuple(
 
 Object = dict[str, Any]
 
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="no promtool on PATH (Debian package prometheus)"
+)
+
 
 def copied(to: Path, namespace: str) -> Path:
     """A copy of the manifests whose overlays are for another namespace."""

@@ -94,6 +94,31 @@ def test_every_combination_is_a_whole_of_objects_and_a_configuration_that_router
         assert all(each["metadata"]["name"] for each in found), values
 
 
+@pytest.mark.parametrize(
+    ("values", "is_open"),
+    [
+        ({}, False),
+        ({"mode": "epp"}, False),
+        ({"envoyGateway": {"failOpen": True}}, True),
+        # Without a router Envoy then has no address to dial.
+        ({"envoyGateway": {"failOpen": True, "originalDestination": True}}, False),
+        ({"mode": "epp", "router": {"inferencePool": {"failureMode": "FailOpen"}}}, True),
+    ],
+)
+def test_nothing_is_served_without_a_router_unless_asked_for_and_routers_know(
+    values: dict[str, Any], is_open: bool
+) -> None:
+    found = rendered(values)
+
+    assert config_of(found)["server"].get("fail_open", False) is is_open
+    if values.get("mode") == "epp":
+        picker = one(found, "InferencePool")["spec"]["endpointPickerRef"]
+        assert picker["failureMode"] == ("FailOpen" if is_open else "FailClose")
+    elif not values.get("envoyGateway", {}).get("originalDestination"):
+        (filtered,) = one(found, "EnvoyExtensionPolicy")["spec"]["extProc"]
+        assert filtered["failOpen"] is is_open
+
+
 def test_every_combination_is_linted() -> None:
     """Each switch with each gateway; lint looks at one template after another."""
     for gateway, switch in product(GATEWAYS, SWITCHES):

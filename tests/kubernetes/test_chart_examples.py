@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tests.compose.promql import metrics_in, series_in
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.chart import no_helm, rendered
-from tests.kubernetes.manifests import MANIFESTS, build, only
+from tests.kubernetes.manifests import MANIFESTS, build, needs_promtool, only
 
 EXAMPLES = MANIFESTS.parent / "examples"
 SCALING = EXAMPLES / "autoscaling"
@@ -39,7 +38,7 @@ def query() -> str:
 # --- model pods by their load ----------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH")
+@needs_promtool
 def test_what_pods_are_scaled_by_is_what_waits_and_runs_each_counted_once(tmp_path: Path) -> None:
     """Two routers see the same two pods, and each holds requests of its own."""
     pending = {

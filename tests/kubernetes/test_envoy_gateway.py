@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 import pytest
@@ -37,6 +39,7 @@ from tests.kubernetes.installed import (
     OVERRIDE,
     PODS,
     PROXY,
+    REWRITE,
     ROUTERS,
     Installed,
     InstalledRouter,
@@ -221,6 +224,111 @@ async def test_the_routers_learn_of_the_end_of_each_request(installed: Installed
         await eventually(router.has_none_in_flight)
 
 
+# --- who sets the control headers, as docs/epp.md says -------------------------------------------
+
+
+@contextmanager
+def patched(installed: Installed, kind: str, *changes: dict[str, Any]) -> Iterator[None]:
+    """An object of the overlay with changes, which are taken back."""
+    kubectl = partial(installed.controller.server.kubectl, "-n", installed.namespace)
+    before = json.loads(kubectl("get", kind, "llm", "-o", "json"))["spec"]
+    kubectl("patch", kind, "llm", "--type=json", "-p", json.dumps(changes))
+    try:
+        yield
+    finally:
+        whole = [{"op": "replace", "path": "/spec", "value": before}]
+        kubectl("patch", kind, "llm", "--type=json", "-p", json.dumps(whole))
+
+
+async def chosen(installed: Installed, model: str, **headers: str) -> str:
+    """The pod that a client's request went to, whose header says `only-1`."""
+    answer = await installed.client.chat(model, headers={REWRITE: "only-1", **headers})
+    return answer.served_by
+
+
+async def test_a_client_traffic_policy_sets_and_removes_headers_before_the_router(
+    installed: Installed,
+) -> None:
+    early = "/spec/headers/earlyRequestHeaders"
+    sets = {"op": "add", "path": f"{early}/set", "value": [{"name": REWRITE, "value": "only-0"}]}
+    removes = {"op": "add", "path": f"{early}/remove/-", "value": REWRITE}
+    assert await chosen(installed, "shared") == "pod-1", "a client chooses if nobody does"
+
+    async def is_chosen(model: str, pod: str) -> bool:
+        return await chosen(installed, model) == pod
+
+    with patched(installed, "clienttrafficpolicy", sets):
+        await eventually(lambda: is_chosen("shared", "pod-0"), within_s=WITHIN_S)
+    with patched(installed, "clienttrafficpolicy", removes):
+        await eventually(lambda: is_chosen("only-2", "pod-2"), within_s=WITHIN_S)
+    await eventually(lambda: is_chosen("only-2", "pod-1"), within_s=WITHIN_S)
+
+
+async def test_a_key_of_a_security_policy_says_who_asks_before_the_router(
+    installed: Installed,
+) -> None:
+    kubectl = partial(installed.controller.server.kubectl, "-n", installed.namespace)
+    kubectl("create", "secret", "generic", "keys", "--from-literal=only-0=right")
+    keys = {
+        "credentialRefs": [{"name": "keys"}],
+        "extractFrom": [{"headers": ["x-api-key"]}],
+        "forwardClientIDHeader": REWRITE,
+    }
+    policy = {
+        "apiVersion": "gateway.envoyproxy.io/v1alpha1",
+        "kind": "SecurityPolicy",
+        "metadata": {"name": "keys"},
+        "spec": {
+            "targetRefs": [
+                {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "name": "llm"}
+            ],
+            "apiKeyAuth": keys,
+        },
+    }
+    kubectl("create", "-f", "-", input=json.dumps(policy))
+    key = {"x-api-key": "right"}
+    try:
+
+        async def is_asked_for() -> bool:
+            answer = await installed.client.chat("shared", headers={REWRITE: "only-1"})
+            return answer.status == HTTPStatus.UNAUTHORIZED
+
+        await eventually(is_asked_for, within_s=WITHIN_S)
+        assert {await chosen(installed, "shared", **key) for _ in range(4)} == {"pod-0"}
+    finally:
+        kubectl("delete", "securitypolicy", "keys")
+        await eventually(lambda: is_served(installed), within_s=WITHIN_S)
+
+
+async def is_served(installed: Installed) -> bool:
+    return (await installed.client.chat("shared")).status == HTTPStatus.OK
+
+
+async def test_what_an_httproute_sets_or_removes_comes_too_late(installed: Installed) -> None:
+    """Envoy applies a route's headers after its filters: the client's value is what counts."""
+    name, pods = {"name": "x-late", "value": "yes"}, installed.pods
+
+    def late(**change: Any) -> dict[str, Any]:
+        modifier = {"type": "RequestHeaderModifier", "requestHeaderModifier": change}
+        return {"op": "add", "path": "/spec/rules/0/filters", "value": [modifier]}
+
+    sets = late(set=[{"name": REWRITE, "value": "only-0"}, name])
+    removes = late(remove=[REWRITE], set=[name])
+    for change in (sets, removes):
+        with patched(installed, "httproute", change):
+
+            async def is_applied() -> bool:
+                pods[1].pod.last_requests.clear()
+                found = await chosen(installed, "shared")
+                seen = [dict(each["headers"]) for each in pods[1].pod.last_requests]
+                return found == "pod-1" and any("x-late" in each for each in seen)
+
+            await eventually(is_applied, within_s=WITHIN_S)
+
+
+# --- without a router ----------------------------------------------------------------------------
+
+
 async def test_a_router_that_is_killed_costs_no_request(installed: Installed) -> None:
     """Before any EndpointSlice says that it is gone."""
     await installed.routers[0].kill()
@@ -237,15 +345,15 @@ async def test_without_a_router_the_gateway_stays_accepted(installed: Installed)
     await put_routers(installed.cluster, ())
     await installed.conditions_become(without)
     try:
-        await eventually(lambda: goes_on_without_routers(installed), within_s=WITHIN_S)
+        await eventually(lambda: refuses_without_routers(installed), within_s=WITHIN_S)
         await eventually(lambda: is_logged(installed, "left-alone"), within_s=WITHIN_S)
     finally:
         await put_routers(installed.cluster, ROUTERS)
     await installed.conditions_become(CONDITIONS)
 
 
-async def goes_on_without_routers(installed: Installed) -> bool:
-    """Return whether Envoy serves by its own choice, or refuses with an error that says when."""
+async def refuses_without_routers(installed: Installed) -> bool:
+    """Return whether nothing is served: a bare 500 of Envoy Gateway, or an error that says when."""
     steers = {"x-gateway-destination-endpoint": f"{PODS[0]}:8000"}
     answer = await installed.client.request("GET", "/v1/models?left-alone", headers=steers)
     if installed.namespace.endswith(ORIGINAL):
@@ -254,7 +362,8 @@ async def goes_on_without_routers(installed: Installed) -> bool:
         assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
         assert answer.headers["retry-after"] == "1"
         return True
-    return answer.served_by != ""
+    assert answer.served_by == ""
+    return (answer.status, answer.body) == (HTTPStatus.INTERNAL_SERVER_ERROR, b"")
 
 
 def is_logged(installed: Installed, path: str) -> bool:

@@ -36,12 +36,12 @@ def test_only_the_marked_lines_of_the_router_s_configuration_differ_from_the_ove
 def test_every_reference_is_to_the_platform_s_own_service_and_namespace() -> None:
     text = build(EXAMPLE)
     network = only(text, "NetworkPolicy", "extproc")["spec"]
-    (rule,) = only(text, "HTTPRoute")["spec"]["rules"]
+    rules = only(text, "HTTPRoute")["spec"]["rules"]
     proxies = network["ingress"][2]["from"][0]["podSelector"]["matchLabels"]
 
     assert {each["metadata"]["namespace"] for each in namespaced(text)} == {"models"}
     assert proxies["gateway.envoyproxy.io/owning-gateway-namespace"] == "models"
-    assert rule["backendRefs"] == [{"name": "qwen", "port": 8000}]
+    assert [each["backendRefs"] for each in rules] == [[{"name": "qwen", "port": 8000}]] * 2
     assert manifests.router_config(text)["discovery"] == {"kubernetes": {"service": "qwen"}}
     assert [rule["to"] for rule in network["egress"] if rule["ports"] == [{"port": 8000}]] == [
         [{"podSelector": {"matchLabels": {"app": "qwen"}}}]

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.compose.promql import series_in
 from tests.e2e.harness import RouterProcess
-from tests.kubernetes.manifests import MANIFESTS
+from tests.kubernetes.manifests import MANIFESTS, PROMTOOL, needs_promtool
 
 RULES = MANIFESTS / "components" / "monitoring" / "prometheusrule.yaml"
 UNIT_TESTS = Path(__file__).with_name("alerts.yaml")
 TABLE = MANIFESTS.parent / "docs" / "metrics.md"
-
-PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="no promtool on PATH (Debian package prometheus)"
-)
 
 
 def rule_groups() -> list[dict[str, Any]]:

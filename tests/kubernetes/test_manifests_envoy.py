@@ -18,8 +18,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from extproc.lab.engine.profiles import INSTANT, EngineProfile
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.conftest import own_pods
+from tests.e2e.conftest import SLOW, own_pods
 from tests.e2e.harness import (
     Client,
     EnvoyProcess,
@@ -28,13 +29,13 @@ from tests.e2e.harness import (
     free_port,
     h2_request,
 )
+from tests.e2e.load import CHAT, RESPONSES, killed_by, with_requests
 from tests.kubernetes.apiserver import missing_programs
 from tests.kubernetes.manifests import MANIFESTS, build, declaring, router_config
 from tests.kubernetes.translated import Translated, translate
 
 OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
 DESTINATION = "x-gateway-destination-endpoint"
-PATH = "/v1/chat/completions"
 PROMPT_BYTES = 200_000
 
 pytestmark = [
@@ -67,11 +68,13 @@ async def gateway(
 
 
 @asynccontextmanager
-async def running(overlay: str, folder: Path, **sections: Any) -> AsyncIterator[Gateway]:
+async def running(
+    overlay: str, folder: Path, *, profile: EngineProfile = INSTANT, **sections: Any
+) -> AsyncIterator[Gateway]:
     """The overlay with three pods."""
     text = build(MANIFESTS / "overlays" / overlay)
     async with AsyncExitStack() as stack:
-        pods = await stack.enter_async_context(own_pods())
+        pods = await stack.enter_async_context(own_pods(profile=profile))
         config = {**outside_kubernetes(router_config(text), pods), **sections}
         router = await stack.enter_async_context(RouterProcess(config))
         found = await asyncio.to_thread(translated, text, pods, router)
@@ -133,7 +136,7 @@ async def test_a_request_id_of_a_client_is_replaced(gateway: Gateway) -> None:
     ("method", "path"),
     [
         *product(["POST"], ["/v1/load_lora_adapter", "/metrics", "/sleep", "/v1%2fmodels"]),
-        *product(["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"], [PATH]),
+        *product(["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"], [CHAT]),
     ],
 )
 async def test_a_path_or_method_that_is_not_served_reaches_no_pod(
@@ -167,6 +170,17 @@ async def test_a_killed_pod_is_replaced_by_another_that_has_the_adapter(
     assert max(retries.values()) >= 1
 
 
+@pytest.mark.parametrize(("path", "status", "num_pods"), [(CHAT, 200, 2), (RESPONSES, 503, 1)])
+async def test_a_request_whose_pod_dies_before_it_answers_is_tried_on_one_other(
+    path: str, status: int, num_pods: int, tmp_path: Path
+) -> None:
+    async with running(OVERRIDE, tmp_path, profile=SLOW) as gateway:
+        answer = await killed_by(gateway.client, path, gateway.pods, at_most=1)
+
+    assert answer.status == status
+    assert len(with_requests(gateway.pods)) == num_pods
+
+
 async def test_a_killed_pod_is_a_clear_503(tmp_path: Path) -> None:
     async with running(ORIGINAL, tmp_path, request={"max_hold_s": 0.5}) as gateway:
         await gateway.pods[0].kill()
@@ -180,15 +194,23 @@ async def test_a_killed_pod_is_a_clear_503(tmp_path: Path) -> None:
     assert (other.status, other.served_by) == (200, "pod-1")
 
 
-async def test_without_the_router_envoy_chooses_among_the_pods_that_it_knows(
-    tmp_path: Path,
+@pytest.mark.parametrize("state", ["dead", "hangs"])
+async def test_without_the_router_nothing_is_served_though_envoy_knows_the_pods(
+    tmp_path: Path, state: str
 ) -> None:
+    """Only the router knows whose an adapter is."""
     async with running(OVERRIDE, tmp_path) as gateway:
-        await gateway.router.kill()
+        if state == "dead":
+            await gateway.router.kill()
+        else:
+            gateway.router.send(signal.SIGSTOP)
         answer = await gateway.client.chat("shared")
+        gateway.router.send(signal.SIGCONT)
 
-    assert answer.status == 200
-    assert answer.served_by.startswith("pod-")
+    codes = {"router_unavailable", "router_timeout"} if state == "hangs" else {"router_unavailable"}
+    assert answer.status in (503, 504)
+    assert answer.error_code in codes
+    assert answer.served_by == ""
 
 
 async def test_a_router_that_hangs_is_a_clear_503(tmp_path: Path) -> None:

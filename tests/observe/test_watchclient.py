@@ -6,21 +6,17 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 from msgspec.structs import replace
 
+from extproc.files.tls import HTTP2, client_context, server_context
 from extproc.fleet.accounting import DecisionRecord, End
 from extproc.gen.client.extproc import v1
 from extproc.observe.decisions import DecisionsService
@@ -29,12 +25,12 @@ from extproc.observe.watchclient import (
     WatchError,
     is_unfinished,
     render,
-    tls_context,
     watch,
 )
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import completion
+from tests.pki import Pki
 from tests.servers import tcp_server
 from tests.waiting import eventually
 from tests.wire.fake_call import Idle
@@ -250,43 +246,11 @@ async def test_a_target_without_host_and_port_is_an_error(target: str) -> None:
         await anext(watch(target))
 
 
-def certificate(folder: Path) -> tuple[str, str]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    address = x509.IPAddress(ip_address("127.0.0.1"))
-    now = datetime.now(tz=UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
-    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return str(cert_file), str(key_file)
-
-
 async def test_watching_over_mutual_tls(tmp_path: Path) -> None:
-    cert_file, key_file = certificate(tmp_path)
-    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=cert_file)
-    server_tls.load_cert_chain(cert_file, key_file)
-    server_tls.verify_mode = ssl.CERT_REQUIRED
-    server_tls.set_alpn_protocols(["h2"])
-    client_tls = tls_context(ca_file=cert_file, cert_file=cert_file, key_file=key_file)
+    pki = Pki(tmp_path)
+    cert, key = pki.issue("router", "127.0.0.1")
+    server_tls = server_context(cert, key, client_ca=pki.ca, protocols=HTTP2)
+    client_tls = client_context(pki.ca, certificate=cert, key=key, protocols=HTTP2)
     service = DecisionsService()
     service.publish(picked())
     async with serving(service, server_tls) as port:
@@ -296,13 +260,10 @@ async def test_watching_over_mutual_tls(tmp_path: Path) -> None:
 
 
 async def test_an_untrusted_server_is_an_error(tmp_path: Path) -> None:
-    cert_file, key_file = certificate(tmp_path)
-    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server_tls.load_cert_chain(cert_file, key_file)
-    server_tls.set_alpn_protocols(["h2"])
+    server_tls = server_context(*Pki(tmp_path).issue("router"), protocols=HTTP2)
     async with serving(DecisionsService(), server_tls) as port:
-        with pytest.raises(WatchError, match="certificate"):
-            await anext(watch(f"127.0.0.1:{port}", tls=tls_context()))
+        with pytest.raises(WatchError, match="certificate refused: .* --tls-ca"):
+            await anext(watch(f"127.0.0.1:{port}", tls=client_context(protocols=HTTP2)))
 
 
 async def line_of(record: DecisionRecord) -> str:

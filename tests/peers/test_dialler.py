@@ -3,98 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
-from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler, tls_context
-from extproc.peers.encoding import PickUpdate
-from extproc.peers.links import METHOD, Links, PeersService
-from extproc.peers.relay import Relay
+from extproc.files.tls import HTTP2, client_context
+from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler
+from extproc.peers.links import METHOD
 from extproc.wire import server as wire
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Session
 from extproc.wire.tls import Certificates
+from tests.peers.routers import Router
+from tests.pki import Pki
 from tests.servers import tcp_server
 from tests.waiting import eventually
-from tests.wire.pki import Pki
-
-
-class Deaf:
-    """Takes nothing of what other routers say."""
-
-    def begin(self) -> None:
-        pass
-
-    def hear(self, router_id: str, update: PickUpdate) -> None:
-        pass
-
-    def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
-        pass
-
-    def forget(self, router_id: str) -> None:
-        pass
-
-
-class Router:
-    """A router as far as its peers see it; listens only while `listening`."""
-
-    def __init__(
-        self,
-        router_id: str,
-        *,
-        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
-        tls_name: str | None = None,
-        keys: Sequence[bytes] | None = None,
-    ) -> None:
-        self.id = router_id
-        self.taken: list[bytes] = []
-        self.relay = Relay()
-        self.service = PeersService(
-            self.relay,
-            router_id,
-            links=Links(monotonic),
-            listener=Deaf(),
-            on_entries=lambda entries, _link: self.taken.extend(entries),
-            clock=monotonic,
-            keys=lambda: keys,
-            believes_callers=True,
-        )
-        self.dialler = PeerDialler(
-            METHOD,
-            router_id,
-            self.service.dialled,
-            rng=random.Random(1),
-            tls=tls,
-            tls_name=tls_name,
-        )
-
-    async def links_to(self, far: Router, address: str) -> None:
-        """Dial the other router, and wait until it knows."""
-        self.dialler.set_addresses([address])
-        await eventually(lambda: far.relay.linked_routers() == {self.id})
-
-    @asynccontextmanager
-    async def listening(
-        self, port: int = 0, context: ssl.SSLContext | None = None
-    ) -> AsyncIterator[str]:
-        server = await wire.serve(self.service.methods(), port=port, ssl_context=context)
-        try:
-            yield server.address
-        finally:
-            await server.close()
-
-    def offer(self, router_id: str, entry: bytes) -> None:
-        self.relay.offer(router_id, entry, now=monotonic())
-        self.relay.flush(now=monotonic())
 
 
 @asynccontextmanager
@@ -305,8 +233,8 @@ async def test_over_mutual_tls_with_the_certificate_that_all_replicas_share(
     server = Certificates(cert, key, pki.ca).context
 
     def client() -> ssl.SSLContext:
-        return tls_context(
-            ca_file=pki.ca, cert_file=cert, key_file=key, verify=True, checks_name=bool(tls_name)
+        return client_context(
+            pki.ca, checks_name=bool(tls_name), certificate=cert, key=key, protocols=HTTP2
         )
 
     near, far = Router("a", tls=client, tls_name=tls_name), Router("b")
@@ -319,9 +247,7 @@ async def test_a_certificate_may_vouch_for_itself(pki: Pki) -> None:
     server = Certificates(cert, key).context
 
     def client() -> ssl.SSLContext:
-        return tls_context(
-            ca_file=cert, cert_file=cert, key_file=key, verify=True, checks_name=False
-        )
+        return client_context(cert, checks_name=False, certificate=cert, key=key, protocols=HTTP2)
 
     near, far = Router("a", tls=client), Router("b")
     async with far.listening(context=server) as address, closing(near):
@@ -344,8 +270,13 @@ async def test_a_stranger_is_no_peer_unless_certificates_are_not_checked(
     def client() -> ssl.SSLContext:
         nonlocal asked
         asked += 1
-        return tls_context(
-            ca_file=pki.ca, cert_file=cert, key_file=key, verify=verify, checks_name=bool(name)
+        return client_context(
+            pki.ca,
+            verify=verify,
+            checks_name=bool(name),
+            certificate=cert,
+            key=key,
+            protocols=HTTP2,
         )
 
     near, far = Router("a", tls=client, tls_name=name), Router("b")
@@ -365,9 +296,7 @@ async def test_a_certificate_with_another_name_is_refused_where_a_name_is_wanted
     def client() -> ssl.SSLContext:
         nonlocal asked
         asked += 1
-        return tls_context(
-            ca_file=pki.ca, cert_file=cert, key_file=key, verify=True, checks_name=True
-        )
+        return client_context(pki.ca, certificate=cert, key=key, protocols=HTTP2)
 
     near, far = Router("a", tls=client, tls_name="elsewhere"), Router("b")
     async with far.listening(context=server) as address, closing(near):
@@ -375,14 +304,3 @@ async def test_a_certificate_with_another_name_is_refused_where_a_name_is_wanted
         await eventually(lambda: asked == 3)
 
     assert far.relay.linked_routers() == set()
-
-
-@pytest.mark.parametrize("name", ["ca_file", "cert_file", "key_file"])
-def test_irregular_files_are_errors_without_waiting(tmp_path: Path, name: str) -> None:
-    pki = Pki(tmp_path)
-    cert, key = pki.issue("router")
-    os.mkfifo(tmp_path / "fifo")
-    files = {"ca_file": pki.ca, "cert_file": cert, "key_file": key, name: tmp_path / "fifo"}
-
-    with pytest.raises(OSError, match="not a regular file"):
-        tls_context(**files, verify=True, checks_name=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -28,7 +29,7 @@ class Machine:
     def program(self, name: str, body: str = "") -> None:
         """Let a program also do this."""
         path = self._programs / name
-        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._calls}\n{body}\n')
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {shlex.quote(str(self._calls))}\n{body}\n')
         path.chmod(0o755)
 
     def has(self, *names: str) -> None:

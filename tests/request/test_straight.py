@@ -129,6 +129,7 @@ ODD_HEADERS = st.sampled_from(
         {"content-encoding": "gzip"},
         {"x-gateway-inference-objective": "o"},
         {"x-gateway-model-name-rewrite": "b"},
+        {"x-data-parallel-rank": "1"},
     )
 )
 usual_heads = st.builds(lambda headers: request_headers(PATH, headers=headers), HEADERS)
@@ -151,6 +152,8 @@ PARTS = st.fixed_dictionaries(
         "lora_path": st.just("b"),
         "cache_salt": st.just("s"),
         "tools": st.just(["t"]),
+        "priority": st.just(-1),
+        "kv_transfer_params": st.just({"remote_host": "10.0.0.1"}),
         "prompt": st.text(max_size=5) | st.just("p" * MARKS_BYTES[1]),
     },
 )

@@ -770,3 +770,25 @@ def test_where_nothing_is_declared_what_pods_list_may_be_refused_all_the_same() 
     assert Catalog().admits_all
     assert not refusing.admits_all
     assert not refusing.admits("a", ModelCard("a", parent=BASE))
+
+
+@pytest.mark.parametrize("written", ["sql", "sql@2"])
+def test_requests_go_where_an_adapter_has_shown_its_effect_by_whatever_name(written: str) -> None:
+    """A client may know the names that pods have."""
+    scene = Scene(num_pods=2)
+    settings = AdapterSettings(checks_effect=True, needs_effect=True)
+    scene.catalog.planner.configure(settings)
+    for number in (1, 2):
+        scene.lists(number, ("sql@2", "/adapters/sql-2"))
+    scene.declare(Declaration("sql", "/adapters/sql-2", "2", min_replicas=1))
+    checks = {action.address: action for action in scene.begun}
+    assert {action.kind for action in scene.begun} == {Kind.CHECK}
+    assert not isinstance(scene.ask(written), Pick)
+
+    scene.catalog.planner.finished(checks[address(2)], Result(), now=scene.now)
+    scene.tick()
+
+    assert {scene.picked(written).address for _ in range(8)} == {address(2)}
+    assert routed(scene.ask(BASE)).request.model == BASE
+    beside = scene.ask(written, subset=frozenset({address(1)}))
+    assert not isinstance(beside, Pick)

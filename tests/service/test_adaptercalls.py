@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 import pytest
@@ -52,11 +53,15 @@ class EffectPod:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.has_logprobs = True
+        self.hangs = False
+        self.silent = ""
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.asked.append(f"{request.path} {body.get('model') or body.get('lora_name')}")
-        if request.path != "/v1/completions" or not self.has_logprobs:
+        self.asked.append(f"{request.path} {body['model']}")
+        if self.hangs:
+            await asyncio.sleep(60)
+        if body["model"] == self.silent or not self.has_logprobs:
             return web.Response(text="Success")
         top = {"a": -2.0 if body["model"] == "sql" else -1.0}
         logprobs = {"top_logprobs": [top]}
@@ -66,33 +71,48 @@ class EffectPod:
 
 @pytest.mark.parametrize("no_effect", ["refuse", "serve"])
 @pytest.mark.parametrize("name", ["sql", "same"])
-async def test_an_adapter_that_is_loaded_is_compared_with_its_base_model(
-    name: str, no_effect: str
-) -> None:
+async def test_an_adapter_is_compared_with_its_base_model(name: str, no_effect: str) -> None:
     pod = EffectPod()
-    result = await load(pod, name, f"{{verify: effect, no_effect: {no_effect}}}")
-    asked = ["/v1/load_lora_adapter " + name, "/v1/completions base", "/v1/completions " + name]
+    result = await check(pod, name, f"{{verify: effect, no_effect: {no_effect}}}")
+    asked = ["/v1/completions base", "/v1/completions " + name]
 
     if name == "sql":
         assert (result, pod.asked) == (Result(), asked)
     elif no_effect == "serve":
-        assert (result, pod.asked) == (Result(has_effect=False), asked)
+        assert (result.failure, result.has_effect, pod.asked) == (None, False, asked)
     else:
         message = "it answers as its base model base does"
-        assert result == Result(Failure.NO_EFFECT, message)
-        assert pod.asked == [*asked, "/v1/unload_lora_adapter same"]
+        assert (result, pod.asked) == (Result(Failure.NO_EFFECT, message), asked)
 
 
-async def test_an_effect_that_cannot_be_tried_is_none_of_the_adapter_s_failures() -> None:
+async def test_an_adapter_that_gives_no_answer_says_nothing_of_its_pod() -> None:
+    pod = EffectPod()
+    pod.silent = "sql"
+    message = "sql gives no answers to compare"
+
+    assert await check(pod, "sql", "{verify: effect}") == Result(Failure.UNCHECKED, message)
+
+
+async def test_an_effect_that_cannot_be_tried_is_unknown_and_not_taken_for_one() -> None:
     pod = EffectPod()
     pod.has_logprobs = False
+    message = "base gives no answers to compare"
 
-    assert (await load(pod, "same", "{verify: effect}")).failure is None
-    assert (await load(pod, "same", "{}")) == Result()
-    assert pod.asked.count("/v1/completions base") == 1
+    refused = await check(pod, "same", "{verify: effect}")
+    served = await check(pod, "same", "{verify: effect, no_effect: serve}")
+
+    assert refused == Result(Failure.UNCHECKED, message, is_of_pod=True)
+    assert served == Result(None, message)
 
 
-async def load(pod: EffectPod, name: str, adapters: str) -> Result:
+async def test_a_pod_that_hangs_in_a_check_is_given_up() -> None:
+    pod = EffectPod()
+    pod.hangs = True
+
+    assert (await check(pod, "sql", "{verify: effect}", 0.2)).failure is Failure.UNCHECKED
+
+
+async def check(pod: EffectPod, name: str, adapters: str, timeout_s: float = 60.0) -> Result:
     config = parse_config(f"{{discovery: {{file: pods.yaml}}, adapters: {adapters}}}")
     pool = Pool(configured.pool_settings(config))
     calls = AdapterCalls(config, pool=pool, on_change=lambda _sources: None, clock=lambda: 0.0)
@@ -101,4 +121,4 @@ async def load(pod: EffectPod, name: str, adapters: str) -> Result:
         pool.set_endpoints([where])
         pool.record_models(address(1), cards(), now=0.0)
         calls.set_endpoints([where])
-        return await calls.make(Action(Kind.LOAD, address(1), name, "/a"))
+        return await calls.make(Action(Kind.CHECK, address(1), name, timeout_s=timeout_s))

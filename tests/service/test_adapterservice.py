@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from extproc.adapters.declared import Declaration, Terms
 from extproc.adapters.sources import SourceStatus
 from extproc.config.file import check_sections
 from extproc.observe.telemetry import Telemetry
@@ -22,12 +23,16 @@ from tests.waiting import beside, eventually
 class Scene:
     """The service of a router with a store in `folder`, without pods."""
 
-    def __init__(self, folder: Path, **adapters: object) -> None:
+    def __init__(self, folder: Path, *, fails_open: bool = False, **adapters: object) -> None:
         self.now = 0.0
         self.of_cluster: list[SourceStatus] = []
         self.news: list[object] = []
         store = {"sqlite": {"file": str(folder / "adapters.db"), "interval_s": 0.1}}
-        sections = {"discovery": {"file": "pods.yaml"}, "adapters": {"store": store, **adapters}}
+        sections = {
+            "server": {"fail_open": fails_open},
+            "discovery": {"file": "pods.yaml"},
+            "adapters": {"store": store, **adapters},
+        }
         config, clocks = check_sections(sections), Clocks(self._clock, time.time, random.Random(0))
         self.routing = Routing(config, Founding(), router_id="r", clocks=clocks)
         self.service = AdapterService(
@@ -143,3 +148,21 @@ async def test_a_content_that_was_bad_at_the_start_holds_back_what_nobody_declar
         assert not scene.routing.sources.terms_are_known
         (tmp_path / "a.json").write_text('{"name": "a", "deleted": true}')
         await eventually(lambda: scene.routing.sources.terms_are_known)
+
+
+@pytest.mark.parametrize("fails_open", [True, False])
+async def test_private_adapters_are_warned_of_where_envoy_fails_open(
+    tmp_path: Path, fails_open: bool
+) -> None:
+    """By LLMRoutes, or from before: what comes over HTTP is refused."""
+    scene = Scene(tmp_path, fails_open=fails_open)
+    law = Declaration("law", source="/a", terms=Terms(frozenset({"acme"})))
+
+    scene.service.declaring.store([Declaration("open", source="/a")])
+    assert not [each for each in scene.service.warnings() if "fail_open" in each]
+    scene.service.declaring.store([law])
+    found = [each for each in scene.service.warnings() if "fail_open" in each]
+
+    assert [each.startswith("1 adapters are for some tenants") for each in found] == (
+        [True] if fails_open else []
+    )

@@ -76,3 +76,21 @@ def test_an_adapters_name_is_no_alias_whoever_declares_it() -> None:
 
     assert declaring.why_not(alias) == "it is declared by the configuration"
     assert (seen[-1].rules, seen[-1].routes) == ((), ())
+
+
+@pytest.mark.parametrize("fails_open", [True, False])
+def test_what_is_for_some_tenants_alone_cannot_be_declared_where_envoy_fails_open(
+    fails_open: bool,
+) -> None:
+    config = check_sections(
+        {"discovery": {"file": "pods.yaml"}, "server": {"fail_open": fails_open}}
+    )
+    declaring = Declaring(config, lambda _merged, _withheld: None)
+    private = Declaration("law", source="/a", terms=Terms(frozenset({"acme"})))
+
+    assert declaring.why_not(Declaration("law", source="/a")) == ""
+    if fails_open:
+        with pytest.raises(DeclarationError, match=r"no adapter is private here.*fail_open"):
+            declaring.why_not(private)
+    else:
+        assert declaring.why_not(private) == ""

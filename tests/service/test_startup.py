@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +23,10 @@ from extproc.config.file import ConfigError
 from extproc.observe import logs
 from extproc.service.app import App
 from tests.commandline import invoke
+from tests.logs import warnings
+from tests.pki import KINDS, Kind, Pki, make
 from tests.service.peered import KEY_FILE
 from tests.waiting import eventually
-from tests.wire.pki import Pki
 
 PATIENCE_S = 60.0
 NOT_OURS = "192.0.2.1"
@@ -59,6 +61,10 @@ class Files:
     def write(self, name: str, text: str) -> Path:
         (self.folder / name).write_text(text)
         return self.folder / name
+
+    def der(self) -> Path:
+        (self.folder / "der").write_bytes(ssl.PEM_cert_to_DER_cert(self.ca.read_text()))
+        return self.folder / "der"
 
     def encrypt_key(self) -> Path:
         key = serialization.load_pem_private_key(self.key.read_bytes(), None)
@@ -143,7 +149,7 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     ),
     "another's key": (
         lambda f: {"server": tls(f, key_file=f.other_key)},
-        "are not a certificate and its private key: KEY_VALUES_MISMATCH",
+        "are not a certificate and its private key: they do not belong together",
     ),
     "certificate and key swapped": (
         lambda f: {"server": tls(f, cert_file=f.key, key_file=f.cert)},
@@ -189,6 +195,20 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     "pods' CA garbage": (
         lambda f: {"pods": {"tls": True, "ca_file": str(f.garbage)}},
         "pods.ca_file: ",
+    ),
+    "pods' CA in DER": (
+        lambda f: {"pods": {"tls": True, "ca_file": str(f.der())}},
+        "der: there is no certificate in it: it must be PEM, with -----BEGIN CERTIFICATE-----",
+    ),
+    "pods' CA cut off": (
+        lambda f: {"pods": {"tls": True, "ca_file": str(f.write("cut", f.ca.read_text()[:99]))}},
+        "cut: a certificate in it is damaged, or cut off: copy it anew",
+    ),
+    "store's CA garbage": (
+        lambda f: {
+            "adapters": {"store": {"redis": {"url": "rediss://r", "ca_file": str(f.garbage)}}}
+        },
+        "adapters.store.redis.ca_file: ",
     ),
     "API key missing": (
         lambda f: {"pods": {"api_key_file": str(MISSING)}},
@@ -407,6 +427,95 @@ WAITED_FOR: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
 }
 
 
+def shaped(files: Files, kind: Kind) -> dict[str, Path]:
+    """The settings of a listener with a certificate of this kind."""
+    trust, chain, key = make(kind).write(files.folder, "shaped")
+    return {"cert_file": chain, "key_file": key, "client_ca_file": trust}
+
+
+def linked(files: Files, kind: Kind, **peers: object) -> dict[str, Any]:
+    """Replicas that share a certificate of this kind."""
+    settings = {"static": ["127.0.0.1:1"], "key_file": str(KEY_FILE), **peers}
+    return {"server": tls(files, **shaped(files, kind)), "peers": settings}
+
+
+def of(name: str) -> Kind:
+    (found,) = [kind for kind in KINDS if kind.name == name]
+    return found
+
+
+REFUSED: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
+    "certificate expired": (
+        lambda f: {"server": tls(f, **shaped(f, of("expired")))},
+        "shaped.chain: certificate refused: it, or a CA above it, has expired: renew it",
+    ),
+    "certificate for clients": (
+        lambda f: {"server": tls(f, **shaped(f, of("for clients alone")))},
+        "shaped.chain: certificate refused: it is not for this use: reissue it with serverAuth",
+    ),
+    "certificate of tomorrow": (
+        lambda f: {"server": tls(f, **shaped(f, of("not valid yet")))},
+        "shaped.chain: certificate refused: it, or a CA above it, is not valid yet",
+    ),
+    "CA expired": (
+        lambda f: {"pods": {"tls": True, "ca_file": str(shaped(f, of("CA expired"))[CA])}},
+        "pods.ca_file: {folder}/shaped.trust: the CA 'authority' expired on ",
+    ),
+    "CA that is none": (
+        lambda f: {"pods": {"tls": True, "ca_file": str(f.cert)}},
+        "pods.ca_file: {folder}/ours.pem: there is no CA in it",
+    ),
+    "client CA that is none": (
+        lambda f: {"server": tls(f, client_ca_file=f.cert)},
+        "server.tls.client_ca_file: {folder}/ours.pem: there is no CA in it",
+    ),
+    "replicas of a strange CA": (
+        lambda f: linked(f, of("of a strange CA")),
+        "peers: a replica with the same files will not be linked: certificate refused: its issuer "
+        "is not in server.tls.client_ca_file",
+    ),
+    "replicas with another name": (
+        lambda f: linked(f, of("kubeadm"), tls_name="elsewhere", tls_verify=True),
+        "for other names than elsewhere",
+    ),
+    "replicas whose own CA refuses them": (
+        lambda f: linked(f, of("of a strange CA"), tls_verify=False),
+        "is not in server.tls.client_ca_file",
+    ),
+    "replicas of a strange CA of peers": (
+        lambda f: linked(f, of("kubeadm"), ca_file=str(f.ca)),
+        "is not in peers.ca_file",
+    ),
+    "replicas that may not call": (
+        lambda f: linked(f, of("for servers alone")),
+        "is not for this use: reissue it with serverAuth, for a client clientAuth",
+    ),
+}
+CA = "client_ca_file"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_certificate_that_will_be_refused_is_a_warning_with_its_file_and_the_remedy(
+    name: str, files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    sections, message = REFUSED[name]
+    check, serve = both(files, sections(files))
+
+    assert (check.exit_code, serve.exit_code, serve.exception) == (0, 0, None)
+    [line] = check.stderr.splitlines()
+    assert message.replace("{folder}", str(files.folder)) in line
+    assert line.removeprefix("extproc: warning: ") in warnings(caplog)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if not kind.refused], ids=lambda kind: kind.name
+)
+def test_a_certificate_that_is_accepted_is_no_warning(kind: Kind, files: Files) -> None:
+    check, _ = both(files, {"server": tls(files, **shaped(files, kind))})
+
+    assert [line for line in check.stderr.splitlines() if "client_ca_file" not in line] == []
+
+
 @pytest.mark.parametrize("name", WAITED_FOR)
 def test_what_serve_waits_for_check_config_warns_of(name: str, files: Files) -> None:
     sections, message = WAITED_FOR[name]
@@ -441,6 +550,17 @@ def test_an_address_in_use_is_a_warning_for_the_check_alone(field: str, files: F
 
     assert (check.exit_code, check.stderr) == (0, f"extproc: warning: {line}\n")
     assert (serve.exit_code, serve.stderr) == (2, f"extproc: {line}\n")
+
+
+def test_a_file_of_cas_for_spans_that_is_none_is_named(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(files.garbage))
+    check, serve = both(files, {"tracing": {"enabled": True}})
+
+    assert (check.exit_code, serve.exit_code) == (2, 2)
+    assert check.stderr == serve.stderr
+    assert f"tracing: {files.garbage}: there is no certificate in it" in check.stderr
 
 
 def test_the_check_takes_no_connection_and_leaves_a_running_service_s_socket(

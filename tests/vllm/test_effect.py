@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.adapters.engineapi import has_effect
+from extproc.adapters.effect import has_effect
+from extproc.adapters.engineapi import likeliest
 from extproc.commands.podcheck import Check, check_pod
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.podclient import PodClient
@@ -86,4 +87,6 @@ def effect_of(checks: list[Check]) -> Check:
 
 async def is_effective(client: VllmClient, name: str) -> bool | None:
     with closing(PodClient()) as pod:
-        return await has_effect(pod, client.server.url, base=BASE_MODEL, adapter=name)
+        found = [await likeliest(pod, client.server.url, each) for each in (BASE_MODEL, name)]
+    base, adapter = found
+    return None if base is None or adapter is None else has_effect(base, adapter)

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from extproc.wire.tls import Certificates
-from tests.wire.pki import Pki
+from tests.pki import Pki
 
 
 def test_context_requires_modern_tls_and_a_client_certificate_if_configured(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_irregular_files_change_nothing_and_are_reported_once(
 
     assert [certificates.reload_if_changed() for _ in range(5)] == [False] * 5
     [record] = caplog.records
-    assert "certificates not reloaded: not a regular file" in record.getMessage()
+    assert record.getMessage() == f"certificates not reloaded: {certificate}: not a regular file"
 
 
 def test_an_encrypted_key_is_an_error_and_not_a_question(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import socket
-import ssl
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,14 +16,15 @@ import grpc
 import pytest
 import uvloop
 
+from extproc.files.tls import client_context
 from extproc.wire import Abuse, Limits, frames
 from extproc.wire.rpc import Method
 from extproc.wire.server import WireServer, serve
 from extproc.wire.tls import Certificates
+from tests.pki import Pki
 from tests.waiting import eventually
 from tests.wire.fake_call import Idle
 from tests.wire.peer import literals, message, raw, request
-from tests.wire.pki import Pki
 from tests.wire.wire_echo import ECHO, WATCH, grpcio_echo, running, stream
 
 # ---- TLS
@@ -54,7 +54,7 @@ async def test_tls_offers_http2_and_checks_the_client(tmp_path: Path) -> None:
 
 async def test_tls_without_h2_is_closed(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
-    context = ssl.create_default_context(cafile=str(pki.ca))
+    context = client_context(pki.ca)
     async with running(ssl_context=Certificates(*pki.issue("server")).context) as (server, _):
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
@@ -119,7 +119,7 @@ async def test_a_peer_without_tls_gets_an_alert_and_is_closed(tmp_path: Path) ->
 
 async def test_tls_ends_with_close_notify_from_both_sides(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
-    context = ssl.create_default_context(cafile=str(pki.ca))
+    context = client_context(pki.ca)
     context.set_alpn_protocols(["h2"])
     async with running(ssl_context=Certificates(*pki.issue("server")).context) as (server, _):
 
@@ -144,7 +144,7 @@ async def test_changed_certificate_serves_the_next_connection(tmp_path: Path) ->
     certificates = Certificates(*files)
 
     async def served() -> bytes:
-        context = ssl.create_default_context(cafile=str(pki.ca))
+        context = client_context(pki.ca)
         context.set_alpn_protocols(["h2"])
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", server.port, ssl=context, server_hostname="localhost"

@@ -261,7 +261,7 @@ stream.end(body);
 """
 
 
-@needs("node", "Node.js")
+@needs("node", "Debian package nodejs")
 @pytest.mark.parametrize("size_bytes", [5, 300_000])
 async def test_node_gets_its_message_back(size_bytes: int) -> None:
     async with running() as (server, _):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,71 +9,36 @@ from pathlib import Path
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from extproc.envoy.health import HealthService
 from extproc.wire.grpcio import GrpcioServer
-from extproc.wire.tls import client_context, server_credentials
+from extproc.wire.tls import server_credentials
+from tests.pki import Pki
 
 Files = tuple[Path, Path, Path | None]
 CHECK = "/grpc.health.v1.Health/Check"
 
 
-class Authority:
-    """A certificate authority for one test."""
-
-    def __init__(self, name: str) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self._cert = self._sign(self._name, self._key, is_authority=True)
-
-    @property
-    def pem(self) -> bytes:
-        return self._cert.public_bytes(serialization.Encoding.PEM)
-
-    def issue(self, name: str) -> tuple[bytes, bytes]:
-        """A certificate and its key, PEM."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        cert = self._sign(subject, key, is_authority=False)
-        pem_key = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        return cert.public_bytes(serialization.Encoding.PEM), pem_key
-
-    def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
-    ) -> x509.Certificate:
-        now = dt.datetime.now(dt.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(minutes=5))
-            .not_valid_after(now + dt.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
+def write(folder: Path, pki: Pki, client_ca: Path | None = None) -> Files:
+    """Write a new pair over a listener's files."""
+    folder.mkdir(exist_ok=True)
+    names = ("cert.pem", "key.pem", "ca.pem")
+    for name, source in zip(names, (*pki.issue("router"), client_ca), strict=True):
+        if source is not None:
+            (folder / name).write_bytes(source.read_bytes())
+    return folder / "cert.pem", folder / "key.pem", folder / "ca.pem" if client_ca else None
 
 
-def write(folder: Path, pair: tuple[bytes, bytes], client_ca: bytes | None = None) -> Files:
-    """Write a pair as a listener's files."""
-    (folder / "cert.pem").write_bytes(pair[0])
-    (folder / "key.pem").write_bytes(pair[1])
-    if client_ca is not None:
-        (folder / "ca.pem").write_bytes(client_ca)
-    ca = None if client_ca is None else folder / "ca.pem"
-    return folder / "cert.pem", folder / "key.pem", ca
+def authority(folder: Path, name: str) -> Pki:
+    (folder / name).mkdir()
+    return Pki(folder / name)
+
+
+def credentials(pki: Pki, *pair: Path) -> grpc.ChannelCredentials:
+    certificate, key = [path.read_bytes() for path in pair] or (None, None)
+    return grpc.ssl_channel_credentials(pki.ca.read_bytes(), key, certificate)
 
 
 @asynccontextmanager
@@ -96,66 +60,50 @@ async def check(address: str, credentials: grpc.ChannelCredentials) -> bytes:
 
 
 async def test_a_client_that_trusts_the_authority_is_served(tmp_path: Path) -> None:
-    authority = Authority("ours")
-    async with listening(write(tmp_path, authority.issue("router"))) as address:
-        assert await check(address, grpc.ssl_channel_credentials(authority.pem))
+    ours = Pki(tmp_path)
+    async with listening(write(tmp_path / "files", ours)) as address:
+        assert await check(address, credentials(ours))
 
 
 async def test_a_renewed_certificate_is_served_to_new_connections(tmp_path: Path) -> None:
-    old, new = Authority("old"), Authority("new")
-    async with listening(write(tmp_path, old.issue("router"))) as address:
-        assert await check(address, grpc.ssl_channel_credentials(old.pem))
-        write(tmp_path, new.issue("router"))
+    old, new = authority(tmp_path, "old"), authority(tmp_path, "new")
+    async with listening(write(tmp_path / "files", old)) as address:
+        assert await check(address, credentials(old))
+        write(tmp_path / "files", new)
 
-        assert await check(address, grpc.ssl_channel_credentials(new.pem))
+        assert await check(address, credentials(new))
 
 
 async def test_files_that_vanish_leave_the_last_good_pair_in_force(tmp_path: Path) -> None:
-    authority = Authority("ours")
-    files = write(tmp_path, authority.issue("router"))
+    ours = Pki(tmp_path)
+    files = write(tmp_path / "files", ours)
     async with listening(files) as address:
         files[1].unlink()
 
-        assert await check(address, grpc.ssl_channel_credentials(authority.pem))
+        assert await check(address, credentials(ours))
 
 
 @pytest.mark.parametrize("name", ["cert.pem", "key.pem", "ca.pem"])
 async def test_irregular_files_leave_the_last_good_pair_in_force(tmp_path: Path, name: str) -> None:
     """Opening a FIFO would wait for a writer."""
-    authority = Authority("ours")
-    files = write(tmp_path, authority.issue("router"), authority.pem)
-    cert, key = authority.issue("envoy")
-    async with listening(files) as address:
-        (tmp_path / name).unlink()
-        os.mkfifo(tmp_path / name)
+    ours, folder = Pki(tmp_path), tmp_path / "files"
+    async with listening(write(folder, ours, ours.ca)) as address:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
 
-        assert await check(address, grpc.ssl_channel_credentials(authority.pem, key, cert))
+        assert await check(address, credentials(ours, *ours.issue("envoy")))
 
 
 async def test_with_mutual_tls_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
-    ours, theirs = Authority("ours"), Authority("theirs")
-    cert, key = theirs.issue("envoy")
-    async with listening(write(tmp_path, ours.issue("router"), theirs.pem)) as address:
+    ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+    async with listening(write(tmp_path / "files", ours, theirs.ca)) as address:
         with pytest.raises(aio.AioRpcError) as refused:
-            await check(address, grpc.ssl_channel_credentials(ours.pem))
+            await check(address, credentials(ours))
 
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert await check(address, grpc.ssl_channel_credentials(ours.pem, key, cert))
+        assert await check(address, credentials(ours, *theirs.issue("envoy")))
 
 
 async def test_missing_files_are_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         server_credentials(tmp_path / "cert.pem", tmp_path / "key.pem")
-
-
-def test_pods_certificates_are_verified_unless_disabled(tmp_path: Path) -> None:
-    ca = tmp_path / "ca.pem"
-    ca.write_bytes(Authority("pods").pem)
-
-    assert client_context(ca, verify=True).check_hostname
-    assert not client_context(None, verify=False).check_hostname
-    with pytest.raises(FileNotFoundError):
-        client_context(tmp_path / "missing.pem", verify=True)
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError, match="not a regular file"):
-        client_context(tmp_path / "fifo", verify=True)

@@ -39,6 +39,11 @@ app.kubernetes.io/component: endpoint-picker
 {{- end }}
 
 {{/* Whether Envoy Gateway's policies are made: "true" or "". */}}
+{{- /* Requests of one kind have retries of their own; Envoy must know the pods for that. */}}
+{{- define "extproc.retriesResets" -}}
+{{- if and (include "extproc.policies" .) .Values.envoyGateway.retryResets (not .Values.envoyGateway.originalDestination) }}true{{ end }}
+{{- end }}
+
 {{- define "extproc.policies" -}}
 {{- if and .Values.envoyGateway.create (eq .Values.mode "serve") -}}true{{- end -}}
 {{- end }}
@@ -53,16 +58,22 @@ app.kubernetes.io/component: endpoint-picker
 # and 9090 on all addresses, TLS, the end of a request from the response phases.
 server:
   drain_delay_s: 5 # until the Endpoints have reached every proxy
+{{- if eq .Values.router.inferencePool.failureMode "FailOpen" }}
+  fail_open: true # `failureMode` of the InferencePool: no adapter is private
+{{- end }}
 admin:
   address: "127.0.0.1:9901" # for debugging, only by `kubectl port-forward`
-# Control headers are the client's, as long as your gateway neither sets nor strips them: name here
-# those that it sets (docs/epp.md). `extproc epp` alone trusts all.
+# Control headers are the client's, as long as your gateway neither sets nor strips them in a filter
+# before the router's: name here those that it sets so (docs/epp.md). An HTTPRoute's come too late.
 request: {trusted_headers: []}
 {{- else -}}
 server:
   address: "0.0.0.0:9002"
   health_address: "0.0.0.0:9003"
   drain_delay_s: 5 # until the Endpoints have reached every Envoy
+{{- if and (include "extproc.policies" .) .Values.envoyGateway.failOpen (not .Values.envoyGateway.originalDestination) }}
+  fail_open: true # of the EnvoyExtensionPolicy: no adapter is private
+{{- end }}
 admin:
   address: "127.0.0.1:9901" # for debugging, only by `kubectl port-forward`
   metrics_address: "0.0.0.0:9090"

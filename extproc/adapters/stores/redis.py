@@ -22,6 +22,7 @@ seen. Then we write back the declarations that we know: none is lost as long as 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis as Client
+from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
@@ -39,6 +41,8 @@ from extproc.adapters.stores.content import (
     StoreError,
     StoreFullError,
 )
+from extproc.files.refusals import tls_failure
+from extproc.files.tls import client_context
 
 TIMEOUT_S = 2.0
 """For connecting, and for each answer."""
@@ -120,6 +124,35 @@ return 1
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
+class _TlsConnection(SSLConnection):
+    """A connection with TLS as in all of ours, and what the URL's parameters ask of it.
+
+    The library's own trusts the system's authorities besides the file, and not the same on every
+    Python.
+
+    Raises:
+        OSError: A file cannot be used.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        asked = self.ssl_context
+        ca_file, certificate, key = (
+            Path(each) if each else None for each in (asked.ca_certs, asked.certfile, asked.keyfile)
+        )
+        asked.context = context = client_context(
+            ca_file,
+            verify=asked.cert_reqs != ssl.CERT_NONE,
+            checks_name=asked.check_hostname,
+            certificate=certificate,
+            key=key,
+        )
+        if asked.min_version is not None:
+            context.minimum_version = asked.min_version
+        if asked.ciphers is not None:
+            context.set_ciphers(asked.ciphers)
+
+
 class _Reading(Struct):
     version: int
     floor: int
@@ -152,6 +185,9 @@ class Redis:
             retry=Retry(ConstantBackoff(RETRY_S), NUM_RETRIES),
             **options,
         )
+        pool = self._client.connection_pool
+        if pool.connection_class is SSLConnection:
+            pool.connection_class = _TlsConnection
         self._url = url.rpartition("@")[2]  # without user and password
         self._key = key
         self._keys = [key, f"{key}:version", f"{key}:changes", f"{key}:floor"]
@@ -217,7 +253,8 @@ class Redis:
         except (exceptions.RedisError, OSError, ValueError) as error:
             is_full = isinstance(error, exceptions.OutOfMemoryError)
             kind = StoreFullError if is_full else StoreError
-            raise kind(f"{self._url}: {error}") from error
+            why = tls_failure(error, trust="adapters.store.redis.ca_file") or error
+            raise kind(f"{self._url}: {why}") from error
         finally:
             # The library waits with `wait_for`, which before Python 3.12 forgets that its task was
             # cancelled where an answer comes at the same moment.

@@ -149,7 +149,8 @@ async def _find_local(access: Access) -> list[Pod]:
 
 def cause(error: Exception) -> str:
     """Return why a pod does not list its models, on one line."""
-    return describe(error).replace("pods.api_key_file", "--api-key-file")
+    said = describe(error, trust="--ca-file")
+    return said.replace("pods.api_key_file", "--api-key-file")
 
 
 async def ask(

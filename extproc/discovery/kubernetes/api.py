@@ -2,10 +2,10 @@
 
 Authentication is left to kubernetes_asyncio. It is generated for every release of Kubernetes and
 uses aiohttp as we do. It handles rotated tokens, kubeconfigs with client certificates, exec plugins
-(EKS, GKE, AKS), OIDC, proxies and server names. Its models and its watch are not used. It turns a
-Pod into some sixty Python objects, of which five fields are needed. Its watch has no deadline and
-cannot tell a broken connection from a completed watch. The alternatives: `kr8s` and `lightkube` use
-httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
+(EKS, GKE, AKS), OIDC, proxies and server names. Its models, its watch and its connections are not
+used. It turns a Pod into some sixty Python objects, of which five fields are needed. Its watch has
+no deadline and cannot tell a broken connection from a completed watch. The alternatives: `kr8s` and
+`lightkube` use httpx, a second HTTP client in the process; `kubernetes`, the official one, blocks.
 
 Credentials are read again after a 401 and after a failed TLS handshake, in addition to the token's
 own renewal. So a rotated CA or an expired exec credential needs no restart.
@@ -14,19 +14,24 @@ own renewal. So a rotated CA or an expired exec credential needs no restart.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 
 from extproc.discovery.kubernetes.store import ApiError, refusal
 from extproc.errors import ExtprocError, needs_extra
-from extproc.files.reading import check_readable, read_text
+from extproc.files.reading import check_readable, describe_failure, read_text
+from extproc.files.refusals import tls_failure
+from extproc.files.tls import client_context
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Source: kubernetes.io/docs/tasks/run-application/access-api-from-pod."""
@@ -42,6 +47,8 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 """Length of one page of a list; 250 pods are some 5 MB. Longer ones are asked for in parts."""
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """Length of one event of a watch; etcd's limit is 1.5 MiB (--max-request-bytes)."""
+READ_BUFFER_BYTES = 2 * 1024 * 1024
+"""Read ahead, of one response: an event of a large object is one read."""
 # RuntimeError: the session was closed to renew the credentials after another request.
 _FAILURES = (aiohttp.ClientError, OSError, RuntimeError)
 
@@ -60,7 +67,7 @@ def load_library(what: str) -> Any:
         MissingLibraryError: It is not installed.
     """
     try:
-        import kubernetes_asyncio.client.rest
+        import kubernetes_asyncio.client
         import kubernetes_asyncio.config
     except ImportError as error:
         raise MissingLibraryError(needs_extra(what, "kubernetes", error)) from error
@@ -70,7 +77,7 @@ def load_library(what: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class _Access:
     configuration: Any
-    rest: Any
+    session: aiohttp.ClientSession
     namespace: str
     token: Path | None
 
@@ -85,6 +92,7 @@ class KubernetesClient:
 
     Attributes:
         known_namespace: Our own namespace as last read; empty before.
+        refusal: Why TLS keeps us from the API server, for people; "" if it does not.
 
     Raises:
         MissingLibraryError: The extra `kubernetes` is not installed.
@@ -99,6 +107,7 @@ class KubernetesClient:
         self._access: _Access | None = None
         self._connecting = asyncio.Lock()
         self.known_namespace = ""
+        self.refusal = ""
 
     async def namespace(self) -> str:
         """Return our own: the service account's, or that of the kubeconfig's context.
@@ -197,15 +206,19 @@ class KubernetesClient:
             headers["Authorization"] = token
         if applied is not None:
             headers["Content-Type"] = "application/apply-patch+yaml"  # JSON is YAML
-        response: aiohttp.ClientResponse = await access.rest.request(
+        configuration = access.configuration
+        query = f"?{urlencode(parameters)}" if parameters else ""
+        response = await access.session.request(
             "GET" if applied is None else "PATCH",
-            access.configuration.host + path,
-            query_params=dict(parameters),
+            configuration.host + path + query,
             headers=headers,
-            body=applied,
-            _preload_content=False,
-            _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            data=None if applied is None else json.dumps(applied),
+            proxy=configuration.proxy,
+            proxy_headers=configuration.proxy_headers,
+            server_hostname=configuration.tls_server_name,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         )
+        self.refusal = ""
         if response.status != HTTPStatus.OK:
             async with response:
                 raise await self._refusal(access, response)
@@ -222,6 +235,10 @@ class KubernetesClient:
             return ApiError("timeout", "timed out")
         if isinstance(error, aiohttp.ClientSSLError):
             await self._renew(access)
+        trust = f"{access.token.parent}/ca.crt" if access.token else "the kubeconfig"
+        if said := tls_failure(error, trust=trust):
+            self.refusal = f"API server {access.configuration.host}: {said}"
+            return ApiError("connection", self.refusal)
         return ApiError("connection", str(error) or type(error).__name__)
 
     async def _connect(self) -> _Access:
@@ -238,7 +255,7 @@ class KubernetesClient:
         """Discard the credentials and their connections; the next request reads them again."""
         if access is not None and self._access is access:
             self._access = None
-            await access.rest.close()
+            await access.session.close()
 
     async def _load(self) -> _Access:
         configuration = self._library.client.Configuration()
@@ -253,7 +270,9 @@ class KubernetesClient:
                 cert_filename=str(self._service_account / "ca.crt"),
             )
             namespace = read_text(self._service_account / "namespace").strip()
+            source = str(self._service_account)
         else:
+            source = "the kubeconfig"
             path = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             for each in os.path.expanduser(path).split(os.pathsep):  # as in kubectl
                 if os.path.exists(each):
@@ -265,8 +284,33 @@ class KubernetesClient:
             )
             context = (loader.current_context or {}).get("context", {})
             namespace = context.get("namespace") or "default"
-        rest = self._library.client.rest.RESTClientObject(configuration)
-        return _Access(configuration, rest, namespace, token if is_account else None)
+        session = _session(configuration, source)
+        return _Access(configuration, session, namespace, token if is_account else None)
+
+
+def _session(configuration: Any, source: str) -> aiohttp.ClientSession:
+    """Return a session with the TLS of the library's configuration, made as all of ours.
+
+    Raises:
+        OSError: A file cannot be used.
+    """
+    ca_file, certificate, key = (
+        Path(each) if each else None
+        for each in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    )
+    try:
+        context = client_context(
+            ca_file, verify=configuration.verify_ssl, certificate=certificate, key=key
+        )
+    except ssl.SSLError as error:
+        # Files of the library's, where a kubeconfig has the content itself.
+        what = "CA, or client certificate and key"
+        raise OSError(f"{source}: its {what}: {describe_failure(error)}") from error
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=configuration.connection_pool_maxsize, ssl=context),
+        trust_env=True,  # proxies
+        read_bufsize=READ_BUFFER_BYTES,
+    )
 
 
 def _keep_alive(response: aiohttp.ClientResponse) -> None:

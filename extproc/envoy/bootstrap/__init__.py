@@ -51,6 +51,12 @@ MODEL_NAMESPACE = "extproc.request"
 MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
+PING_TIMEOUT_RATIO = 0.8
+"""Both together, with the 15 % by which Envoy varies the interval, are less than the message
+timeout by default: a request to a router that hangs then goes to another one, and is not ended.
+"""
+_MIN_PING_TIMEOUT_S = 0.001
+"""Envoy's."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's where PyYAML has it: seven times as fast."""
@@ -100,9 +106,16 @@ class BootstrapOptions:
         max_body_bytes: Larger request bodies get 413; the router's `request.max_body_bytes`.
         max_heap_bytes: Envoy's memory. It refuses uploads from 60 % on, all requests from 95 % on.
         max_connections: Clients' connections; further ones are closed at once.
+        retry_resets: Whether a request is tried on another pod, once, where its own broke the
+            connection before it answered anything. Never those of `/v1/responses`, which may have
+            side effects. Without it all requests are tried twice, if they surely reached no engine.
+            In full duplex there are no retries.
         request_timeout_s: Time for a whole request to arrive, else 408; responses may take longer.
-        router_ping_s: Interval and timeout of pings to a router. In full duplex only they end a
-            request to a router that hangs, after six intervals: Envoy tries three times.
+        router_ping_s: Interval of pings to a router, which has `PING_TIMEOUT_RATIO` of it to
+            answer. In full duplex only they end a request to a router that hangs, after six
+            intervals: Envoy tries three times.
+        failure_mode_allow: Whether requests go on where no router can be reached. Any client then
+            gets any adapter: nobody else knows whose it is.
         shared_access_log: Whether several routers share one access log, because they pass its
             entries on to each other (their section `peers`); else each gets its own.
     """
@@ -123,6 +136,7 @@ class BootstrapOptions:
     max_body_bytes: int = 26 * 1024 * 1024
     max_heap_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 50_000
+    retry_resets: bool = True
     request_timeout_s: float = 60.0
     router_ping_s: float = 5.0
     message_timeout_s: float = 10.0
@@ -202,16 +216,27 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
 
 def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
     host["request_body_buffer_limit"] = options.max_body_bytes
+    if not options.retry_resets:
+        _set_retries(host["routes"])
     if options.inference_paths is None:
         return
     routes = host["routes"]
     first = next(number for number, route in enumerate(routes) if "path" in route["match"])
+    by_path = {route["match"]["path"]: route for route in routes if "path" in route["match"]}
     listed = [
-        {**routes[first], "match": {**routes[first]["match"], "path": path}}
+        by_path.get(path) or {**routes[first], "match": {**routes[first]["match"], "path": path}}
         for path in options.inference_paths
     ]
     others = [route for route in routes[first:] if "path" not in route["match"]]
     host["routes"] = [*routes[:first], *listed, *others]
+
+
+def _set_retries(routes: list[dict[str, Any]]) -> None:
+    """Retry all requests as those of `/v1/responses`: only if they surely reached no engine."""
+    cautious = next(r["route"] for r in routes if r["match"].get("path") == "/v1/responses")
+    for route in routes:
+        if "retry_policy" in route.get("route", ()):
+            route["route"]["retry_policy"] = cautious["retry_policy"]
 
 
 def _set_overload(overload: dict[str, Any], options: BootstrapOptions) -> None:
@@ -288,7 +313,9 @@ def _set_routers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
     if any(is_name(address) for address in options.routers):
         cluster["type"] = "STRICT_DNS"
     http2 = cluster["typed_extension_protocol_options"][_HTTP]["explicit_http_config"]
-    ping = {"interval": _seconds(options.router_ping_s), "timeout": _seconds(options.router_ping_s)}
+    ping_s = options.router_ping_s
+    timeout_s = max(PING_TIMEOUT_RATIO * ping_s, _MIN_PING_TIMEOUT_S)
+    ping = {"interval": _seconds(ping_s), "timeout": _seconds(timeout_s)}
     http2["http2_protocol_options"]["connection_keepalive"] = ping
     if options.router_tls is not None:
         cluster["transport_socket"] = tls_socket(options.router_tls, "h2")

@@ -12,6 +12,7 @@ from time import perf_counter
 import aiohttp
 
 from extproc.errors import needs_extra
+from extproc.files.tls import system_context
 from extproc.lab.calibration.live import CalibrationError, LiveServer, Phase
 from extproc.lab.calibration.samples import Sample, errors_of, fit
 from extproc.lab.engine.profiles import EngineProfile
@@ -54,7 +55,7 @@ async def calibrate(
     if find_spec("numpy") is None:
         raise CalibrationError(needs_extra("fitting", "loadtest"))
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=system_context()),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
     ) as session:

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from extproc.files.refusals import tls_failure
+from extproc.files.tls import SYSTEM_TRUST, system_context
 from extproc.fleet.models import ModelsError, decode_models
 from extproc.types import ModelCard
 
@@ -68,7 +70,11 @@ async def fetch_listing(
     page, timeout = f"{url}/v1/models", aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
-            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=system_context()),
+                headers=headers,
+                timeout=timeout,
+            ) as session,
             session.get(page, allow_redirects=False) as response,
         ):
             body = await response.read()
@@ -77,7 +83,8 @@ async def fetch_listing(
                 raise TargetError(f"{page}: status {response.status} {text}".rstrip())
             cards = decode_models(body)
     except (aiohttp.ClientError, TimeoutError, ModelsError, ValueError) as error:
-        raise TargetError(f"{page}: {str(error) or f'no response in {timeout_s:g} s'}") from error
+        why = tls_failure(error, trust=SYSTEM_TRUST) or str(error)
+        raise TargetError(f"{page}: {why or f'no response in {timeout_s:g} s'}") from error
     if not cards:
         raise TargetError(f"{page} lists nothing")
     return Listing(cards)

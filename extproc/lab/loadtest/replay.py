@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from extproc.files.tls import system_context
 from extproc.lab.workload.exchange import (
     RequestForm,
     RequestRecord,
@@ -107,7 +108,7 @@ async def open_sender(
 ) -> AsyncIterator[Sender]:
     """A sender with connections of its own; records count from `started_s`, by default now."""
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, ssl=system_context()),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={**_HEADERS, **settings.headers},
         timeout=aiohttp.ClientTimeout(total=None),

@@ -11,6 +11,7 @@ from statistics import fmean
 
 import aiohttp
 
+from extproc.files.tls import system_context
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.loadtest.loads import Block
 from extproc.lab.loadtest.replay import replay
@@ -150,7 +151,8 @@ async def _read_pods(target: Target, after_s: float = 0.0) -> _Readings | None:
     await asyncio.sleep(after_s)
     timeout = aiohttp.ClientTimeout(total=_READ_TIMEOUT_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        connector = aiohttp.TCPConnector(ssl=system_context())
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             urls = target.pods.values()
             readings = await asyncio.gather(*(_read_pod(session, url) for url in urls))
     except (aiohttp.ClientError, TimeoutError):

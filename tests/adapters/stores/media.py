@@ -47,7 +47,7 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         program = shutil.which("valkey-server") or shutil.which("redis-server")
         if program is None:
-            pytest.skip("no redis-server and no valkey-server on PATH")
+            pytest.skip("no redis-server, no valkey-server on PATH (Debian package redis-server)")
         self._program = program
         self._folder = folder
         with socket.socket() as probe:

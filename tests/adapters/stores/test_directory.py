@@ -22,6 +22,8 @@ from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.store import SETTLED_AFTER, Store
 from tests.adapters.stores.media import Opened, Watched, declared, is_root, opened, shown
 
+NO_MOUNT = "nothing can be mounted here: run as root (in a container with CAP_SYS_ADMIN)"
+
 
 @pytest.fixture
 async def media(tmp_path: Path) -> AsyncIterator[Opened]:
@@ -254,7 +256,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     if not is_root() or subprocess.run(mount, capture_output=True).returncode:
         folder.chmod(0o500)
         if os.access(folder, os.W_OK):
-            pytest.skip("nothing can be mounted here")
+            pytest.skip(NO_MOUNT)
         yield folder
         folder.chmod(0o700)
         return
@@ -324,7 +326,7 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
     if not is_root() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here")
+        pytest.skip(NO_MOUNT)
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -370,7 +372,7 @@ async def test_a_writer_that_is_killed_leaves_the_old_content_and_its_remains_go
     media: Opened, tmp_path: Path, step: str
 ) -> None:
     (tmp_path / "a.json").write_text(content())
-    process = multiprocessing.get_context("fork").Process(
+    process = multiprocessing.get_context("spawn").Process(
         target=_killed_in_a_write, args=(tmp_path, step)
     )
     process.start()

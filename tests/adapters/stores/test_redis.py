@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.adapters.stores.media import (
     opened,
     shown,
 )
+from tests.pki import Pki
 from tests.waiting import eventually
 
 pytest.importorskip("redis")
@@ -283,3 +285,32 @@ async def test_following_ends_when_it_is_cancelled_whenever_that_is(media: Opene
         done, _ = await asyncio.wait([running], timeout=10)
 
         assert done
+
+
+async def test_over_tls_the_authority_of_the_file_is_trusted_alone(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would trust the system's authorities as well."""
+    from extproc.adapters.stores.redis import Redis
+
+    (tmp_path / "other").mkdir()
+    pki, other = Pki(tmp_path), Pki(tmp_path / "other")
+    certificate, key = map(str, pki.issue("redis", "127.0.0.1"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    server.kill()
+    server.start(
+        *("--tls-port", port, "--tls-ca-cert-file", str(pki.ca), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", certificate, "--tls-key-file", key),
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(pki.ca))  # what the system trusts
+    for ca_file, is_trusted in ((pki.ca, True), (None, True), (other.ca, False)):
+        url = f"rediss://127.0.0.1:{port}/0"
+        store = Redis(url, key=KEY, password="", ca_file=ca_file, interval_s=0.01)
+        if is_trusted:
+            assert await store.read() == {}
+        else:
+            with pytest.raises(StoreError, match="certificate refused: .*redis.ca_file"):
+                await store.read()
+        await store.aclose()

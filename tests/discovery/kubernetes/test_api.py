@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import socket
 import ssl
@@ -19,7 +20,8 @@ from aiohttp.test_utils import TestServer
 from extproc.discovery.kubernetes import api as kubernetes
 from extproc.discovery.kubernetes.api import KubernetesClient, MissingLibraryError
 from extproc.discovery.kubernetes.store import ApiError
-from tests.wire.pki import Pki
+from extproc.files.tls import server_context
+from tests.pki import Pki
 
 
 class FakeApi:
@@ -338,12 +340,6 @@ class Account:
         (self.folder / "ca.crt").write_bytes(pki.ca.read_bytes())
 
 
-def server_context(pki: Pki) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*pki.issue("api"))
-    return context
-
-
 async def test_in_a_cluster_it_is_the_service_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +348,7 @@ async def test_in_a_cluster_it_is_the_service_account(
     (tmp_path / "new").mkdir()
     old, new = Pki(tmp_path / "old"), Pki(tmp_path / "new")
     account, api = Account(tmp_path / "account", old), FakeApi()
-    server = await started(api, server_context(new))
+    server = await started(api, server_context(*new.issue("api")))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
     client = KubernetesClient(service_account=account.folder)
@@ -387,7 +383,7 @@ async def test_a_token_that_becomes_something_else_stops_nothing(
 ) -> None:
     pki = Pki(tmp_path)
     account, api = Account(tmp_path / "account", pki), FakeApi()
-    server = await started(api, server_context(pki))
+    server = await started(api, server_context(*pki.issue("api")))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
     client = KubernetesClient(service_account=account.folder)
@@ -398,6 +394,29 @@ async def test_a_token_that_becomes_something_else_stops_nothing(
     assert (await failure_of(client)).reason == "credentials"
     await client.aclose()
     await server.close()
+
+
+@pytest.mark.parametrize("field", ["certificate-authority", "certificate-authority-data"])
+async def test_a_ca_that_cannot_be_used_is_named_with_its_place(tmp_path: Path, field: str) -> None:
+    (tmp_path / "ca").write_text("garbage")
+    inline = base64.b64encode(b"garbage").decode()
+    given = inline if field.endswith("-data") else str(tmp_path / "ca")
+    document = {
+        "clusters": [{"name": "it", "cluster": {"server": "https://localhost:1", field: given}}],
+        "users": [{"name": "it", "user": {"token": "secret"}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "current-context": "it",
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(document))
+    client = KubernetesClient(tmp_path / "config")
+
+    failure = await failure_of(client)
+    assert failure.reason == "credentials"
+    assert str(failure).startswith(
+        "credentials: the kubeconfig: its CA, or client certificate and key: there is no "
+        "certificate in it: it must be PEM"
+    )
+    await client.aclose()
 
 
 async def test_a_kubeconfig_that_is_no_file_stops_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from extproc.files.tls import server_context
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig
 from extproc.lab.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
@@ -106,8 +107,7 @@ async def test_a_certificate_that_is_not_trusted_is_a_connect_error() -> None:
     async def nothing(request: web.Request) -> web.StreamResponse:
         raise AssertionError
 
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(*make_certificate(now=dt.datetime.now(dt.UTC)))
+    tls = server_context(*make_certificate(now=dt.datetime.now(dt.UTC)))
     async with server(nothing, tls) as url:
         assert await error_at(url) == "connect"
 
