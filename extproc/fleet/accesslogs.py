@@ -91,9 +91,8 @@ class AccessLogs:
             return now
         return inf if self._is_late(known, now) else -inf
 
-    @property
     def is_any_whole(self) -> bool:
-        """Whether a log serves an Envoy."""
+        """Return whether a log serves an Envoy."""
         return any(each.logs for each in self._envoys.values())
 
     def by_source(self, *, now: float) -> tuple[int, list[str]]:

@@ -175,6 +175,7 @@ class Accounting:
         self._num_access_logs = 0
         self._silent: list[str] = []
         self.logs = AccessLogs(needs_proof=self._settings.source is not Source.ACCESS_LOG)
+        self._trust = self._make_trust()
         self.tpots = Tpots()
 
     # --- sources ----------------------------------------------------------------------------
@@ -215,18 +216,18 @@ class Accounting:
         found = [host for host in before if host not in self._silent]
         return found, [host for host in self._silent if host not in before]
 
-    def _trust(self, now: float) -> Trust:
+    def _make_trust(self) -> Trust:
         settings, logs = self._settings, self.logs
 
-        def whole_from_s(flight: InFlight) -> float:
+        def whole_from_s(flight: InFlight, now: float) -> float:
             return logs.whole_from_s(flight.pick.request._envoy, flight.started_at_s, now=now)
 
         fixed_s = _FIXED.get(settings.source)
         return Trust(
             settings.scrape_grace_s,
             settings.lost_after_s,
-            whole_from_s if fixed_s is None else lambda _: fixed_s,
-            has_other=logs.is_any_whole if fixed_s is None else fixed_s < 0,
+            whole_from_s if fixed_s is None else lambda *_: fixed_s,
+            has_other=logs.is_any_whole if fixed_s is None else lambda: fixed_s < 0,
         )
 
     # --- ends -------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ class Accounting:
 
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:
         """End the picks that the endpoint's last report does not account for; return them."""
-        return self._pool.flights.reconcile(address, self._trust(now), now=now)
+        return self._pool.flights.reconcile(address, self._trust, now=now)
 
     def expire(self, *, now: float) -> list[InFlight]:
         """End the picks in flight for longer than `max_age_s`; return them."""

@@ -34,15 +34,15 @@ class Trust(NamedTuple):
         grace_s: A pick younger than this may not have arrived there yet.
         lost_after_s: An endpoint that has served a pick which came so much later has lost the older
             one, whoever else reports ends.
-        whole_from_s: Returns since when another source reports the ends of all picks like this one:
-            minus infinite for ever, infinite for not now.
-        has_other: Another source reports ends of some.
+        whole_from_s: Returns since when another source reports the ends of all picks like this one,
+            as of a time: minus infinite for ever, infinite for not now.
+        has_other: Returns whether another source reports ends of some.
     """
 
     grace_s: float
     lost_after_s: float
-    whole_from_s: Callable[[InFlight], float]
-    has_other: bool
+    whole_from_s: Callable[[InFlight, float], float]
+    has_other: Callable[[], bool]
 
 
 class Flights:
@@ -232,7 +232,7 @@ class Flights:
         old = list(takewhile(lambda each: at_s - each.started_at_s >= grace_s, flights))
         if tracked.others.flights:
             told_by_s = at_s - grace_s
-            if trust.has_other:
+            if trust.has_other():
                 told_by_s = min(told_by_s, tracked.served_s - PEER_LOST_S)
             self._told.reconcile(tracked, total - len(old), told_by_s=told_by_s, now=now)
         if len(old) <= total:
@@ -298,7 +298,7 @@ def _lost(
     whole_from_s, lost_before_s = trust.whole_from_s, tracked.served_s - trust.lost_after_s
     doubtful, is_untold = [], True
     for each in old:
-        from_s = whole_from_s(each)
+        from_s = whole_from_s(each, now)
         if each.started_at_s < max(from_s, lost_before_s):
             doubtful.append(each)
         is_untold = is_untold and from_s == inf

@@ -221,7 +221,7 @@ def test_every_cluster_that_envoy_speaks_grpc_to_is_pinged(
     for name in named:
         (http,) = cluster(document, name)["typed_extension_protocol_options"].values()
         http2 = http["explicit_http_config"]["http2_protocol_options"]
-        assert http2["connection_keepalive"] == {"interval": "5s", "timeout": "5s"}
+        assert http2["connection_keepalive"] == {"interval": "5s", "timeout": "4s"}
 
 
 def grpc_clusters(part: Any) -> Iterator[str]:

@@ -82,7 +82,7 @@ def test_a_link_that_closes_is_no_loss_to_other_routers() -> None:
     logs.lost("link", now=1.0, is_direct=False)
 
     assert logs.num_losses == 0
-    assert not logs.is_any_whole
+    assert not logs.is_any_whole()
 
 
 def test_a_process_that_stood_still_may_have_lost_entries_of_all() -> None:
