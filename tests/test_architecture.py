@@ -85,7 +85,7 @@ ARROWS_IN_LAB = {
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "refusals", "tls", "yamltext"),
     "wire": ("grpcio", "httpserver", "server", "tls"),
-    "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "scraper"),
+    "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "podsecrets", "scraper"),
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),
     "adapters": (

@@ -144,7 +144,7 @@ async def of_the_store(files: Files) -> str:
     async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
         target = f"localhost:{server.sockets[0].getsockname()[1]}/0"
         store = Redis(
-            f"rediss://{target}", key="k", password="", ca_file=files.trust, interval_s=1.0
+            f"rediss://{target}", key="k", password=None, ca_file=files.trust, interval_s=1.0
         )
         try:
             await store.read()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from aiohttp import web
 
 from extproc.adapters.declared import Declaration
 from extproc.adapters.registrationhttp import RefusedError, tag_in
+from extproc.adapters.scope import Excess, Known
 from extproc.adapters.stores.content import ConflictError, Put, encode
 from extproc.adapters.stores.store import Store
-from extproc.adapters.tokens import Token
+from extproc.adapters.tokens import Token, Tokens
 from extproc.phrases import shortened
 
 MAX_TOLD_CHARS = 1000
@@ -24,34 +27,48 @@ class Changes:
 
     Args:
         declarations: Where adapters are declared.
+        tokens: The tokens.
         why_not: As for `Registration`.
+        known: Likewise.
         on_change: Likewise.
     """
 
     def __init__(
-        self, declarations: Store, why_not: WhyNot, on_change: Callable[[str], None]
+        self,
+        declarations: Store,
+        tokens: Tokens,
+        why_not: WhyNot,
+        known: Known,
+        on_change: Callable[[str], None],
     ) -> None:
         self._declarations = declarations
+        self._tokens = tokens
         self._why_not = why_not
+        self._known = known
         self._on_change = on_change
+        self._coming: dict[tuple[str, ...], Counter[str]] = {}  # that are being written, by scope
 
     def permit(self, request: web.Request, token: Token, name: str) -> None:
         """Raise RefusedError if a token may not see and change an adapter."""
-        if not token.may(name):
-            self._tell(request, token, f"refused {request.method} of {name}")
-            message = f"The token {token.name} may not use the name {name}."
-            raise RefusedError(403, "name_not_allowed", message)
+        if not token.scope.may(name):
+            self._refuse(request, token, name, Excess("name_not_allowed", f"use the name {name}"))
+
+    def _refuse(self, request: web.Request, token: Token, name: str, excess: Excess) -> None:
+        self._tell(request, token, f"refused {request.method} of {name}")
+        raise RefusedError(403, excess.code, f"The token {token.name} may not {excess.why}.")
 
     def check(self, request: web.Request, token: Token, declaration: Declaration) -> None:
         """Raise an error if a token may not declare this, or if it would not count."""
-        self.permit(request, token, declaration.name)
+        if (excess := token.scope.excess(declaration, self._known)) is not None:
+            self._refuse(request, token, declaration.name, excess)
         if why := self._why_not(declaration):
             raise ConflictError(f"{declaration.name}: {why}", "")
 
     async def put(self, request: web.Request, token: Token, declaration: Declaration) -> Put:
         """Declare an adapter, as `check` permits and the request's tag."""
         self.check(request, token, declaration)
-        put = await self._declarations.put(declaration, if_match=tag_in(request))
+        with self._room(token, [declaration.name]):
+            put = await self._declarations.put(declaration, if_match=tag_in(request), by=token.name)
         self._tell_put(request, token, declaration, put)
         return put
 
@@ -59,7 +76,8 @@ class Changes:
         self, request: web.Request, token: Token, declared: Sequence[Declaration], *, replaces: bool
     ) -> list[Put]:
         """Declare all of these, which `check` permits, or none."""
-        puts = await self._declarations.put_all(declared, replaces=replaces)
+        with self._room(token, [each.name for each in declared]):
+            puts = await self._declarations.put_all(declared, replaces=replaces, by=token.name)
         for declaration, put in zip(declared, puts, strict=True):
             self._tell_put(request, token, declaration, put)
         return puts
@@ -67,10 +85,36 @@ class Changes:
     async def remove(self, request: web.Request, token: Token, name: str) -> bool:
         """Delete an adapter; return whether it was declared."""
         self.permit(request, token, name)
-        was_there = await self._declarations.delete(name, if_match=tag_in(request))
+        was_there = await self._declarations.delete(name, if_match=tag_in(request), by=token.name)
         if was_there:
             self._tell(request, token, f"deleted {name}")
         return was_there
+
+    @contextmanager
+    def _room(self, token: Token, names: Iterable[str]) -> Iterator[None]:
+        """Keep room for what a token declares while it is written.
+
+        Raises:
+            RefusedError: Its part of the store is full.
+        """
+        most, scope = self._tokens.max_declarations(token), token.scope
+        entries = self._declarations.entries
+        new = {name for name in names if name not in entries}
+        coming = self._coming.setdefault(scope.names, Counter())
+        if most is not None and new:
+            num_there = sum(map(scope.may, entries)) + len(new | (coming.keys() - entries.keys()))
+            if num_there > most:
+                message = (
+                    f"The names of the token {token.name} may have at most {most} declarations, "
+                    "deleted ones included until pods have let go of them."
+                )
+                raise RefusedError(507, "store_full", message)
+        coming.update(new)
+        try:
+            yield
+        finally:
+            coming.subtract(new)
+            self._coming[scope.names] = +coming
 
     def _tell_put(
         self, request: web.Request, token: Token, declaration: Declaration, put: Put

@@ -43,6 +43,7 @@ from extproc.adapters.registrationhttp import (
     unknown,
     wait_in,
 )
+from extproc.adapters.scope import Known
 from extproc.adapters.stores.content import (
     ConflictError,
     Put,
@@ -82,6 +83,7 @@ class Registration:
         wait_until_ready: Returns whether enough pods list an adapter, within so many seconds.
         why_not: Returns why a declaration would not count, for people; "" if it would. Raises
             DeclarationError for one that nobody may declare here.
+        known: Decides what limited tokens may declare.
         ready_s: How long vLLM's path waits for that.
         on_change: Called with a line about each change, and each that a token does not permit.
     """
@@ -94,6 +96,7 @@ class Registration:
         status: Status,
         wait_until_ready: Wait,
         why_not: WhyNot,
+        known: Known,
         ready_s: float,
         on_change: Callable[[str], None],
     ) -> None:
@@ -101,7 +104,7 @@ class Registration:
         self._tokens = tokens
         self._status = status
         self._wait_until_ready = wait_until_ready
-        self._changes = Changes(declarations, why_not, on_change)
+        self._changes = Changes(declarations, tokens, why_not, known, on_change)
         self._ready_s = ready_s
 
     def add_to(self, app: web.Application) -> None:
@@ -201,8 +204,8 @@ class Registration:
     async def _list(self, request: web.Request, token: Token) -> web.StreamResponse:
         entries, limit = self._declarations.entries, limit_in(request)
         names = sorted(entries)
-        if token.patterns:
-            names = [name async for name in _in_turns(names) if token.may(name)]
+        if token.scope.is_limited:
+            names = [name async for name in _in_turns(names) if token.scope.may(name)]
         first = bisect_right(names, request.query.get("after", ""))
         page = names[first : first + limit]
         data = [self._described(entries[name]) async for name in _in_turns(page)]

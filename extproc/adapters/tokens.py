@@ -1,6 +1,7 @@
 """Bearer tokens in a file: whose each is, which adapters it may change, how often it may be used.
 
-TOKEN [name=NAME] [allow=PATTERN,PATTERN]
+TOKEN [name=NAME] [allow=PATTERN,...] [sources=PATTERN,...] [targets=PATTERN,...]
+    [max_priority=NUMBER] [max_declarations=NUMBER]
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from msgspec import Struct
 
+from extproc.adapters.declared import MAX_PRIORITY
+from extproc.adapters.scope import NO_LIMITS, Scope
+from extproc.adapters.stores.content import MAX_DECLARATIONS
 from extproc.bounds import fits_header
 from extproc.errors import ExtprocError
 from extproc.files.reading import FileError, describe_failure, read_stamp, read_text
@@ -24,8 +27,14 @@ MAX_TOKENS = 16
 
 
 MAX_PATTERNS = 100
-"""Of names that one token may change."""
+"""Of names, sources or targets of one token."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_PATTERNS = ("allow", "sources", "targets")
+_NUMBERS = {
+    "max_priority": (-MAX_PRIORITY, MAX_PRIORITY),
+    "max_declarations": (0, MAX_DECLARATIONS),
+}
+_OPTIONS = {"name": None, **dict.fromkeys(_PATTERNS), **_NUMBERS}.keys()
 
 
 class Token(Struct, frozen=True):
@@ -34,26 +43,16 @@ class Token(Struct, frozen=True):
     Attributes:
         secret: The text that its holder sends.
         name: Its name in the log.
-        patterns: The adapters that it may see and change: names in which `*` stands for anything;
-            empty for all.
+        scope: The adapters that it may see, and what it may declare.
     """
 
     secret: bytes
     name: str
-    patterns: tuple[str, ...] = ()
+    scope: Scope = NO_LIMITS
 
     def __repr__(self) -> str:
         """Return it without its secret."""
         return f"Token({self.name})"
-
-    def may(self, name: str) -> bool:
-        """Return whether it may see and change an adapter."""
-        return not self.patterns or any(_matches(each, name) for each in self.patterns)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    plain = pattern.replace("[", "[[]").replace("?", "[?]")  # nothing but `*` is special
-    return fnmatchcase(name, plain)
 
 
 class _Bucket(Struct):
@@ -89,6 +88,18 @@ class Tokens:
     def num_tokens(self) -> int:
         """How many are right, at least 1."""
         return max(1, len(self._tokens))
+
+    def max_declarations(self, token: Token) -> int | None:
+        """Return how many declarations there may be of names of a token, deleted ones included;
+        None for as many as the store has.
+
+        Without a number of its own a limited token has an equal part of the store. Tokens for the
+        same names have one part together.
+        """
+        scope = token.scope
+        if scope.max_declarations is not None or not scope.is_limited:
+            return scope.max_declarations
+        return MAX_DECLARATIONS // max(1, len({each.scope.names for each in self._tokens}))
 
     def find(self, secret: bytes) -> Token | None:
         """Return the token if it is right. Takes the same time for any that is not."""
@@ -182,13 +193,29 @@ def _read_token(path: Path, words: list[str], number: int) -> Token:
     """Return the token of a line. No error shows the line, which has a secret."""
     secret, *rest = words
     said = dict(word.partition("=")[::2] for word in rest)
-    if not fits_header(secret) or len(said) < len(rest) or said.keys() - {"name", "allow"}:
-        like = "a token of printable ASCII, and perhaps name=NAME and allow=PATTERN,PATTERN"
-        raise FileError(path, f"line {number}: must be {like}")
+    if not fits_header(secret) or len(said) < len(rest) or said.keys() - _OPTIONS:
+        like = f"a token of printable ASCII, and perhaps {', '.join(f'{o}=' for o in _OPTIONS)}"
+        raise FileError(path, f"line {number}: must be {like}, each once")
     name = said.get("name", f"token-{number}")
     if not _NAME.fullmatch(name):
         raise FileError(path, f"line {number}: name: must be letters, digits and ._-, at most 63")
-    patterns = tuple(said["allow"].split(",")) if "allow" in said else ()
-    if not all(patterns) or len(patterns) > MAX_PATTERNS:
-        raise FileError(path, f"line {number}: allow: must be 1 to {MAX_PATTERNS} patterns")
-    return Token(secret.encode(), name, patterns)
+    patterns: dict[str, tuple[str, ...]] = {}
+    for option in _PATTERNS:
+        patterns[option] = tuple(said[option].split(",")) if option in said else ()
+        if not all(patterns[option]) or len(patterns[option]) > MAX_PATTERNS:
+            raise FileError(path, f"line {number}: {option}: must be 1 to {MAX_PATTERNS} patterns")
+    numbers: dict[str, int | None] = {}
+    for option, (least, most) in _NUMBERS.items():
+        text = said.get(option)
+        numbers[option] = None if text is None else _number(text, least, most)
+        if text is not None and numbers[option] is None:
+            raise FileError(path, f"line {number}: {option}: must be from {least} to {most}")
+    names, sources, targets = (patterns[option] for option in _PATTERNS)
+    return Token(secret.encode(), name, Scope(names, sources, targets, **numbers))
+
+
+def _number(text: str, least: int, most: int) -> int | None:
+    """Return the number that a text is; None if it is none of those."""
+    if not re.fullmatch(r"-?[0-9]{1,10}", text):
+        return None
+    return int(text) if least <= int(text) <= most else None

@@ -143,12 +143,14 @@ class RedisStoreConfig(Section):
         "before the host where the server has users.",
     )
     password_file: Path | None = Field(
-        None, description="File with the password; none means there is no password."
+        None,
+        description="File with the password; none means there is no password. It is read for each "
+        "connection.",
     )
     ca_file: Path | None = Field(
         None,
         description="PEM file with the CAs that the server's certificate must be signed by; none "
-        "means the system's.",
+        "means the system's. It is read again when TLS fails.",
     )
     key: str = Field(
         "extproc:adapters",
@@ -185,9 +187,8 @@ class RegistrationConfig(Section):
     """Declaring adapters over HTTP on `admin.address`; needs `store`."""
 
     token_file: Path = Field(
-        description="File with bearer tokens, one a line. A token may be followed by `name=NAME` "
-        "for logs and by `allow=PATTERN,PATTERN`, the adapters that it may change. The file is "
-        "read again when it changes."
+        description="File with bearer tokens, one a line, each with what it may declare "
+        "([the options](declare-adapters.md#tokens)). The file is read again when it changes."
     )
     max_per_s: float = Field(
         10.0,

@@ -117,13 +117,15 @@ class PodsConfig(PodSettings):
     )
     tls: bool = Field(False, description="Whether pods speak HTTPS.")
     ca_file: Path | None = Field(
-        None, description="PEM file with the CAs that pods' certificates must be signed by."
+        None,
+        description="PEM file with the CAs that pods' certificates must be signed by; none means "
+        "the system's. It is read again when TLS to a pod fails.",
     )
     tls_verify: bool = Field(True, description="Whether pods' certificates are checked.")
     api_key_file: Path | None = Field(
         None,
         description="File with the API key that pods require; used for the router's own requests "
-        "only.",
+        "only. It is read again when a pod refuses the key, and the key before is tried there too.",
     )
     groups: dict[GroupName, PodSettings] = Field(
         default_factory=dict,

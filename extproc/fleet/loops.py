@@ -20,6 +20,7 @@ from ssl import SSLContext
 
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, UNREACHABLE, base_url, describe
+from extproc.fleet.podsecrets import PodSecrets
 from extproc.types import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class LoopSettings:
         max_backoff_s: Longest rest after failures.
         headers: Sent with every request, e.g. `Authorization`.
         ssl: For pods behind TLS; None for the system's trust.
+        secrets: As for `PodClient`.
     """
 
     interval_s: float
@@ -58,6 +60,7 @@ class LoopSettings:
     max_backoff_s: float
     headers: Mapping[str, str] | None = None
     ssl: SSLContext | None = None
+    secrets: PodSecrets | None = None
 
 
 class EndpointLoops:
@@ -141,7 +144,7 @@ class EndpointLoops:
     async def _run(self, endpoint: Endpoint, rests: _Rests) -> None:
         settings = self._settings
         with (
-            closing(PodClient(settings.headers, settings.ssl)) as client,
+            closing(PodClient(settings.headers, settings.ssl, settings.secrets)) as client,
             closing(_Limit(settings.timeout_s)) as limit,
         ):
             try:

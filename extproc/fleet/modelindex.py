@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from math import inf
 
 from msgspec import Struct
 
@@ -25,13 +26,15 @@ class Listing(dict[str, ModelCard]):
 
     Attributes:
         names: Of the models; one object for endpoints that list the same.
+        bases: Those of its base models.
     """
 
-    __slots__ = ("names",)
+    __slots__ = ("bases", "names")
 
     def __init__(self, cards: Mapping[str, ModelCard], names: frozenset[str]) -> None:
         super().__init__(cards)
         self.names = names
+        self.bases = frozenset([name for name, card in cards.items() if card.parent is None])
 
 
 NOTHING = Listing({}, frozenset())
@@ -49,10 +52,14 @@ class ModelIndex:
 
     Attributes:
         by_name: The cards; replaced by a new object on change.
+        doubted: Cards of base models that as many endpoints list as adapters; likewise.
+        bases_first: The cards by name, those of `doubted` before others; likewise.
     """
 
     def __init__(self) -> None:
         self.by_name: Mapping[str, ModelCard] = {}
+        self.doubted: Mapping[str, ModelCard] = {}
+        self.bases_first: Mapping[str, ModelCard] = self.by_name
         self._meanings: dict[str, dict[_Content, _Meaning]] = {}
         self._recent: deque[frozenset[str]] = deque(maxlen=_MAX_RECENT)
 
@@ -86,6 +93,7 @@ class ModelIndex:
             after: Its list now, as `listing` returned it; empty where there is none.
         """
         by_name, is_changed = dict(self.by_name), False
+        doubted = dict(self.doubted)
         for name in {**before, **after}:
             old, card = before.get(name), after.get(name)
             if old is card:
@@ -95,14 +103,22 @@ class ModelIndex:
                 meanings.setdefault(_content(card), _Meaning(card)).num_endpoints += 1
             if old is not None:
                 _leave(meanings, old)
+            doubted.pop(name, None)
+            if len(meanings) > 1 and (base := doubted_base(meanings.values())) is not None:
+                doubted[name] = base
             if not meanings:
                 del self._meanings[name], by_name[name]
                 is_changed = True
             elif by_name.get(name) is not (most := majority_card(meanings.values())):
                 by_name[name] = most
                 is_changed = True
+        if doubted != self.doubted:
+            self.doubted = doubted
+        elif not is_changed:
+            return
         if is_changed:
             self.by_name = by_name
+        self.bases_first = {**self.by_name, **doubted} if doubted else self.by_name
 
 
 def _leave(meanings: dict[_Content, _Meaning], card: ModelCard) -> None:
@@ -113,15 +129,32 @@ def _leave(meanings: dict[_Content, _Meaning], card: ModelCard) -> None:
 
 
 def majority_card(meanings: Collection[_Meaning]) -> ModelCard:
-    """Return the card that most show; in a tie, that of an adapter, and of those the first shown.
+    """Return the card that most show; in a tie, that of an adapter, and of those the one with the
+    longest context, and then the first shown.
 
-    An adapter mistaken for a base model loses its affinity; the reverse costs little.
+    An adapter mistaken for a base model loses its affinity; the reverse costs little, but where
+    undeclared adapters get no requests (`doubted_base`). A context that is too short would hide how
+    long prompts are from the choice among all endpoints.
     """
     if len(meanings) > 1:
         num_adapters = sum(each.num_endpoints for each in meanings if each.card.parent is not None)
         is_adapter = 2 * num_adapters >= sum(each.num_endpoints for each in meanings)
         meanings = [each for each in meanings if (each.card.parent is not None) is is_adapter]
-    return max(meanings, key=lambda each: each.num_endpoints).card
+    return max(meanings, key=_weight).card
+
+
+def doubted_base(meanings: Collection[_Meaning]) -> ModelCard | None:
+    """Return the card of a base model that exactly as many list as an adapter, if it is one."""
+    bases = [each for each in meanings if each.card.parent is None]
+    num_bases = sum([each.num_endpoints for each in bases])
+    if not bases or 2 * num_bases != sum([each.num_endpoints for each in meanings]):
+        return None
+    return max(bases, key=_weight).card
+
+
+def _weight(meaning: _Meaning) -> tuple[int, float]:
+    length = meaning.card.max_model_len
+    return meaning.num_endpoints, inf if length is None else length
 
 
 def _content(card: ModelCard) -> _Content:

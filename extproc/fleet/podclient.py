@@ -14,7 +14,7 @@ import json
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
-from ssl import SSLContext
+from ssl import SSLContext, SSLError
 from typing import Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -23,6 +23,7 @@ from yarl import URL
 from extproc.bounds import fits_header
 from extproc.files.tls import system_context
 from extproc.fleet.podhttp import MAX_HEADS, ResponseError, TooLargeError
+from extproc.fleet.podsecrets import PodSecrets
 
 MAX_FIELDS: Final = 128
 """Fields (lines) of all heads and the trailer of one response."""
@@ -31,6 +32,7 @@ MAX_IDLE_BYTES: Final = 64 * 1024
 MAX_PIECES: Final = 16 * 1024
 """Chunks, or reads of the socket, of one body. Each costs as much as some kilobytes."""
 
+_REFUSALS: Final = HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN
 _USUAL: Final = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "extproc"}
 
 
@@ -61,13 +63,17 @@ class PodClient:
     Args:
         headers: Sent with every request, e.g. `Authorization`.
         tls: For a server behind TLS; None for the system's trust.
+        secrets: The pods' key, and what `tls` trusts, to be read again where a pod refuses one.
 
     Raises:
         ValueError: A header is not one line of printable ASCII.
     """
 
     def __init__(
-        self, headers: Mapping[str, str] | None = None, tls: SSLContext | None = None
+        self,
+        headers: Mapping[str, str] | None = None,
+        tls: SSLContext | None = None,
+        secrets: PodSecrets | None = None,
     ) -> None:
         given = headers or {}
         known = {name.lower() for name in given}
@@ -77,22 +83,50 @@ class PodClient:
             raise ValueError("a header that is not one line of printable ASCII")
         self._lines = "\r\n".join(lines)
         self._tls = tls
+        self._secrets = secrets
+        self._key = secrets.keys[0] if secrets is not None and secrets.keys else ""
         self._requests: dict[URL, bytes] = {}
         self._connection: _Connection | None = None
 
     async def get(self, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
         """GET `url`, always one of the same server; return status and body.
 
-        A kept connection that turns out to be closed is replaced, once.
+        A kept connection that turns out to be closed is replaced, once. A key that is refused is
+        exchanged for the other one that there is, which is kept if it is not.
 
         Raises:
             ResponseError: The response is not HTTP, compressed or of too many parts.
             TooLargeError: The body is longer than `max_bytes`; the rest was not read.
             OSError: There was no whole response. Ask again later.
         """
+        status, body = await self._get(url, max_bytes)
+        if status in _REFUSALS:
+            first = self._key
+            for key in self._other_keys(first):
+                self._use(key)
+                status, body = await self._get(url, max_bytes)
+                if status not in _REFUSALS:
+                    break
+            else:
+                self._use(first)
+        return status, body
+
+    def _other_keys(self, refused: str) -> list[str]:
+        """Return the keys to try where one was refused, by what is in the file now."""
+        if self._secrets is None:
+            return []
+        self._secrets.look()
+        return [key for key in self._secrets.keys if key != refused]
+
+    def _use(self, key: str) -> None:
+        if key != self._key:
+            self._key = key
+            self._requests.clear()
+
+    async def _get(self, url: URL, max_bytes: int) -> tuple[int, bytes]:
         request = self._requests.get(url)
         if request is None:
-            request = self._requests[url] = self._prepare("GET", url)
+            request = self._requests[url] = self._prepare("GET", url, self._key)
         kept = self._connection
         if kept is not None and kept.is_open:
             try:
@@ -117,7 +151,19 @@ class PodClient:
         Raises:
             ResponseError, TooLargeError, OSError: As `get`.
         """
-        request = self._prepare(method, url, document)
+        keys = self._secrets.keys if self._secrets is not None else ()
+        key = keys[0] if keys else ""
+        answer = await self._ask(self._prepare(method, url, key, document), url, max_bytes)
+        if answer.status in _REFUSALS:
+            for other in self._other_keys(key):
+                answer = await self._ask(
+                    self._prepare(method, url, other, document), url, max_bytes
+                )
+                if answer.status not in _REFUSALS:
+                    break
+        return answer
+
+    async def _ask(self, request: bytes, url: URL, max_bytes: int) -> Answer:
         connection = await self._dial(url)
         try:
             return await connection.ask(request, max_bytes)
@@ -134,22 +180,44 @@ class PodClient:
         if self._connection is not None:
             self._connection.abort()
 
-    def _prepare(self, method: str, url: URL, document: object = None) -> bytes:
+    def _prepare(self, method: str, url: URL, key: str, document: object = None) -> bytes:
         lines = [f"{method} {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
         lines.append(self._lines)
+        if key:
+            lines.append(f"Authorization: Bearer {key}")
         body = b"" if document is None else json.dumps(document).encode()
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     async def _dial(self, url: URL) -> _Connection:
-        tls = (self._tls or system_context()) if url.scheme == "https" else None
-        host, loop = url.host or "", asyncio.get_running_loop()
-        sock = await _connect(host, url.port or 0)
-        _, connection = await loop.create_connection(
-            lambda: _Connection(loop), sock=sock, ssl=tls, server_hostname=host if tls else None
-        )
-        return connection
+        if url.scheme != "https":
+            return await _connection(url, None)
+        secrets = self._secrets
+        if secrets is None or not secrets.contexts:
+            return await _connection(url, self._tls or system_context())
+        tried = secrets.contexts[0]
+        try:
+            return await _connection(url, tried)
+        except SSLError as error:
+            failure = error
+        secrets.look()
+        for each in secrets.contexts:
+            if each is not tried:
+                try:
+                    return await _connection(url, each)
+                except SSLError as error:
+                    failure = error
+        raise failure
+
+
+async def _connection(url: URL, tls: SSLContext | None) -> _Connection:
+    host, loop = url.host or "", asyncio.get_running_loop()
+    sock = await _connect(host, url.port or 0)
+    _, connection = await loop.create_connection(
+        lambda: _Connection(loop), sock=sock, ssl=tls, server_hostname=host if tls else None
+    )
+    return connection
 
 
 async def _connect(host: str, port: int) -> socket.socket:

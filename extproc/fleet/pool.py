@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -308,15 +309,48 @@ class Pool:
         return found
 
     def base_of(self, pools: frozenset[str]) -> str:
-        """Return the one base model of the endpoints of some pools; "" for none, or several."""
-        found = {
-            name
-            for tracked in self._tracked.values()
-            if not pools or not pools.isdisjoint(tracked.endpoint.pools)
-            for name, card in (tracked.models or {}).items()
-            if card.parent is None
-        }
-        return found.pop() if len(found) == 1 else ""
+        """Return the one base model of the endpoints of some pools; "" for none, or several.
+
+        The word of a single one of several endpoints does not count.
+        """
+        lists = [
+            each.models.bases
+            for each in self._tracked.values()
+            if each.models is not None and (not pools or not pools.isdisjoint(each.endpoint.pools))
+        ]
+        counts = Counter(name for bases in lists for name in bases)
+        found = [name for name, num in counts.items() if num > 1 or len(lists) == 1]
+        return found[0] if len(found) == 1 else ""
+
+    def base_names(self) -> frozenset[str]:
+        """Return the base models that most endpoints of some pool list, those counted that have not
+        listed theirs, and at least two do. A fleet of one endpoint has those of that one.
+        """
+        num_of: Counter[str] = Counter()
+        listing: Counter[tuple[str, str]] = Counter()
+        for each in self._tracked.values():
+            for pool in each.endpoint.pools or ("",):
+                num_of[pool] += 1
+                listing.update((pool, name) for name in (each.models or NOTHING).bases)
+        least = min(2, len(self._tracked))
+        return frozenset(
+            name for (pool, name), num in listing.items() if num >= least and 2 * num > num_of[pool]
+        )
+
+    @property
+    def doubted(self) -> Mapping[str, ModelCard]:
+        """The base models that as many endpoints list as adapters, by name; as `registry`."""
+        return self._models.doubted
+
+    @property
+    def bases_first(self) -> Mapping[str, ModelCard]:
+        """The registry, in which what is doubted is a base model; an object as `registry` is."""
+        return self._models.bases_first
+
+    def with_base(self, name: str) -> frozenset[str]:
+        """Return the addresses of the endpoints that list a name as a base model."""
+        found = self._tracked.items()
+        return frozenset(a for a, each in found if name in (each.models or NOTHING).bases)
 
     @property
     def registry(self) -> Mapping[str, ModelCard]:

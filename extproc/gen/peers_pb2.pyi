@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "entries", "acknowledgement", "picks", "adapters", "proof")
+    __slots__ = ("hello", "entries", "acknowledgement", "picks", "adapters", "proof", "mac")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PICKS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     entries: Entries
     acknowledgement: Acknowledgement
     picks: Picks
     adapters: Adapters
     proof: Proof
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
+    mac: bytes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "nonce", "believes_callers")

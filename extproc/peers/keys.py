@@ -2,6 +2,10 @@
 
 The key never crosses the wire. A proof is of both ends' nonces, so it is worth nothing on another
 link, and of the end that made it, so it is worth nothing when sent back.
+
+A stranger that is dialled in a router's place can pass the proofs of two routers on, and all that
+they say then. So each message after the proofs has a code of its own: the stranger can read and
+hold back messages, and add, change, repeat or reorder none.
 """
 
 from __future__ import annotations
@@ -15,6 +19,11 @@ from typing import NamedTuple
 from extproc.files.reading import FileError, describe_failure, read_text
 
 NONCE_BYTES = 16
+MAC_BYTES = 16
+"""Of the code of a message; that of a proof is twice as long."""
+_MAC_FIELD = bytes((15 << 3 | 2, MAC_BYTES))
+"""The head of field 15 of a `PeerMessage`, which has so many bytes and comes last."""
+_SEAL_BYTES = len(_MAC_FIELD) + MAC_BYTES
 MAX_KEYS = 2
 """In one file, a line each: the first proves who this router is, either is accepted from another
 router.
@@ -43,12 +52,47 @@ def prove(key: bytes, *, dials: End, listens: End, by_dialler: bool) -> bytes:
     return hmac.digest(key, b"extproc peers 1" + b"".join(map(_framed, parts)), "sha256")
 
 
-def is_proven(
+def proven_by(
     mac: bytes, keys: Iterable[bytes], *, dials: End, listens: End, by_dialler: bool
-) -> bool:
-    """Return whether a proof of one end is by one of the keys."""
-    proofs = [prove(key, dials=dials, listens=listens, by_dialler=by_dialler) for key in keys]
-    return sum(hmac.compare_digest(mac, each) for each in proofs) > 0
+) -> bytes | None:
+    """Return by which of the keys a proof of one end is; None for none of them."""
+    found = None
+    for key in keys:
+        expected = prove(key, dials=dials, listens=listens, by_dialler=by_dialler)
+        if hmac.compare_digest(mac, expected):
+            found = key
+    return found
+
+
+class Seal:
+    """The codes of the messages that one end of a link sends after its proof, one after another.
+
+    Args:
+        key: By which that end has proven itself.
+        proof: Its proof, which no other link and no other end has.
+    """
+
+    def __init__(self, key: bytes, proof: bytes) -> None:
+        self._key = hmac.digest(key, b"extproc peers 1 messages" + proof, "sha256")
+        self._number = 0
+
+    def sealed(self, message: bytes) -> bytes:
+        """Return the next message with its code."""
+        return message + _MAC_FIELD + self._code(message)
+
+    def opened(self, message: bytes) -> bytes | None:
+        """Return the next message without its code; None if it has another one."""
+        message, field, code = (
+            message[:-_SEAL_BYTES],
+            message[-_SEAL_BYTES:-MAC_BYTES],
+            message[-MAC_BYTES:],
+        )
+        is_right = hmac.compare_digest(code, self._code(message)) and field == _MAC_FIELD
+        return message if is_right else None
+
+    def _code(self, message: bytes) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return hmac.digest(self._key, number.to_bytes(8) + message, "sha256")[:MAC_BYTES]
 
 
 def read_keys(path: Path) -> list[bytes]:

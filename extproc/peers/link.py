@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.encoding import PickUpdate, decode, decode_adapters
-from extproc.peers.keys import NONCE_BYTES, End, is_proven, new_nonce, prove
+from extproc.peers.keys import NONCE_BYTES, End, Seal, new_nonce, prove, proven_by
 from extproc.peers.relay import Link, Relay
 from extproc.wire.rpc import Call, Code
 
@@ -114,6 +114,8 @@ class PeerLink:
         self._keys = service.keys()
         self._own = End(service.router_id, b"" if self._keys is None else new_nonce())
         self._other: End | None = None
+        self._sends: Seal | None = None  # the codes of our messages, where there is a key
+        self._hears: Seal | None = None  # those of the other side's
         self._is_over = False
         self._num_unread_bytes = 0
         self._num_losses: int | None = None  # of the other side
@@ -129,6 +131,12 @@ class PeerLink:
         """Handle a message of the other side."""
         if self._is_over:
             return
+        if self.link is not None and self._hears is not None:
+            opened = self._hears.opened(message)
+            if opened is None:
+                self._refuse("a message that it did not send, or not then")
+                return
+            message = opened
         try:
             content = peers_pb2.PeerMessage.FromString(message)
         except DecodeError:
@@ -182,7 +190,7 @@ class PeerLink:
             self._is_behind = True
             return False
         self._num_unread_bytes = num_bytes
-        self._call.send(message)
+        self._say(message)
         if num_bytes > MAX_UNREAD_BYTES // 2:
             self._service.relay.probe(self.link, now=self._service.clock())
         return True
@@ -210,9 +218,11 @@ class PeerLink:
     def _handle_proof(self, keys: Sequence[bytes], other: End, mac: bytes) -> None:
         dials, listens = self._ends(other)
         by_dialler = self.is_inbound
-        if not is_proven(mac, keys, dials=dials, listens=listens, by_dialler=by_dialler):
+        key = proven_by(mac, keys, dials=dials, listens=listens, by_dialler=by_dialler)
+        if key is None:
             self._refuse("it has another key")
             return
+        self._hears = Seal(key, mac)
         if self.is_inbound:
             self._prove(keys, other)
         self.is_believed = self.is_heard = True
@@ -222,6 +232,10 @@ class PeerLink:
         dials, listens = self._ends(other)
         mac = prove(keys[0], dials=dials, listens=listens, by_dialler=not self.is_inbound)
         self._call.send(peers_pb2.PeerMessage(proof=peers_pb2.Proof(mac=mac)).SerializeToString())
+        self._sends = Seal(keys[0], mac)
+
+    def _say(self, message: bytes) -> None:
+        self._call.send(message if self._sends is None else self._sends.sealed(message))
 
     def _ends(self, other: End) -> tuple[End, End]:
         return (other, self._own) if self.is_inbound else (self._own, other)
@@ -245,7 +259,7 @@ class PeerLink:
             if entries and self.is_believed:
                 link.has_relayed = True
                 self._service.record(entries, self)
-            self._call.send(_ACKNOWLEDGEMENT)
+            self._say(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
             self._handle_acknowledgement(link)
         elif not self.is_believed:
@@ -272,7 +286,7 @@ class PeerLink:
     def _send(self, batch: Sequence[bytes]) -> None:
         losses = self._service.num_losses() & _MAX_LOSSES
         entries = peers_pb2.Entries(log_entries=batch, num_losses=losses)
-        self._call.send(peers_pb2.PeerMessage(entries=entries).SerializeToString())
+        self._say(peers_pb2.PeerMessage(entries=entries).SerializeToString())
 
     def _drop_link(self) -> None:
         link, self.link = self.link, None

@@ -79,6 +79,7 @@ class Catalog:
         self._offers: Mapping[str, Offer] = {}
         self._cards: Mapping[str, ModelCard] = {}
         self._of_tenants: Mapping[str, frozenset[str]] = {}
+        self._own = frozenset[str]()
         self.names: tuple[frozenset[str], ...] = ()
         self._had_tenants = False
         self._withheld: frozenset[str] = frozenset()
@@ -90,20 +91,30 @@ class Catalog:
         self._settings = settings
         self._listed = ({}, {})
 
-    def declare(self, offers: Mapping[str, Offer], bases: Mapping[frozenset[str], str]) -> None:
+    def declare(
+        self,
+        offers: Mapping[str, Offer],
+        bases: Mapping[frozenset[str], str],
+        *,
+        own: frozenset[str] = frozenset(),
+    ) -> None:
         """Replace what is declared.
 
         Args:
             offers: By the name that clients write.
             bases: The base model of those that name none, by their pools, where all pods of these
                 have the same; else "".
+            own: Names of base models. Requests for one are for it, whatever is declared, and of
+                that only who may use it counts.
         """
+        self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
+        self._own = own
+        offers = {name: each for name, each in offers.items() if name not in own}
         self._offers = offers
         self._cards = {
             name: ModelCard(name, each.base or bases[each.pools], each.source)
             for name, each in ((name, offer.declaration) for name, offer in offers.items())
         }
-        self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
         # Not taken back: what is deleted was somebody's own, and pods may have it for ever.
         self._had_tenants = self._had_tenants or bool(self._of_tenants)
         self.names = (frozenset(offers),) if offers else ()
@@ -151,7 +162,7 @@ class Catalog:
         """Return whether a tenant may ask for a model; for other tenants there is no such model."""
         if not self._of_tenants:
             return True
-        tenants = self._of_tenants.get(owner_of(name, self._cards) or name)
+        tenants = self._of_tenants.get(owner_of(name, self._of_tenants) or name)
         return tenants is None or tenant in tenants
 
     def hidden(self, tenant: str) -> frozenset[str]:
@@ -173,7 +184,7 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
-        cards, leaving, is_open = self._cards, self.planner.leaving(), self._admits_undeclared
+        cards, leaving, is_open = self._cards, self.planner.leaving(), self.admits_undeclared
         if self._listed[0] is not listed or self._listed_for != (leaving, is_open):
             # Ten thousand looks take 50 ms.
             shows_all = is_open and not (cards or self._withheld or self.planner.has_deleted)
@@ -187,31 +198,31 @@ class Catalog:
         return self._listed[1]
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
-        return card.parent is None or (
-            owner_of(name, self._cards) is None and self.admits(name, card)
-        )
+        return owner_of(name, self._cards) is None and self.admits(name, card)
 
     @property
     def admits_all(self) -> bool:
         """Whether all models that pods list get requests, whoever asks: nothing is declared."""
         is_plain = not (self._cards or self._withheld or self._of_tenants)
-        return is_plain and not self.planner.has_deleted and self._admits_undeclared
+        return is_plain and not self.planner.has_deleted and self.admits_undeclared
 
     def admits(self, name: str, card: ModelCard) -> bool:
-        """Return whether a model that pods list gets requests."""
-        if card.parent is None:
-            return True
-        if self._cards or self._withheld or self.planner.has_deleted:
+        """Return whether a model that pods list gets requests.
+
+        A pod that lists it as a base model does not make it another one than is declared.
+        """
+        if (self._cards or self._withheld or self.planner.has_deleted) and name not in self._own:
             if self.planner.is_leaving(name):
                 return False
             if owner_of(name, self._cards) is not None:
                 return True
             if owner_of(name, self._withheld) is not None:
                 return False
-        return self._admits_undeclared
+        return card.parent is None or self.admits_undeclared
 
     @property
-    def _admits_undeclared(self) -> bool:
+    def admits_undeclared(self) -> bool:
+        """Whether adapters that pods list, and nobody declares, get requests."""
         wanted = self._settings.undeclared
         is_admitted = wanted is Undeclared.ADMIT or (
             wanted is Undeclared.AUTO and not self._had_tenants

@@ -30,7 +30,8 @@ class Aliases:
 
     They are shown as models: clients look for the name that they are to write. An alias is there
     where one of its targets is, and has the card of the first that is; its `root` is that target's
-    name. A name that pods or declarations have is theirs, not an alias.
+    name. One that is its own target has the card of that. A declared name is no alias. Cards
+    that pods list under an alias are not shown: requests for it are for its targets.
     """
 
     def __init__(self) -> None:
@@ -38,18 +39,28 @@ class Aliases:
         self._names = frozenset[str]()
         self._added: tuple[_Registry, _Registry] = ({}, {})
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether a rule has that name."""
+        return name in self._targets
+
     def configure(self, targets: Mapping[str, Sequence[str]]) -> None:
         """Replace the names."""
         self._targets = targets
         self._added = ({}, {})
 
     def add(
-        self, registry: _Registry, lists: Sequence[frozenset[str]]
+        self,
+        registry: _Registry,
+        lists: Sequence[frozenset[str]],
+        is_declared: Callable[[str], object],
     ) -> tuple[_Registry, list[frozenset[str]]]:
         """Return the cards and the lists of names with the aliases of what is in both.
 
-        The same objects as long as nothing changes.
+        The same objects as long as nothing changes; `registry` is another one where other names are
+        declared.
         """
+        if not self._targets:
+            return registry, [*lists]
         names = frozenset(
             name
             for name, targets in self._targets.items()
@@ -57,18 +68,26 @@ class Aliases:
         )
         if names != self._names:
             self._names = names
-        if not names:
-            return registry, [*lists]
         if self._added[0] is not registry:
-            found = ((name, self.find(name, registry.get)) for name in self._targets)
-            cards = {name: replace(card, id=name, root=card.id) for name, card in found if card}
-            self._added = registry, {**cards, **registry}
+            added = dict(registry)
+            for name in self._targets:
+                if not is_declared(name):
+                    added.pop(name, None)
+                    if (card := self.find(name, registry.get)) is not None:
+                        added[name] = named(card, name)
+            self._added = registry, added
         return self._added[1], [*lists, self._names]
 
     def find(self, name: str, known: Callable[[str], ModelCard | None]) -> ModelCard | None:
         """Return the card of the first target that is known."""
-        cards = (known(target) for target in self._targets.get(name, ()))
+        targets = self._targets.get(name, ())
+        cards = (known(target) for target in ((name, *targets) if name in targets else targets))
         return next((card for card in cards if card is not None), None)
+
+
+def named(card: ModelCard, alias: str) -> ModelCard:
+    """Return the card of an alias for what has this card."""
+    return card if card.id == alias else replace(card, id=alias, root=card.id)
 
 
 class ModelListing:
@@ -139,6 +158,8 @@ class Models:
         card = self._card(request.model, request.hints.fairness_id)
         if card is None:
             return self._unknown(request._client_model, snapshot, request.subset)
+        if request.model in self._pool.doubted and not self._catalog.admits_undeclared:
+            request = self._undoubted(request, card)
         cached = request.cached_bytes
         if uses_cached_bytes and request._prefix_hashes:
             cached = self._cached(request) or cached
@@ -157,6 +178,21 @@ class Models:
         is_known = claim is NO_CLAIM or claim == request.claim
         return request if is_known else replace(request, claim=claim)
 
+    def _undoubted(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
+        """Return a request for a base model that some pods list as an adapter, which nobody may use
+        there, for the others.
+        """
+        if card.parent is not None:
+            return request
+        pods, own = self._pool.with_base(card.id), request.subset
+        both = pods if own is None else frozenset(a for a in pods if is_in_subset(a, own))
+        return replace(request, subset=both)
+
+    @property
+    def listed(self) -> _Registry:
+        """The models that pods list, each as it gets requests."""
+        return self._pool.registry if self._catalog.admits_undeclared else self._pool.bases_first
+
     def _card(self, name: str, tenant: str) -> ModelCard | None:
         """Return what a tenant may ask for under a name."""
         if self._catalog.admits_all:
@@ -167,7 +203,10 @@ class Models:
         if declared is not None:
             return declared
         card = self._pool.model(name)
-        return None if card is None or not self._catalog.admits(name, card) else card
+        if card is None or self._catalog.admits(name, card):
+            return card
+        card = self._pool.doubted.get(name)
+        return card if card is not None and self._catalog.admits(name, card) else None
 
     def body(
         self, subset: frozenset[str] | None, tenant: str = "", *, now: float
@@ -181,14 +220,15 @@ class Models:
         lists = [view.registered for view in allowed if view.registered is not None]
         if not lists:
             return no_endpoints()
-        registry = self._catalog.registry(self._pool.registry)
+        registry = self._catalog.registry(self.listed)
         lists += self._catalog.names
         hidden = self._catalog.hidden(tenant)
+        is_declared = self._catalog.card
         if not hidden:
-            return self._listing.body(*self.aliases.add(registry, lists))
+            return self._listing.body(*self.aliases.add(registry, lists, is_declared))
         # Not kept: there may be as many lists as tenants.
         seen = {name: card for name, card in registry.items() if name not in hidden}
-        shown, lists = self.aliases.add(seen, lists)
+        shown, lists = self.aliases.add(seen, lists, is_declared)
         return self._listing.part(shown, _union(lists, shown))
 
     def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
@@ -200,19 +240,17 @@ class Models:
         self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
     ) -> ModelCard | Rejection:
         """Return the model registered under `name` on an endpoint that a request may get."""
-        snapshot, card = self._pool.snapshot(now=now), self._card(name, tenant)
+        snapshot = self._pool.snapshot(now=now)
+        if name in self.aliases and self._catalog.card(name) is None:
+            card = self.aliases.find(name, lambda each: self._card(each, tenant))
+        else:
+            card = self._card(name, tenant)
         if card is None:
-            target = self.aliases.find(name, lambda each: self._card(each, tenant))
-            if target is None:
-                return self._unknown(name, snapshot, subset)
-            found = self.find(target.id, subset, tenant, now=now)
-            if isinstance(found, Rejection):
-                return no_endpoints(name)
-            return replace(found, id=name, root=target.id)
-        shown = self._catalog.shown(card)
-        if self._catalog.card(name) is not None:
+            return self._unknown(name, snapshot, subset)
+        shown = named(self._catalog.shown(card), name)
+        if self._catalog.card(card.id) is not None:
             return shown
-        has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
+        has_it = any(view.has_registered(card.id) for view in _allowed(snapshot, subset))
         return shown if has_it else no_endpoints(name)
 
     def _unknown(self, model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:

@@ -66,8 +66,12 @@ class Router:
         return self.picker.uses_cached_bytes
 
     def card(self, name: str) -> ModelCard | None:
-        """Return what pods list, or is declared, under a name."""
-        return self.pool.model(name) or self.catalog.card(name)
+        """Return what is declared, or what pods list, under a name; which base model it is of, pods
+        say where nobody else does.
+        """
+        declared = self.catalog.card(name)
+        listed = None if declared is not None and declared.parent else self.pool.model(name)
+        return listed or declared
 
     def route(
         self,
@@ -257,7 +261,7 @@ class Router:
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self._pick(catalog.proven(request), snapshot, columns)
-        found = catalog.find(request, self.pool.registry, now=snapshot.now)
+        found = catalog.find(request, self.models.listed, now=snapshot.now)
         if not isinstance(found, RequestInfo) and found is not request._fixed:
             found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
@@ -328,9 +332,8 @@ class Router:
 
 def _last_holders(request: RequestInfo, catalog: Catalog, snapshot: Snapshot) -> frozenset[str]:
     """Return the endpoints that still serve a declared adapter, and get it where no other can."""
-    served = catalog.served(request.model)
-    views = snapshot.endpoints
-    return frozenset(v.address for v in views if v._is_last_resort and v.has_registered(served))
+    resorts = [view.address for view in snapshot.endpoints if view._is_last_resort]
+    return catalog.planner.last_holders(request.model, resorts) if resorts else frozenset()
 
 
 def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:

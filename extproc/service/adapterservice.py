@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from extproc.adapters.declared import Declaration, DeclarationError, Names
+from extproc.adapters.scope import Known, Scope, Users
 from extproc.adapters.sources import SourceStatus
 from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
@@ -17,11 +18,12 @@ from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.routing.modelroutes import ModelRoute
+from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.precedence import Loss, Merged, Offer, RuleSet, merge
 from extproc.routing.rewrites import Rule
 from extproc.service.adapterstore import StoreRunner
 from extproc.service.clocks import Clocks
+from extproc.service.configured import model_routes
 from extproc.service.loading import Adapters
 from extproc.service.routing import Routing
 
@@ -47,6 +49,8 @@ class Declaring:
         self._offers: Sequence[Offer] = ()
         self._withheld: frozenset[str] = frozenset()
         self._rules: Sequence[RuleSet] = ()
+        self._offered: Mapping[str, Offer] = {}
+        self._users: Users | None = None  # of what is offered, once somebody asks
 
     def why_not(self, declaration: Declaration) -> str:
         """Return why what is declared over HTTP would not count; "" if it would.
@@ -68,6 +72,20 @@ class Declaring:
         if name in self._owned:
             return "it is declared by the configuration"
         return self._own_names.why_not(name)
+
+    def has_others(self, source: str, scope: Scope) -> bool:
+        """Return whether a name outside of a scope is declared with a source, or with one above or
+        below it.
+        """
+        if self._users is None:
+            offers = self._offered.items()
+            self._users = Users({name: each.declaration.source for name, each in offers})
+        return self._users.has_others(source, scope)
+
+    def priority(self, name: str) -> int | None:
+        """Return the priority of the configured route of a model; None for no route."""
+        claim = self._routes.claim_of(name)
+        return claim.priority if claim.route else None
 
     def configure(self, config: Config) -> None:
         """Take a changed configuration."""
@@ -102,11 +120,13 @@ class Declaring:
             aliased=self._aliased,
             aliases=[route for route in map(_route, aliases) if route is not None],
         )
+        self._offered, self._users = merged.offers, None
         self._on_merged(merged, self._withheld - merged.offers.keys())
 
     def _take(self, config: Config) -> None:
         """Keep a configuration, and what it declares itself."""
         self._config, routes = config, config.routes
+        self._routes = ModelRoutes(model_routes(config))
         by_route = [route.adapter.declaration(route.models[0]) for route in routes if route.adapter]
         declared = [each.declaration(each.name) for each in config.adapters.declared]
         self._own = [*by_route, *declared]
@@ -188,6 +208,7 @@ class AdapterService:
             status=self._status,
             wait_until_ready=self._wait_until_ready,
             why_not=self.declaring.why_not,
+            known=Known(self.declaring.has_others, self._is_base, self.declaring.priority),
             clock=clocks.clock,
         )
         routing.sources.add(self._keeping.sources)
@@ -206,6 +227,12 @@ class AdapterService:
         self._ready_wait_s = config.adapters.ready_wait_s
         self._fails_open = config.server.fail_open
         self._sources, self._catalog = routing.sources.statuses, routing.router.catalog
+
+    def _is_base(self, name: str) -> bool:
+        """Return whether pods have a base model of that name, and nobody declares it."""
+        router = self._routing.router
+        card = router.pool.model(name)
+        return card is not None and card.parent is None and router.catalog.card(name) is None
 
     async def _wait_until_ready(self, name: str, timeout_s: float) -> bool:
         return await self.loading.wait_until_ready(name, timeout_s)

@@ -11,6 +11,7 @@ from aiohttp import web
 from extproc.adapters.changes import WhyNot
 from extproc.adapters.declared import Declaration
 from extproc.adapters.registration import Status, Wait
+from extproc.adapters.scope import Known
 from extproc.adapters.sources import SourceStatus
 from extproc.adapters.stores.content import Stored
 from extproc.config.adapters import AdaptersConfig
@@ -35,6 +36,7 @@ class StoreRunner:
         status: Returns how a declared adapter is, for those who ask over HTTP.
         wait_until_ready: Returns whether enough pods have an adapter within so many seconds.
         why_not: Returns why a name that is declared there would not count.
+        known: Decides what holders of limited tokens may declare.
         clock: Monotonic seconds.
 
     Raises:
@@ -50,6 +52,7 @@ class StoreRunner:
         status: Status,
         wait_until_ready: Wait,
         why_not: WhyNot,
+        known: Known,
         clock: Callable[[], float],
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, config.lease_s, on_stored
@@ -75,6 +78,7 @@ class StoreRunner:
                 status=status,
                 wait_until_ready=wait_until_ready,
                 why_not=why_not,
+                known=known,
                 on_failure=lambda message: log.warning("adapters.registration: %s", message),
                 on_change=lambda message: log.info("adapters.registration: %s", message),
             )

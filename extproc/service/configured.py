@@ -20,13 +20,14 @@ from extproc.config.pods import PodSettings
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.costs import BYTES_PER_TOKEN, Costs
-from extproc.files.reading import describe_failure, read_key
+from extproc.files.reading import describe_failure
 from extproc.files.tls import client_context
 from extproc.fleet.accounting import AccountingSettings, Source
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.loops import LoopSettings
 from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
+from extproc.fleet.podsecrets import PodSecrets
 from extproc.fleet.serverflags import PoolSettings, ServerFlags
 from extproc.fleet.slowness import SlownessSettings
 from extproc.paths import RouteTable
@@ -232,26 +233,31 @@ def tls_files(config: Config) -> tuple[Path, Path, Path | None]:
     return tls.cert_file, tls.key_file, tls.client_ca_file
 
 
-def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
-    """Return the headers and the TLS context of our own requests to pods.
+PodAccess = tuple[dict[str, str], ssl.SSLContext | None, PodSecrets]
+"""The arguments of a `PodClient`."""
+
+
+def pod_access(config: Config) -> PodAccess:
+    """Return the headers, the TLS context and the secrets of our own requests to pods.
 
     Raises:
         ConfigError: A file cannot be read or used.
     """
     pods = config.pods
-    headers = {}
-    if pods.api_key_file is not None:
-        try:
-            headers["authorization"] = f"Bearer {read_key(pods.api_key_file)}"
-        except OSError as error:
-            why = describe_failure(error)
-            raise ConfigError(f"pods.api_key_file: {pods.api_key_file}: {why}") from error
+
+    def trust() -> ssl.SSLContext | None:
+        return client_context(pods.ca_file, verify=pods.tls_verify) if pods.tls else None
+
     try:
-        context = client_context(pods.ca_file, verify=pods.tls_verify) if pods.tls else None
+        context = trust()
     except OSError as error:
         why = describe_failure(error)
         raise ConfigError(f"pods.ca_file: {pods.ca_file}: {why}") from error
-    return headers, context
+    try:
+        return {}, context, PodSecrets(pods.api_key_file, pods.ca_file, trust)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"pods.api_key_file: {pods.api_key_file}: {why}") from error
 
 
 def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
@@ -260,12 +266,10 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
     Raises:
         ConfigError: As `pod_access`.
     """
-    scrape, (headers, context) = config.scrape, pod_access(config)
+    scrape, access = config.scrape, pod_access(config)
     return (
-        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, headers, context),
-        LoopSettings(
-            scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, headers, context
-        ),
+        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, *access),
+        LoopSettings(scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, *access),
     )
 
 

@@ -97,8 +97,9 @@ class Adapters:
             say=say,
         )
         self._offers: Mapping[str, Offer] = {}
-        self._shown_for: Mapping[str, ModelCard] | None = None
-        self._shown: tuple[Mapping[str, Offer], Mapping[frozenset[str], str]] = ({}, {})
+        self._pools: set[frozenset[str]] = set()
+        self._own = frozenset[str]()
+        self._shown: tuple[object, ...] = ({}, self._own, {})
         self._apply(config)
 
     # --- inputs -----------------------------------------------------------------------------
@@ -116,8 +117,9 @@ class Adapters:
         """Replace all that is declared, by the name that clients write."""
         if offers == self._offers:
             return
-        self._offers, self._shown_for = offers, None
+        self._offers = offers
         declarations = self._declarations()
+        self._pools = {each.pools for each in declarations}
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._calls.set_sources(each.source for each in declarations)
         self.peers.declare(declarations)
@@ -129,6 +131,7 @@ class Adapters:
         if deleted != self._deleted:
             self._deleted = deleted
             self.planner.declare(self._declarations(), deleted=deleted, now=self._clock())
+            self._show()
             self.look()
 
     async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
@@ -163,7 +166,6 @@ class Adapters:
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the pods."""
-        self._shown_for = None  # their pools may be others
         self._calls.set_endpoints(endpoints)
         self.look()
 
@@ -209,6 +211,7 @@ class Adapters:
             while True:
                 is_new, began_s = self._wake.is_set(), self._clock()
                 self._wake.clear()
+                self._show()
                 try:
                     if self._catalog.num_declared or self.planner.deleting():
                         forgotten = self._tick(tasks, is_new=is_new)
@@ -231,7 +234,6 @@ class Adapters:
         Return which deleted adapters no pod has any more.
         """
         now, queue = self._clock(), self._router.queue
-        self._show()
         for action in self._plan(queue.adapters(now) if queue else [], now):
             tasks.create_task(self._carry_out(action))
         if is_new:
@@ -273,20 +275,17 @@ class Adapters:
     # --- what requests see ------------------------------------------------------------------
 
     def _show(self) -> None:
-        """Show requests what is declared, once it or what pods list has changed."""
-        registry = self._pool.registry
-        if registry is self._shown_for:
+        """Show requests what is declared, once it or what most pods list has changed."""
+        # A declaration with a base model's name takes no requests from it. That most pods list it
+        # as such decides, and holds while any does: a pod that starts has listed nothing yet.
+        pool = self._pool
+        own = pool.base_names() | {name for name in self._own if pool.with_base(name)}
+        bases = {pools: pool.base_of(pools) for pools in self._pools}
+        if (self._offers, own, bases) == self._shown:
             return
-        self._shown_for, declared = registry, self._declarations()
-        # A declaration with a base model's name takes no requests from it.
-        own = {name for name, card in registry.items() if card.parent is None}
-        offers = {name: each for name, each in self._offers.items() if name not in own}
-        bases = {pools: self._pool.base_of(pools) for pools in {e.pools for e in declared}}
-        if (offers, bases) == self._shown:
-            return
-        self._shown = (offers, bases)
-        self._catalog.declare(offers, bases)
-        self._rewrites.declare(offers.keys())
+        self._shown, self._own, declared = (self._offers, own, bases), own, self._declarations()
+        self._catalog.declare(self._offers, bases, own=own)
+        self._rewrites.declare(self._offers.keys() - own)
         served = {each.served_name: each for each in declared}
         cards = {name: ModelCard(name, e.base or bases[e.pools]) for name, e in served.items()}
-        self._pool.declare(cards, now=self._clock())
+        pool.declare(cards, now=self._clock())

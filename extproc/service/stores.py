@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from extproc.adapters.changes import WhyNot
 from extproc.adapters.registration import Registration, Status, Wait
+from extproc.adapters.scope import Known
 from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.sqlite import Sqlite
@@ -50,6 +52,7 @@ def make_registration(
     status: Status,
     wait_until_ready: Wait,
     why_not: WhyNot,
+    known: Known,
     on_failure: Callable[[str], None],
     on_change: Callable[[str], None],
 ) -> Registration:
@@ -68,6 +71,7 @@ def make_registration(
         status=status,
         wait_until_ready=wait_until_ready,
         why_not=why_not,
+        known=known,
         ready_s=config.ready_s,
         on_change=on_change,
     )
@@ -110,10 +114,11 @@ def _redis(config: RedisStoreConfig) -> Medium:
         from extproc.adapters.stores.redis import Redis
     except ImportError as error:
         raise ConfigError(needs_extra(section, "redis", error)) from error
-    path, password = config.password_file, ""
+    path, password = config.password_file, None
     try:
         if path is not None:
-            password = read_key(path)
+            password = partial(read_key, path)
+            password()
     except OSError as error:
         why = describe_failure(error)
         raise ConfigError(f"{section}.password_file: {path}: {why}") from error

@@ -15,6 +15,7 @@ import pytest
 from yarl import URL
 
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
+from extproc.adapters.scope import Known, Scope, Users
 from extproc.adapters.stores.content import StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
@@ -115,6 +116,7 @@ class Port:
             status=lambda name: self.status or {"state": f"of {name}"},
             wait_until_ready=self._wait,
             why_not=lambda new: "the configuration has it" if new.name == "of/config" else "",
+            known=Known(self._has_others, lambda name: name == "base", lambda name: None),
             ready_s=60,
             on_change=self.changes.append,
         )
@@ -123,6 +125,11 @@ class Port:
             add_registration=registration.add_to if has_token_file else None,
             limits=limits,
         )
+
+    def _has_others(self, source: str, scope: Scope) -> bool:
+        entries = self.store.entries.items()
+        users = Users({name: each.declaration.source for name, each in entries})
+        return users.has_others(source, scope)
 
     async def _wait(self, name: str, timeout_s: float) -> bool:
         self.waited.append((name, timeout_s))
@@ -670,6 +677,14 @@ async def test_a_token_changes_and_sees_the_names_that_it_is_limited_to(port: Po
         "t name=a name",
         "t name=a name=b",
         "t\nu name=token-1",
+        "t sources=",
+        "t targets=a,",
+        "t max_priority=",
+        "t max_priority=1.5",
+        "t max_priority=2147483648",
+        "t max_declarations=-1",
+        "t max_declarations=10001",
+        "t max_declarations=1 max_declarations=2",
         "t allow=" + ",".join(f"a{n}" for n in range(101)),
     ],
 )
@@ -680,6 +695,110 @@ async def test_a_line_of_the_token_file_that_cannot_be_used_lets_nobody_in(
 
     assert (await port.ask("GET", "/v1/adapters", token="t")).status == 401
     assert len(port.failures) == 1
+
+
+LIMITED = f"{TOKEN} name=all\nsecret-a name=a allow=a-*\nsecret-b name=b allow=b-*\n"
+PRIVATE = {"name": "b-private", "source": "/adapters/b-private", "tenants": ["bee"]}
+
+
+@pytest.mark.parametrize(
+    ("declared", "code"),
+    [
+        ({"name": "a-copy", "source": "/adapters/b-private"}, "source_not_allowed"),
+        ({"name": "a-copy", "source": "/adapters/./b-private//"}, "source_not_allowed"),
+        ({"name": "a-copy", "source": "/adapters/b-private/last"}, "source_not_allowed"),
+        ({"name": "a-copy", "source": "/adapters"}, "source_not_allowed"),
+        ({"name": "a-alias", "targets": [{"model": "b-private"}]}, "target_not_allowed"),
+        (
+            {"name": "a-alias", "targets": [{"model": "base"}], "priority": 1},
+            "priority_not_allowed",
+        ),
+        ({"name": "a-first", "source": "/a", "priority": 2**31 - 1}, "priority_not_allowed"),
+        ({"name": "b-private", "source": "/a"}, "name_not_allowed"),
+        ({"name": "b-private@a-2", "source": "/a"}, "name_not_allowed"),
+    ],
+)
+async def test_a_limited_token_declares_nothing_of_others_and_nothing_above_them(
+    port: Port, declared: dict[str, Any], code: str
+) -> None:
+    """Neither alone nor in a list, as something new nor as a change, nor by vLLM's path."""
+    port.token_file.write_text(LIMITED)
+    await port.ask("POST", "/v1/adapters", PRIVATE, token="secret-b")
+    before = dict(port.store.entries)
+    answers = [await port.ask("POST", "/v1/adapters", declared, token="secret-a")]
+    if declared["name"].startswith("a-") and "targets" not in declared:
+        await port.post({"name": declared["name"], "source": "/a"})
+        before = dict(port.store.entries)
+        again = {**declared, "version": "2"}
+        answers.append(
+            await port.ask("POST", "/v1/adapters", again, token="secret-a", **{"If-Match": "*"})
+        )
+        body = {"lora_name": "a-new", "lora_path": declared["source"]}
+        if "priority" not in declared:
+            answers.append(await port.ask("POST", LOAD, body, token="secret-a"))
+    listed = [{"name": "a-fine", "source": "/a"}, declared]
+    bulk = await port.ask("POST", "/v1/adapters?replace=true", listed, token="secret-a")
+
+    assert {(each.status, each.code) for each in answers} == {(403, code)}
+    [item] = bulk.json["error"]["items"]
+    assert (bulk.status, item["index"], item["code"]) == (403, 1, code)
+    assert dict(port.store.entries) == before
+    unlimited = await port.ask("POST", "/v1/adapters?replace=true", [declared])
+    assert unlimited.status in (200, 409)
+
+
+async def test_a_tokens_line_says_what_it_may_declare_beside_its_names(port: Port) -> None:
+    options = "sources=/adapters/a-*,hf:team-a/* targets=b-* max_priority=5 max_declarations=2"
+    port.token_file.write_text(f"{TOKEN}\nsecret-a name=a allow=a-* {options}\n")
+    asked = {
+        "source_not_allowed": {"name": "a-1", "source": "/elsewhere/a"},
+        "priority_not_allowed": {"name": "a-1", "source": "/adapters/a-1", "priority": 6},
+        "target_not_allowed": {"name": "a-1", "targets": [{"model": "c"}]},
+    }
+    for code, declared in asked.items():
+        answer = await port.ask("POST", "/v1/adapters", declared, token="secret-a")
+        assert (answer.status, answer.code) == (403, code)
+    for declared in (
+        {"name": "a-1", "source": "/adapters/a-1", "priority": 5},
+        {"name": "a-2", "targets": [{"model": "b-private"}]},
+    ):
+        assert (await port.ask("POST", "/v1/adapters", declared, token="secret-a")).status == 201
+    full = await port.ask("POST", "/v1/adapters", {"name": "a-3"}, token="secret-a")
+    assert (full.status, full.code) == (507, "store_full")
+
+
+async def test_a_limited_token_fills_its_part_of_the_store_and_no_more(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of the same names have one part, however many there are, and at whatever moment."""
+    monkeypatch.setattr("extproc.adapters.tokens.MAX_DECLARATIONS", 12)
+    port.token_file.write_text(f"{LIMITED}secret-a2 name=a2 allow=a-*\n")
+    lists = [[{"name": f"a-{k}{n}", "load": "lazy"} for n in range(2)] for k in range(4)]
+    answers = await asyncio.gather(
+        *(
+            port.ask("POST", "/v1/adapters", each, token=token)
+            for each, token in zip(lists, ("secret-a", "secret-a2") * 2, strict=True)
+        )
+    )
+    assert sorted(each.status for each in answers) == [200, 200, 507, 507]
+    assert len(port.store.entries) == 4
+
+    names = iter(port.store.entries)
+    for body, token, status in (
+        ({"name": "a-new"}, "secret-a2", 507),
+        ([{"name": "b-1"}, {"name": "b-2"}, {"name": "b-3"}, {"name": "b-4"}], "secret-b", 200),
+        ({"name": next(names), "load": "lazy", "rank": 8}, "secret-a", 200),
+        ({"name": "a-operator"}, TOKEN, 201),
+    ):
+        tag = {"If-Match": "*"} if "rank" in body else {}
+        answer = await port.ask("POST", "/v1/adapters", body, token=token, **tag)
+        assert answer.status == status, answer.text
+    for name in list(port.store.entries)[:2]:
+        await port.ask("DELETE", f"/v1/adapters/{name}", token="secret-a")
+        await port.store.forget(name)
+    assert (
+        await port.ask("POST", "/v1/adapters", {"name": "a-new"}, token="secret-a")
+    ).status == 201
 
 
 # --- vLLM's paths ---------------------------------------------------------------------------------

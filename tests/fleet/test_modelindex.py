@@ -62,6 +62,15 @@ def test_each_name_has_the_card_that_most_show_however_they_came_to_it(
             agreeing = [e for e in shown if (e.parent is not None) is (card.parent is not None)]
             counts = Counter(map(content, agreeing))
             assert counts[content(card)] == max(counts.values())
+        bases_first = scene.index.bases_first
+        assert bases_first.keys() == by_name.keys()
+        for name, card in bases_first.items():
+            is_doubted = name in scene.index.doubted
+            shown = scene.shown(name)
+            num_bases = sum(each.parent is None for each in shown)
+            assert is_doubted is (2 * num_bases == len(shown))
+            assert (card.parent is None) is (2 * num_bases >= len(shown))
+            assert card == (scene.index.doubted if is_doubted else by_name)[name]
 
 
 @given(CHANGES)
@@ -117,3 +126,13 @@ def test_endpoints_that_list_the_same_names_share_them_in_whatever_order() -> No
     assert names == [{"a", "b"}, {"a"}, {"a", "b"}, {"a"}]
     assert len(set(map(id, names))) == 2
     assert [*scene.lists[2]] == ["b", "a"]
+
+
+def test_of_two_no_endpoint_makes_the_other_ones_context_short() -> None:
+    for lengths in ((1, 4096), (4096, 1), (1, None), (None, 1)):
+        scene = Scene()
+        for number, length in enumerate(lengths):
+            scene.lists_now(number, [ModelCard("base", max_model_len=length)])
+
+        length = scene.index.by_name["base"].max_model_len
+        assert length == (None if None in lengths else 4096)

@@ -40,3 +40,18 @@ def test_an_endpoint_is_in_the_pools_that_it_says_or_in_whichever_there_is() -> 
 
 def test_who_loads_adapters_sees_the_pools_of_each() -> None:
     assert [each.pools for each in two_pools().pod_states(now=0.0)] == [A, B, frozenset()]
+
+
+def test_most_endpoints_of_a_pool_say_which_names_are_base_models() -> None:
+    made = Pool()
+    pools = {1: A, 2: A, 3: A, 4: B, 5: frozenset("ab")}
+    made.set_endpoints([replace(endpoint(number), pools=each) for number, each in pools.items()])
+    lists = {1: ("llama",), 2: ("llama", "law"), 4: ("qwen", "law"), 5: ("llama", "qwen")}
+    for number, names in lists.items():
+        made.record_models(address(number), [ModelCard(name) for name in names], now=0.0)
+
+    assert made.base_names() == {"llama", "qwen"}, "3 of 4, though one has listed nothing; 2 of 2"
+    assert made.base_of(A) == "llama"
+    assert made.with_base("law") == {address(2), address(4)}
+    made.set_endpoints([replace(endpoint(4), pools=B)])
+    assert made.base_names() == {"qwen", "law"}, "it is the fleet"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from extproc.peers.keys import (
 )
 from extproc.peers.links import MAX_LINKS, OPEN_S
 from extproc.wire.rpc import Code
-from tests.peers.scene import FIRST, Router, Wire, entries, hello, kinds, message, told
+from tests.peers.scene import FIRST, Router, Way, Wire, entries, hello, kinds, message, told
 from tests.wire.fake_call import FakeCall
 
 KEY, OTHER = b"k" * MIN_KEY_CHARS, b"o" * MIN_KEY_CHARS
@@ -214,6 +214,94 @@ def test_a_proof_is_worth_nothing_on_another_link_or_for_the_other_end() -> None
     session.receive(with_nonce("b"))
     session.receive(reflecting.sent[1])
     assert reflecting.code is Code.UNAUTHENTICATED
+
+
+class Relayed:
+    """Two routers that each have a link to somebody who passes on what they say to each other."""
+
+    def __init__(self, near: Router, far: Router) -> None:
+        self.to_far, self.to_near = Way(), Way()
+        self.near_end = near.service.dialled(self.to_far, lambda _: None)
+        [method] = far.service.methods()
+        self.far_end = method.open(self.to_near, {})
+
+    def pump(self) -> None:
+        """Pass everything on."""
+        while self.to_far.messages or self.to_near.messages:
+            while self.to_far.messages:
+                self.far_end.receive(self.to_far.messages.popleft())
+            while self.to_near.messages:
+                self.near_end.receive(self.to_near.messages.popleft())
+
+
+FORGED = (ADAPTERS, PICKS, entries(b"forged"), entries(), b"", b"\x7a\x10" + b"m" * 16)
+
+
+@pytest.mark.parametrize("is_to_far", [True, False])
+@pytest.mark.parametrize("forged", FORGED)
+def test_who_passes_two_routers_proofs_on_says_nothing_that_counts(
+    forged: bytes, is_to_far: bool
+) -> None:
+    near, far = keyed("a"), keyed("b")
+    relayed = Relayed(near, far)
+    relayed.pump()
+    assert far.relay.linked_routers() == {"a"}
+    end, way = (
+        (relayed.far_end, relayed.to_near) if is_to_far else (relayed.near_end, relayed.to_far)
+    )
+    end.receive(forged)
+
+    heard_by = far if is_to_far else near
+    assert way.ended is Code.UNAUTHENTICATED
+    assert (heard_by.taken, heard_by.heard, heard_by.updates) == ([], [], [])
+    assert heard_by.relay.linked_routers() == set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sent: [sent[0], sent[0]],
+        lambda sent: [sent[1]],
+        lambda sent: [sent[1], sent[0]],
+        lambda sent: [bytes([sent[0][0] ^ 1]) + sent[0][1:]],
+        lambda sent: [sent[0][:-1] + bytes([sent[0][-1] ^ 1])],
+        lambda sent: [sent[0][:-18]],
+        lambda sent: [sent[0][:-18] + sent[0][-16:]],
+    ],
+    ids=["repeated", "left out", "in another order", "changed", "another code", "none", "no field"],
+)
+def test_who_passes_messages_on_changes_none(change: Callable[[list[bytes]], list[bytes]]) -> None:
+    near, far = keyed("a"), keyed("b")
+    relayed = Relayed(near, far)
+    relayed.pump()
+    for declared in (1, 2):
+        near.links.say(AdapterUpdate(True, declared))
+    sent = list(relayed.to_far.messages)
+    for each in change(sent):
+        relayed.far_end.receive(each)
+
+    assert relayed.to_near.ended is Code.UNAUTHENTICATED
+    assert far.updates in ([], [("a", AdapterUpdate(True, 1))]), "as far as it is what was said"
+
+    again = Relayed(near, keyed("b"))
+    again.pump()
+    again.far_end.receive(sent[0])
+    assert again.to_near.ended is Code.UNAUTHENTICATED, "of another link"
+
+
+def test_what_is_passed_on_as_it_was_said_is_heard() -> None:
+    near, far = keyed("a", OTHER, KEY), keyed("b", KEY, OTHER)
+    relayed = Relayed(near, far)
+    relayed.pump()
+    for number in range(3):
+        near.offer("b", b"to b %d" % number)
+        far.offer("a", b"to a %d" % number)
+        near.tell([told(number)], ())
+        relayed.pump()
+
+    assert near.taken == [b"to a 0", b"to a 1", b"to a 2"]
+    assert far.taken == [b"to b 0", b"to b 1", b"to b 2"]
+    assert [update.picks for _, update in far.heard][1:] == [[told(1)], [told(2)]]
 
 
 def test_links_that_are_not_open_make_room_for_new_ones_and_open_ones_do_not() -> None:

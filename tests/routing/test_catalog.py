@@ -772,6 +772,50 @@ def test_where_nothing_is_declared_what_pods_list_may_be_refused_all_the_same() 
     assert not refusing.admits("a", ModelCard("a", parent=BASE))
 
 
+@pytest.mark.parametrize("liar", [1, 2])
+def test_one_of_two_pods_takes_no_base_model_from_the_other_by_calling_it_an_adapter(
+    liar: int,
+) -> None:
+    """Nor makes it an adapter's, which nobody declares, a base model there."""
+    scene = Scene(undeclared=Undeclared.REFUSE)
+    cards = {
+        liar: [ModelCard(BASE, "of-mine"), ModelCard("own")],
+        3 - liar: [base_card(), ModelCard("own", BASE)],
+    }
+    for number, listed in cards.items():
+        scene.router.pool.record_models(address(number), listed, now=scene.now)
+
+    assert scene.listed() == [BASE, "own"]
+    for name, honest in ((BASE, 3 - liar), ("own", liar)):
+        assert {scene.picked(name).address for _ in range(5)} == {address(honest)}
+        assert scene.router.models.find(name, None, now=scene.now) == ModelCard(name)
+        elsewhere = frozenset({address(3 - honest)})
+        assert isinstance(scene.ask(name, subset=elsewhere), Rejection)
+
+
+def test_what_serves_instead_is_a_base_model_though_one_pod_calls_it_an_adapter() -> None:
+    offer = Offer(Declaration("sql", "/adapters/sql"), fallback=BASE)
+    scene = Scene(offer, undeclared=Undeclared.REFUSE, cold_wait_s=0)
+    scene.router.pool.record_models(address(1), [ModelCard(BASE, "of-mine")], now=scene.now)
+
+    assert scene.picked("sql").request.model == BASE
+
+
+def test_a_declared_name_is_itself_though_pods_differ_on_it_and_a_rule_has_it() -> None:
+    scene = Scene(Declaration("sql", "/adapters/sql"), undeclared=Undeclared.REFUSE)
+    scene.lists(1, ("sql", "/adapters/sql"))
+    lie = [base_card(), ModelCard("sql")]
+    scene.router.pool.record_models(address(2), lie, now=scene.now)
+    scene.router.models.aliases.configure({"sql": (BASE,), "other": ("sql",)})
+    scene.tick()
+
+    assert {scene.picked("sql").address for _ in range(5)} == {address(1)}
+    assert scene.listed() == [BASE, "other", "sql"]
+    for name in ("sql", "other"):
+        card = scene.router.models.find(name, None, now=scene.now)
+        assert card == ModelCard(name, BASE, "sql")
+
+
 @pytest.mark.parametrize("written", ["sql", "sql@2"])
 def test_requests_go_where_an_adapter_has_shown_its_effect_by_whatever_name(written: str) -> None:
     """A client may know the names that pods have."""

@@ -269,15 +269,31 @@ def test_an_engine_that_has_stopped_is_no_last_resort() -> None:
     assert held(made).reason == FOR_POD
 
 
+def test_what_a_terminating_endpoint_has_under_a_declared_name_is_not_always_what_is_declared() -> (
+    None
+):
+    made = router(1, 2)
+    made.pool.record_models(address(2), cards(), now=0.0)
+    declared = Declaration("a", source="/another", origin="test")
+    made.catalog.planner.declare([declared], now=0.0)
+    made.catalog.declare({"a": Offer(declared)}, {frozenset(): BASE})
+    made.catalog.planner.tick(made.pool.pod_states(now=0.2), {}, [], now=0.2)
+    terminate(made, 1, of=2)
+    made.catalog.planner.tick(made.pool.pod_states(now=0.5), {}, [], now=0.5)
+
+    assert not isinstance(made.route(asked(), now=1.0), Pick)
+
+
 @pytest.mark.parametrize("is_declared", [False, True])
 def test_an_adapter_that_only_terminating_endpoints_have_is_served_there(is_declared: bool) -> None:
     """A declared one too, while another endpoint loads it."""
     made = router(1, 2)
     made.pool.record_models(address(2), cards(), now=0.0)
     if is_declared:
-        declared = Declaration("a", source="/a", origin="test")
+        declared = Declaration("a", source=cards("a")[1].root, origin="test")
         made.catalog.planner.declare([declared], now=0.0)
         made.catalog.declare({"a": Offer(declared)}, {frozenset(): BASE})
+        made.catalog.planner.tick(made.pool.pod_states(now=0.2), {}, [], now=0.2)
     terminate(made, 1, of=2)
     made.catalog.planner.tick(made.pool.pod_states(now=0.5), {}, [], now=0.5)
 

@@ -278,6 +278,20 @@ def test_aliases_are_listed_where_one_of_their_targets_is() -> None:
     assert listed(made) == [BASE, "a", "mine", "yours"]
 
 
+def test_a_pod_that_lists_an_alias_does_not_say_what_it_is() -> None:
+    """Requests for it get its targets, and so do its card and its place in the list."""
+    made = two_of_their_own()
+    aliases = {"chat": ("a",), "canary": ("gone",), "yours": ("a", "yours")}
+    made.models.aliases.configure(aliases)
+    lies = [ModelCard(name, root="/evil", max_model_len=1) for name in ("chat", "canary")]
+    made.pool.record_models(address(1), [*cards("a"), *lies], now=1.0)
+
+    assert listed(made) == [BASE, "a", "chat", "yours"]
+    assert made.models.find("chat", None, now=1.0) == adapter_card("chat", root="a")
+    assert made.models.find("yours", None, now=1.0) == adapter_card("yours"), "its own target"
+    assert isinstance(made.models.find("canary", None, now=1.0), Rejection)
+
+
 def test_models_are_those_of_endpoints_that_are_ready() -> None:
     made = two_of_their_own()
     made.pool.set_endpoints([endpoint(1), endpoint(2, is_ready=False)])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from extproc.adapters.scope import Known
 from extproc.config.adapters import AdaptersConfig
 from extproc.service.adapterstore import StoreRunner
 from tests.waiting import beside, eventually
@@ -24,6 +25,7 @@ def keeping(
         status=lambda _name: {},
         wait_until_ready=_never_ready,
         why_not=lambda _name: "",
+        known=Known(lambda _source, _scope: False, lambda _name: False, lambda _name: None),
         clock=clock,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ from extproc.routing.precedence import Offer
 from extproc.service.clocks import Clocks
 from extproc.service.loading import Adapters, OnTicked
 from extproc.service.routing import Routing
-from extproc.types import ModelCard
-from tests.builders import BASE, address, base_card, endpoint, report
+from extproc.types import Hints, ModelCard, Pick, Rejection
+from tests.builders import BASE, address, base_card, endpoint, report, request
 
 
 class Scene:
@@ -142,3 +143,121 @@ async def test_it_rests_until_something_is_new(monkeypatch: pytest.MonkeyPatch) 
         assert num_looks == expected
         scene.adapters.look()
     task.cancel()
+
+
+# --- what one pod says of what is declared ----------------------------------------------------
+
+LAW = Offer(Declaration("law", "/adapters/law", version="2"), tenants=frozenset({"acme"}))
+LIES = [
+    ModelCard("law", root="/evil"),
+    ModelCard("law", BASE, "/evil"),
+    ModelCard("law", "of-its-own", "/evil"),
+    ModelCard("law@2", root="/adapters/law"),
+    ModelCard("law@99", root="/evil"),
+    ModelCard("law@99", BASE, "/evil"),
+]
+
+
+async def among_three(lie: Sequence[ModelCard], *honest: ModelCard, num: int = 3) -> Scene:
+    """Pods of which the last one lists something beside what the others do."""
+    scene = Scene()
+    pool = scene.routing.pool
+    pool.set_endpoints([endpoint(number) for number in range(1, num + 1)])
+    for number in range(1, num + 1):
+        more = lie if number == num else ()
+        pool.record_report(address(number), report(), taken_at_s=time.monotonic())
+        cards = [base_card(), *honest, *more]
+        pool.record_models(address(number), cards, now=time.monotonic())
+    scene.adapters.declare({"law": LAW})
+    await scene.tick()
+    return scene
+
+
+def seen_by(scene: Scene, tenant: str) -> list[str]:
+    body = scene.routing.router.models.body(None, tenant, now=time.monotonic())
+    assert isinstance(body, bytes)
+    return [card["id"] for card in json.loads(body)["data"]]
+
+
+@pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.parametrize("lie", LIES, ids=lambda card: f"{card.id} of {card.parent}")
+async def test_one_pod_does_not_take_a_declared_name_whatever_it_lists(
+    lie: ModelCard, num: int
+) -> None:
+    """Its tenants alone see it, and nobody else gets it. While it is cold, too."""
+    scene = await among_three([lie], num=num)
+    router = scene.routing.router
+
+    assert seen_by(scene, "acme") == [BASE, "law"]
+    assert seen_by(scene, "other") == [BASE]
+    for name in ("law", "law@2", "law@99"):
+        hints = Hints(fairness_id="other")
+        asked = request(None, model=name, hints=hints, arrived_at_s=time.monotonic())
+        answer = router.route(asked, now=time.monotonic())
+        assert isinstance(answer, Rejection)
+        assert answer.status == 404
+        found = router.models.find(name, None, "other", now=time.monotonic())
+        assert isinstance(found, Rejection)
+    card = router.models.find("law", None, "acme", now=time.monotonic())
+    assert card == ModelCard("law", BASE, "law")
+
+
+@pytest.mark.parametrize("lie", LIES[:3], ids=lambda card: str(card.parent))
+async def test_requests_for_what_pods_have_do_not_go_to_one_that_says_that_it_is_its_own(
+    lie: ModelCard,
+) -> None:
+    scene = await among_three([], ModelCard("law@2", BASE, "/adapters/law"))
+    pool, router = scene.routing.pool, scene.routing.router
+    pool.record_models(address(3), [base_card(), lie], now=time.monotonic())
+    await scene.tick()
+
+    hints = Hints(fairness_id="acme")
+    for _ in range(9):
+        asked = request(None, model="law", hints=hints, arrived_at_s=time.monotonic())
+        pick = router.route(asked, now=time.monotonic())
+        assert isinstance(pick, Pick)
+        assert pick.address != address(3)
+
+
+async def test_what_most_pods_list_as_a_base_model_stays_one_while_any_does() -> None:
+    """Pods that start have listed nothing yet. Who may use it is what is declared."""
+    scene = await among_three([])
+    pool, catalog = scene.routing.pool, scene.routing.router.catalog
+    scene.adapters.declare({BASE: Offer(Declaration(BASE), tenants=frozenset({"acme"}))})
+    assert catalog.card(BASE) is None
+    pool.set_endpoints([endpoint(number) for number in range(1, 9)])
+    await scene.tick()
+
+    assert catalog.card(BASE) is None
+    assert seen_by(scene, "acme") == [BASE]
+    assert seen_by(scene, "other") == []
+    assert not catalog.may_use(BASE, "other")
+
+
+async def test_a_base_model_whose_name_was_declared_once_gets_requests() -> None:
+    scene = await among_three([])
+    scene.adapters.declare({})
+    scene.adapters.set_deleted([Declaration(BASE, "/adapters/1")])
+    await scene.tick()
+
+    assert seen_by(scene, "") == [BASE]
+    asked = request(None, model=BASE, arrived_at_s=time.monotonic())
+    assert isinstance(scene.routing.router.route(asked, now=time.monotonic()), Pick)
+
+
+async def test_what_is_declared_and_cannot_be_used_is_no_base_model_that_one_pod_lists() -> None:
+    scene = await among_three([ModelCard("sql", root="/evil")])
+    scene.routing.router.catalog.withhold(frozenset({"sql"}))
+
+    asked = request(None, model="sql", arrived_at_s=time.monotonic())
+    answer = scene.routing.router.route(asked, now=time.monotonic())
+    assert isinstance(answer, Rejection)
+    assert answer.status == 503
+
+
+async def test_one_pod_does_not_say_which_base_model_the_others_have() -> None:
+    scene = await among_three([ModelCard("of-its-own")])
+
+    card = scene.routing.router.models.find("law", None, "acme", now=time.monotonic())
+    assert isinstance(card, ModelCard)
+    assert card.parent == BASE

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import pytest
 from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
 from extproc.peers.links import METHOD
-from extproc.service.peeraccess import check_peers, peer_port
+from extproc.service.peeraccess import check_peers, link_tls, peer_port
 from extproc.wire import server as wire
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
+from tests.pki import Pki
 from tests.service.peered import Peered, configured
 from tests.service.scene import Scene
 from tests.waiting import eventually
@@ -173,3 +175,24 @@ def test_by_name_the_port_must_be_known() -> None:
 def test_by_name_the_port_is_our_own_if_none_is_given() -> None:
     assert peer_port(configured({"dns": "routers"}, {"address": "[::]:9002"})) == 9002
     assert peer_port(configured({"dns": "routers", "port": 7})) == 7
+
+
+def test_each_link_uses_the_files_of_tls_as_they_are_then(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    pki, later = Pki(tmp_path), Pki(tmp_path / "later")
+    chain, key = pki.issue("routers")
+    files = {"cert_file": chain, "key_file": key}
+    config = configured({"static": [], "ca_file": pki.ca}, {"address": "127.0.0.1:0", "tls": files})
+
+    def trusted() -> set[bytes]:
+        context = link_tls(config)
+        assert context is not None
+        return set(context.get_ca_certs(binary_form=True))
+
+    before = trusted()
+    pki.ca.write_bytes(later.ca.read_bytes())
+    for path, new in zip((chain, key), later.issue("routers"), strict=True):
+        path.write_bytes(new.read_bytes())
+
+    assert len(before) == len(trusted()) == 1
+    assert trusted() != before

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from extproc.adapters.declared import Declaration
+from extproc.adapters.scope import Known
 from extproc.config.adapters import RegistrationConfig, StoreConfig
 from extproc.config.file import ConfigError
 from extproc.service.stores import make_registration, make_store
@@ -63,6 +64,7 @@ async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content
             status=lambda name: {},
             wait_until_ready=is_ready,
             why_not=lambda name: "",
+            known=Known(lambda source, scope: False, lambda name: False, lambda name: None),
             on_failure=lambda message: None,
             on_change=lambda message: None,
         )

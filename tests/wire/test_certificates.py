@@ -40,6 +40,19 @@ def test_changed_files_are_loaded_once(tmp_path: Path) -> None:
     assert not certificates.reload_if_changed()
 
 
+def test_a_new_authority_of_clients_is_added(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    pki, later = Pki(tmp_path), Pki(tmp_path / "later")
+    certificates = Certificates(*pki.issue("server"), client_ca=pki.ca)
+    before = certificates.context.get_ca_certs(binary_form=True)
+    os.replace(later.ca, pki.ca)
+
+    assert certificates.reload_if_changed()
+    after = certificates.context.get_ca_certs(binary_form=True)
+    assert (len(before), len(after)) == (1, 2)
+    assert before[0] in after
+
+
 def test_half_of_a_rotation_changes_nothing_until_the_other_half_comes(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     certificate, key = pki.issue("server")

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from msgspec import Struct
 from redis import exceptions
@@ -34,6 +35,7 @@ from redis.asyncio import Redis as Client
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
+from redis.credentials import CredentialProvider
 
 from extproc.adapters.stores.content import (
     MAX_CONTENT_BYTES,
@@ -124,6 +126,26 @@ return 1
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
+class _Credentials(CredentialProvider):
+    """The user, and the password as it is when a connection is made: servers change it."""
+
+    def __init__(self, user: str, password: Callable[[], str]) -> None:
+        self._user, self._password = user, password
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return user and password, or the password alone."""
+        password = self._password()
+        return (self._user, password) if self._user else (password,)
+
+
+def _without_user(url: str) -> tuple[str, str]:
+    """Return a URL without its user, whom it may name, and that user."""
+    scheme, _, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user, _, host = place.rpartition("@")
+    return f"{scheme}://{host}{slash}{path}", unquote(user.partition(":")[0])
+
+
 class _TlsConnection(SSLConnection):
     """A connection with TLS as in all of ours, and what the URL's parameters ask of it.
 
@@ -165,7 +187,7 @@ class Redis:
     Args:
         url: `redis://`, `rediss://` (TLS) or `unix://`, with a user and a database where needed.
         key: First part of all keys.
-        password: "" for none.
+        password: Returns it, for each connection; None for none.
         ca_file: PEM file with the CAs of the server's certificate; None for the system's.
         interval_s: Between two questions for the version.
     """
@@ -173,9 +195,18 @@ class Redis:
     keeps_deleted = True
 
     def __init__(
-        self, url: str, *, key: str, password: str, ca_file: Path | None, interval_s: float
+        self,
+        url: str,
+        *,
+        key: str,
+        password: Callable[[], str] | None,
+        ca_file: Path | None,
+        interval_s: float,
     ) -> None:
-        options: dict[str, Any] = {"password": password} if password else {}
+        options: dict[str, Any] = {}
+        if password is not None:
+            url, user = _without_user(url)
+            options["credential_provider"] = _Credentials(user, password)
         if ca_file is not None:
             options["ssl_ca_certs"] = str(ca_file)
         self._client = Client.from_url(
@@ -251,6 +282,10 @@ class Redis:
         try:
             return await question
         except (exceptions.RedisError, OSError, ValueError) as error:
+            if _is_of_tls(error):
+                await self.aclose()
+                # New connections read the files anew.
+                self._client.connection_pool.reset()  # type: ignore[no-untyped-call]
             is_full = isinstance(error, exceptions.OutOfMemoryError)
             kind = StoreFullError if is_full else StoreError
             why = tls_failure(error, trust="adapters.store.redis.ca_file") or error
@@ -325,6 +360,13 @@ class Redis:
             for part in (name, content)
         ]
         await self._restore(keys=self._keys, args=[self._version, self._version + 1, *pairs])
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Return whether TLS is why there is no connection."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _integer(key: str, digits: bytes) -> int:

@@ -8,7 +8,10 @@ before: the last good one counts until it is repaired.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -24,7 +27,9 @@ from extproc.adapters.stores.content import (
     encode,
 )
 from extproc.adapters.stores.writing import (
+    ChangedError,
     Swaps,
+    Turns,
     check_match,
     decoded,
     put_of,
@@ -92,7 +97,8 @@ class Store:
         self._was_handed_on = False
         self._failures: frozenset[str] = frozenset()
         self._names = Names()
-        self._turn = asyncio.Lock()  # a read that began before a write must not hide it
+        self._turns = Turns()  # a read that began before a write must not hide it
+        self._lists: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def is_known(self) -> bool:
@@ -115,16 +121,19 @@ class Store:
 
     async def look(self) -> None:
         """Read the medium once. If it cannot be read, the last entries stay."""
-        async with self._turn:
+        async with self._turns.take(""):
             await self._look()
 
-    async def put(self, declaration: Declaration, *, if_match: str | None = None) -> Put:
+    async def put(
+        self, declaration: Declaration, *, if_match: str | None = None, by: str = ""
+    ) -> Put:
         """Declare an adapter, and return what is there then.
 
         Args:
             declaration: It must stand (`Declaration.check`).
             if_match: The tag of what it replaces, or `ANY_TAG`; None if it replaces nothing, or the
                 same. A deleted declaration counts as none.
+            by: The name of the writer; writers have turns.
 
         Raises:
             ConflictError: Something else is there, or pods could mistake another one for it.
@@ -135,34 +144,52 @@ class Store:
         def change(old: Stored | None) -> bytes | None:
             return to_write(declaration, old, if_match, self._names)
 
-        return put_of(declaration, await self._write(declaration.name, change))
+        return put_of(declaration, await self._write(declaration.name, change, by))
 
     async def put_all(
-        self, declarations: Sequence[Declaration], *, replaces: bool = False
+        self, declarations: Sequence[Declaration], *, replaces: bool = False, by: str = ""
     ) -> list[Put]:
         """Declare all of them or none, and return what is there then, in their order.
 
         Args:
             declarations: Each must stand (`Declaration.check`).
             replaces: Whether they replace what is declared otherwise.
+            by: The name of the writer. Each write is a turn; other writers have theirs in between.
 
         Raises:
             BulkError: Some cannot be declared.
             StoreError: They cannot be written; the message names what could not be taken back.
         """
-        async with self._turn:
-            there = (name for name, each in self.entries.items() if not each.is_deleted)
-            names, swaps = Names(there), Swaps()
-            for each in declarations:
-                content = await self._medium.get(each.name)
-                swaps.add(each, content, replaces=replaces, names=names)
-            try:
-                return await swaps.write(self._medium)
-            finally:
+        async with self._lists[by]:  # its lists may be about the same names
+            for _ in range(MAX_ATTEMPTS - 1):
+                with suppress(ChangedError):
+                    return await self._put_all(declarations, replaces=replaces, by=by)
+            return await self._put_all(declarations, replaces=replaces, by=by)
+
+    async def _put_all(
+        self, declarations: Sequence[Declaration], *, replaces: bool, by: str
+    ) -> list[Put]:
+        names, swaps = self._declared_names(), Swaps()
+        for each in declarations:
+            content = await self._medium.get(each.name)
+            swaps.add(each, content, replaces=replaces, names=names)
+        try:
+            return await swaps.write(self._medium, partial(self._turns.take, by), self._known_names)
+        except StoreError:
+            self._names = self._declared_names()  # without what was taken back
+            raise
+        finally:
+            async with self._turns.take(by):
                 if self.is_known:
                     await self._look()
 
-    async def delete(self, name: str, *, if_match: str | None = None) -> bool:
+    def _declared_names(self) -> Names:
+        return Names(name for name, each in self.entries.items() if not each.is_deleted)
+
+    def _known_names(self) -> Names:
+        return self._names
+
+    async def delete(self, name: str, *, if_match: str | None = None, by: str = "") -> bool:
         """Declare that an adapter is gone; return whether it was declared.
 
         Raises:
@@ -179,7 +206,7 @@ class Store:
             keeps_it = self._medium.keeps_deleted and not there.declaration.is_alias
             return encode(there.declaration, is_deleted=True) if keeps_it else b""
 
-        old = await self._write(name, change)
+        old = await self._write(name, change, by)
         return old is not None and not old.is_deleted
 
     async def forget(self, name: str) -> None:
@@ -218,13 +245,13 @@ class Store:
         await self._medium.aclose()
 
     async def _write(
-        self, name: str, change: Callable[[Stored | None], bytes | None]
+        self, name: str, change: Callable[[Stored | None], bytes | None], by: str = ""
     ) -> Stored | None:
         """Write what `change` makes of the content, b"" for none, and return what was there.
 
         `change` returns None to leave it. Others may write meanwhile: then it is asked again.
         """
-        async with self._turn:
+        async with self._turns.take(by):
             for _ in range(MAX_ATTEMPTS):
                 content = await self._medium.get(name)
                 old = None if content is None else decoded(name, content)

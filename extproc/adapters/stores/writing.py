@@ -2,12 +2,16 @@
 or none.
 
 Each of several is looked at before the first one is written. A medium writes one content at a time:
-if it fails midway, the written ones are taken back. Other readers may see a part of it meanwhile.
+if it fails midway, the written ones are taken back. Readers may see a part of it meanwhile, and
+other writers have their turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -30,6 +34,27 @@ ANY_TAG = "*"
 """Stands for whatever is there, as in HTTP's If-Match."""
 _MAX_TOLD = 5
 
+Turn = Callable[[], AbstractAsyncContextManager[None]]
+
+
+class Turns:
+    """A lock that is given to writers of different names in turn: those of one name wait for each
+    other first, so that one of them at most is before a writer of another name.
+    """
+
+    def __init__(self) -> None:
+        self._all = asyncio.Lock()
+        self._of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def take(self, name: str) -> AsyncIterator[None]:
+        """Have the lock for one read or write."""
+        own = self._of.get(name)
+        if own is None:
+            self._of[name] = own = asyncio.Lock()
+        async with own, self._all:
+            yield
+
 
 class BulkError(ExtprocError):
     """Some of several declarations cannot be made, so none was.
@@ -43,12 +68,21 @@ class BulkError(ExtprocError):
         self.errors = errors
 
 
+class ChangedError(StoreError):
+    """Somebody else wrote one of several just now."""
+
+
 class _Swap(Struct, frozen=True):
-    """A content that is to replace another one; None stands for no content."""
+    """A content that is to replace another one; None stands for no content.
+
+    Attributes:
+        is_new: Nothing is declared under that name.
+    """
 
     name: str
     old: bytes | None
     new: bytes
+    is_new: bool
 
 
 class Swaps:
@@ -87,26 +121,35 @@ class Swaps:
         names.add(name)
         self._puts.append(put_of(declaration, old))
         if new is not None:
-            self._swaps.append(_Swap(name, content, new))
+            self._swaps.append(_Swap(name, content, new, not is_there))
 
-    async def write(self, medium: Medium) -> list[Put]:
+    async def write(self, medium: Medium, turn: Turn, names: Callable[[], Names]) -> list[Put]:
         """Write all of them or none, and return what is there then, in their order.
+
+        Args:
+            turn: To be taken for each write.
+            names: Returns all that are declared now; those that are written are added.
 
         Raises:
             BulkError: Some cannot be declared.
-            StoreError: The medium failed, or somebody else wrote one of them just now. The message
-                names those that could not be taken back, if any.
+            ChangedError: Somebody else wrote one of them just now, or a name that pods could
+                mistake for one. Nothing is left of them.
+            StoreError: The medium failed. The message names those that could not be taken back, if
+                any.
         """
         if self._errors:
             raise BulkError(self._errors)
         done: list[_Swap] = []
         try:
             for swap in self._swaps:
-                if not await medium.swap(swap.name, swap.old, swap.new):
-                    raise StoreError(f"{swap.name}: another writer has just changed it")
-                done.append(swap)
+                async with turn():
+                    is_clear = not (swap.is_new and names().why_not(swap.name))
+                    if not (is_clear and await medium.swap(swap.name, swap.old, swap.new)):
+                        raise ChangedError(f"{swap.name}: another writer has just changed it")
+                    names().add(swap.name)
+                    done.append(swap)
         except StoreError as error:
-            stays = await _taken_back(medium, done)
+            stays = await _taken_back(medium, done, turn)
             if not stays:
                 raise
             told = listed(stays, _MAX_TOLD)
@@ -114,12 +157,13 @@ class Swaps:
         return self._puts
 
 
-async def _taken_back(medium: Medium, done: Sequence[_Swap]) -> list[str]:
+async def _taken_back(medium: Medium, done: Sequence[_Swap], turn: Turn) -> list[str]:
     """Put the old contents back, the last one first; return the names of those that stay."""
     stays = []
     for swap in reversed(done):
         try:
-            is_back = await medium.swap(swap.name, swap.new, swap.old)
+            async with turn():
+                is_back = await medium.swap(swap.name, swap.new, swap.old)
         except StoreError:
             is_back = False
         if not is_back:

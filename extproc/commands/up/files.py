@@ -17,7 +17,7 @@ import yaml
 from extproc.address import Address
 from extproc.commands.hints import own_command, shown
 from extproc.commands.up.adapters import AdapterFolder
-from extproc.commands.up.pods import Access, Pod
+from extproc.commands.up.pods import Pod
 from extproc.config.file import ConfigError, check_sections
 from extproc.config.sections import PolicyConfig
 from extproc.envoy.bootstrap import BootstrapOptions, TlsFiles, render
@@ -125,7 +125,7 @@ class Plan:
             )
         )
 
-    def access(self) -> Access:
+    def access(self) -> configured.PodAccess:
         """Return what our own requests to pods need.
 
         Raises:

@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from ssl import SSLContext
 
 from yarl import URL
 
@@ -20,15 +19,13 @@ from extproc.fleet.engines import PROFILES
 from extproc.fleet.models import ModelsError, decode_models, fetch_list
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
+from extproc.service.configured import PodAccess
 
 USUAL_PORTS = range(8000, 8008)
 """vLLM's default, and where further ones are put."""
 _ASK_TIMEOUT_S = 2.0
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
 _URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<address>[^/?#@]+)/?", re.IGNORECASE)
-
-Access = tuple[dict[str, str], SSLContext | None]
-"""The headers and the TLS context of our own requests to pods."""
 
 
 class PodError(ValueError):
@@ -80,7 +77,7 @@ def _parse(text: str) -> tuple[str, Address]:
     return (match["scheme"] or "http").lower(), address
 
 
-def find_pods(given: Sequence[Address], access: Access) -> list[Pod]:
+def find_pods(given: Sequence[Address], access: PodAccess) -> list[Pod]:
     """Return the given pods, or else those on the usual ports of this host.
 
     Raises:
@@ -122,7 +119,7 @@ def _resolve(given: Address) -> list[Pod]:
     return [Pod(str(address), name) for address in addresses]
 
 
-async def _find_local(access: Access) -> list[Pod]:
+async def _find_local(access: PodAccess) -> list[Pod]:
     addresses = [f"127.0.0.1:{port}" for port in USUAL_PORTS]
     failures = await ask(addresses, access, is_engine=True)
     found = [Pod(address) for address in addresses if address not in failures]
@@ -154,19 +151,19 @@ def cause(error: Exception) -> str:
 
 
 async def ask(
-    addresses: Iterable[str], access: Access, *, is_engine: bool = False
+    addresses: Iterable[str], access: PodAccess, *, is_engine: bool = False
 ) -> dict[str, Exception]:
     """Ask each address for its models, and return the failures.
 
     With `is_engine` one without vLLM's metrics, such as a gateway, fails too.
     """
-    headers, context = access
+    context = access[1]
     failures: dict[str, Exception] = {}
 
     async def ask_one(address: str) -> None:
         url = f"{'https' if context else 'http'}://{address}"
         try:
-            with closing(PodClient(headers, context)) as client:
+            with closing(PodClient(*access)) as client:
                 async with asyncio.timeout(_ASK_TIMEOUT_S):
                     if not decode_models(await fetch_list(client, url)):
                         raise ModelsError("it lists no models")

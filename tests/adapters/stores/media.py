@@ -103,7 +103,7 @@ def make_medium(kind: str, folder: Path, server: RedisServer | None, clock: Cloc
     from extproc.adapters.stores.redis import Redis
 
     assert server is not None
-    return Redis(server.url, key=KEY, password="", ca_file=None, interval_s=0.01)
+    return Redis(server.url, key=KEY, password=None, ca_file=None, interval_s=0.01)
 
 
 class Opened:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from extproc.adapters.stores.content import ConflictError, Medium, StoreError, StoreFullError
 from extproc.adapters.stores.writing import ANY_TAG
+from extproc.files.reading import read_key
 from tests.adapters.stores.cutter import Cut, Cutter
 from tests.adapters.stores.media import (
     KEY,
@@ -47,7 +50,7 @@ async def media(tmp_path: Path, server: RedisServer) -> AsyncIterator[Opened]:
 def redis_at(url: str) -> Medium:
     from extproc.adapters.stores.redis import Redis
 
-    return Redis(url, key=KEY, password="", ca_file=None, interval_s=0.01)
+    return Redis(url, key=KEY, password=None, ca_file=None, interval_s=0.01)
 
 
 async def fill(store: Watched) -> dict[str, str]:
@@ -160,19 +163,122 @@ async def test_a_lease_ends_by_the_servers_clock(media: Opened) -> None:
 async def test_a_server_with_a_password_is_used_with_it_and_its_error_does_not_show_it(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    from extproc.adapters.stores.redis import Redis
-
     server.kill()
     server.start("--requirepass", "secret")
     async with opened("redis", tmp_path, server) as media:
         told = []
         for password in ("secret", "wrong-one", ""):
-            medium = Redis(server.url, key=KEY, password=password, ca_file=None, interval_s=0.01)
-            store = await media.store(medium)
+            store = await media.store(with_password(server.url, password))
             told.append((store.is_known, store.failures))
 
     assert [is_known for is_known, _ in told] == [True, False, False]
     assert "wrong-one" not in str(told)
+
+
+def with_password(url: str, password: str | Callable[[], str]) -> Medium:
+    from extproc.adapters.stores.redis import Redis
+
+    say = (lambda: password) if isinstance(password, str) else password
+    return Redis(url, key=KEY, password=say if password else None, ca_file=None, interval_s=0.01)
+
+
+@pytest.mark.parametrize("user", ["", "router"])
+async def test_a_password_that_changes_is_read_for_the_next_connection(
+    tmp_path: Path, server: RedisServer, user: str
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("old\n")
+
+    def options() -> list[str]:
+        password = file.read_text().strip()
+        if not user:
+            return ["--requirepass", password]
+        return [
+            "--user",
+            user,
+            "on",
+            f">{password}",
+            "~*",
+            "&*",
+            "+@all",
+            "--user",
+            "default",
+            "off",
+        ]
+
+    server.kill()
+    server.start(*options())
+    async with opened("redis", tmp_path, server) as media:
+        url = server.url.replace("//", f"//{user}@") if user else server.url
+        store = await media.store(with_password(url, lambda: read_key(file)))
+        await store.put(declared("a"))
+        file.write_text("new\n")
+        await store.put(declared("b"))  # on the connection that there is
+        server.kill()
+        server.start(*options())
+        await store.put(declared("c"))
+        server.kill()
+        file.unlink()
+        server.start("--requirepass", "unknown")
+        with pytest.raises(StoreError, match="password"):
+            await store.put(declared("d"))
+
+    assert shown(store).keys() == {"a", "b", "c"}
+
+
+@asynccontextmanager
+async def behind_tls(port: int, chain: Path, key: Path, at: int = 0) -> AsyncIterator[int]:
+    """The port of a server that ends TLS, with that certificate, before another server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, back))
+        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", at, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        for each in writers:
+            each.close()
+
+
+async def test_an_authority_that_changes_is_read_for_the_next_connection(
+    tmp_path: Path, media: Opened, server: RedisServer
+) -> None:
+    from extproc.adapters.stores.redis import Redis
+
+    authorities = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        authorities.append(Pki(tmp_path / name))
+    old, new = (each.issue("redis", "127.0.0.1") for each in authorities)
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(authorities[0].ca.read_bytes())
+    async with behind_tls(server.port, *old) as port:
+        url = f"rediss://127.0.0.1:{port}/0"
+        medium = Redis(url, key=KEY, password=None, ca_file=ca_file, interval_s=0.01)
+        store = await media.store(medium)
+        async with following(store):
+            await store.put(declared("a"))
+    async with behind_tls(server.port, *new, at=port):
+        with pytest.raises(StoreError, match="CERTIFICATE_VERIFY_FAILED|certificate"):
+            await store.put(declared("b"))
+        ca_file.write_bytes(authorities[1].ca.read_bytes())
+        async with following(store):
+            await store.put(declared("b"))
+            await (await media.store()).put(declared("c"))
+            await eventually(lambda: "c" in store.entries)
+
+    assert shown(store).keys() == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("cut", [Cut.CLOSED, Cut.SILENT, Cut.ERROR])
@@ -307,7 +413,7 @@ async def test_over_tls_the_authority_of_the_file_is_trusted_alone(
     monkeypatch.setenv("SSL_CERT_FILE", str(pki.ca))  # what the system trusts
     for ca_file, is_trusted in ((pki.ca, True), (None, True), (other.ca, False)):
         url = f"rediss://127.0.0.1:{port}/0"
-        store = Redis(url, key=KEY, password="", ca_file=ca_file, interval_s=0.01)
+        store = Redis(url, key=KEY, password=None, ca_file=ca_file, interval_s=0.01)
         if is_trusted:
             assert await store.read() == {}
         else:

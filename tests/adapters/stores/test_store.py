@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from extproc.adapters.declared import DeclarationError, Target, Terms
-from extproc.adapters.stores.content import Change, ConflictError, StoreError
+from extproc.adapters.stores.content import Change, ConflictError, Medium, StoreError
 from extproc.adapters.stores.store import MAX_ATTEMPTS, SETTLED_AFTER
 from extproc.adapters.stores.writing import ANY_TAG, BulkError
 from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown
@@ -345,3 +345,77 @@ async def test_of_names_that_were_declared_at_the_same_moment_the_shorter_one_co
     assert "versions of sql, which is declared" in one.problems["sql@2"]
     await one.delete("sql@2")
     assert dict(one.problems) == {}
+
+
+class Noting:
+    """A medium that notes what is written, in order."""
+
+    def __init__(self, medium: Medium) -> None:
+        self.medium = medium
+        self.written: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.medium, name)
+
+    async def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
+        done = await self.medium.swap(name, old, new)
+        self.written.append(name)
+        return done
+
+
+async def test_lists_of_one_writer_hold_no_other_one_up(media: Opened) -> None:
+    """Each write is a turn: of many lists at most one write is before another writer's."""
+    medium = Noting(media.make())
+    store = await media.store(medium)  # type: ignore[arg-type]
+    lists = [[declared(f"a-{k}-{n:02d}") for n in range(30)] for k in range(4)]
+    running = [asyncio.ensure_future(store.put_all(each, by="a")) for each in lists]
+    others = []
+    for number in range(5):
+        await eventually(lambda: len(medium.written) > 5)
+        num_before = len(medium.written)
+        await store.put(declared(f"b-{number}"), by="b")
+        others.append(medium.written.index(f"b-{number}") - num_before)
+    assert not any(each.done() for each in running[1:]), "the last ones are at it still"
+    await asyncio.gather(*running)
+
+    # One is being written, one is ahead in the line, and a look may come between.
+    assert max(others) <= 3
+    assert len(store.entries) == 125
+
+
+async def test_a_list_between_which_others_write_is_declared_whole_or_not_at_all(
+    media: Opened,
+) -> None:
+    store = await media.store()
+    names = [f"a-{n:02d}" for n in range(20)]
+    writing = asyncio.ensure_future(store.put_all([declared(name) for name in names], by="a"))
+    for name in reversed(names[-3:]):
+        await store.put(declared(name, "/of/b"), if_match=None, by="b")
+    with pytest.raises(BulkError) as caught:
+        await writing
+
+    assert {names[at] for at in caught.value.errors} <= set(names[-3:])
+    assert shown(store) == dict.fromkeys(names[-3:], "/of/b")
+
+
+@pytest.mark.parametrize(("listed", "single"), [("sql@2", "sql"), ("sql", "sql@2")])
+async def test_names_that_pods_could_mistake_are_a_conflict_while_a_list_is_written(
+    media: Opened, listed: str, single: str
+) -> None:
+    medium = Noting(media.make())
+    store = await media.store(medium)  # type: ignore[arg-type]
+    after = [declared(f"a-{n:02d}") for n in range(20)]
+    writing = asyncio.ensure_future(store.put_all([declared(listed), *after], by="a"))
+    await eventually(lambda: listed in medium.written)
+    with pytest.raises(ConflictError, match="which is declared"):
+        await store.put(declared(single), by="b")
+    await writing
+
+    await store.delete(listed)
+    writing = asyncio.ensure_future(
+        store.put_all([*after, declared(listed)], replaces=True, by="a")
+    )
+    await store.put(declared(single), by="b")
+    with pytest.raises(BulkError):
+        await writing
+    assert single in store.entries
