@@ -94,6 +94,11 @@ class Link:
             left -= len(data)
         return head.split(b" ", 2)[1].decode("latin-1")
 
+    async def pass_on(self, other: Link) -> None:
+        """Send to another what comes here, until this one ends."""
+        while data := await self._reader.read(_CHUNK_BYTES):
+            await other.send(data)
+
     async def drain_input(self, within_s: float) -> str:
         """Read until the other side closes, or the time is over."""
         with contextlib.suppress(TimeoutError):

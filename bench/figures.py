@@ -61,6 +61,18 @@ def total(samples: Mapping[str, float], name: str) -> float:
     return sum(v for key, v in samples.items() if key == name or key.startswith(name + "{"))
 
 
+def within_s(
+    before: Mapping[str, float], after: Mapping[str, float], name: str, percent: float
+) -> float | None:
+    """The least bound of a histogram's buckets that so many of what came in between did not
+    exceed; None where nothing came, or a page is missing."""
+    begin = f'{name}_bucket{{le="'
+    bounds = [key for key in after if key.startswith(begin)] if before else []
+    found = {float(key[len(begin) : -2]): after[key] - before.get(key, 0.0) for key in bounds}
+    least = max(found.values(), default=0.0) * percent / 100
+    return min((bound for bound, num in found.items() if num >= least > 0), default=None)
+
+
 def by_label(samples: Mapping[str, float], name: str, label: str) -> dict[str, int]:
     """Counts of a metric with this one label, by the label's value."""
     prefix = f'{name}{{{label}="'

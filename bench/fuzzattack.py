@@ -23,14 +23,15 @@ from bench.field import Budget, Field
 from bench.fuzzclients import CLIENTS
 from bench.fuzzpeers import PEERS, WATCHERS
 from bench.fuzzpods import HostilePod, hostile_pods
+from bench.fuzztokens import TOKENS
 from bench.processes import raise_file_limit
 from tests.waiting import beside
 
 Attack = Callable[[Field], Awaitable[str]]
 
-SIDES = {"client": CLIENTS, "peer": PEERS, "watcher": WATCHERS}
+SIDES = {"client": CLIENTS, "peer": PEERS, "watcher": WATCHERS, "token": TOKENS}
 # Each kind of client comes as often as two of the others: there are more of them in the world.
-_WEIGHTS = {"client": 2, "peer": 1, "watcher": 1}
+_WEIGHTS = {"client": 2, "peer": 1, "watcher": 1, "token": 1}
 _PATIENCE = 4
 """Times `hold_s` after which an attack is broken off, whatever it waits for."""
 BROKE = "broke"

@@ -12,7 +12,7 @@ import json
 import string
 from typing import Final
 
-from bench.field import HONEST, SESSION_HEADER, SINK, Field, chat, crowd, head
+from bench.field import HONEST, SESSION_HEADER, SHAKY, SINK, Field, chat, crowd, head
 from bench.fuzzframes import READY
 from extproc.wire import frames
 
@@ -28,6 +28,14 @@ _STEERING: Final = (
     "x-envoy-max-retries",
     "x-envoy-upstream-rq-timeout-ms",
 )
+_OF_PODS: Final = (
+    "x-prefiller-host-port: 127.0.0.1:1\r\n",
+    "x-data-parallel-rank: 99\r\n",
+    "x-data-parallel-host-port: 127.0.0.1:1\r\n",
+    "x-gateway-inference-fairness-id: other\r\n",
+    "x-llm-d-inference-objective: gold\r\n",
+)
+"""Headers that a gateway sets, or other routers do, for pods."""
 _MALFORMED: Final = (
     b"GET\r\n\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
@@ -256,6 +264,33 @@ async def steering_headers(field: Field) -> str:
     return await field.post(chat(SINK), headers=lines)
 
 
+async def words_for_pods(field: Field) -> str:
+    """Headers and fields by which a gateway steers a pod."""
+    more = (
+        '"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"127.0.0.1"}',
+        '"priority":-1000000000',
+        '"lora_path":"/etc/passwd","data_parallel_rank":7',
+    )
+    model = field.rng.choice((SINK, *SHAKY))
+    body = f'{{"model":"{model}","messages":[],{field.rng.choice(more)}}}'.encode()
+    headers = "".join(field.rng.sample(_OF_PODS, 2))
+    return await field.post(body, headers=headers)
+
+
+async def many_choices(field: Field) -> str:
+    """One request for thirty generations, a hundred of them at once."""
+    body = chat(SINK, n=30, best_of=30, max_tokens=4096)
+    return await crowd(field.post(body) for _ in range(100))
+
+
+async def poison(field: Field) -> str:
+    """What makes whoever gets it close the connection, of adapters that several pods have."""
+    status = ""
+    for _ in range(10):
+        status = await field.post(chat(SINK, user="poison"), headers="x-poison: 1\r\n")
+    return status
+
+
 async def leaves(field: Field) -> str:
     """Goes at any moment of a request that an honest pod serves."""
     body = chat(field.rng.choice(HONEST), stream=True, max_tokens=5)
@@ -278,5 +313,6 @@ CLIENTS: Final = (
     *(bracket_soup, nan_and_garbage, many_numbers, deep_nesting, model_twice, many_models),
     *(odd_form, malformed_http, h2_flood_at_envoy, idle_connections, half_heads),
     *(huge_headers, large_sessions, unknown_response, list_of_models, lists_in_a_loop),
-    *(odd_method_or_path, steering_headers, leaves, unread_answer),
+    *(odd_method_or_path, steering_headers, words_for_pods, many_choices, poison, leaves),
+    unread_answer,
 )

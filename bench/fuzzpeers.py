@@ -7,6 +7,7 @@ entries of an access log that end others' picks is left out: only mutual TLS is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from typing import Final
 
@@ -28,6 +29,14 @@ _LONG_LIVED: Final = (
     EXT_PROC,
 )
 _ALL: Final = decisions_pb2.WatchRequest(replay_last=2**32 - 1).SerializeToString()
+_UPGRADES: Final = (
+    b"connection: upgrade\r\nupgrade: x\r\n\r\n",
+    b"connection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    b"expect: 100-continue\r\ncontent-length: 100000000\r\n\r\n",
+    b"transfer-encoding: chunked\r\n\r\n1;",
+    b"transfer-encoding: chunked\r\n\r\n0\r\n",
+    b"\r\n",
+)
 _LARGEST_WINDOW: Final = 2**31 - 1
 _HELLO: Final = (
     frames.PREFACE
@@ -129,6 +138,18 @@ async def false_router_at_grpc(field: Field) -> str:
     )
 
 
+async def relayed_hello_at_grpc(field: Field) -> str:
+    """Two links of one who says to each what the other has just said."""
+    async with field.link(field.grpc_port) as one, field.link(field.grpc_port) as other:
+        for link in (one, other):
+            await link.send(_HELLO + open_stream(1, _LINK))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(field.a_while_s()), asyncio.TaskGroup() as tasks:
+                tasks.create_task(one.pass_on(other))
+                tasks.create_task(other.pass_on(one))
+    return "left"
+
+
 # ---- watchers
 
 
@@ -176,6 +197,16 @@ async def idle_at_admin(field: Field) -> str:
     return await crowd(field.leave(begin * (n % 2), field.admin_port) for n in range(20))
 
 
+async def upgrade_at_admin(field: Field) -> str:
+    """Asks for another protocol and goes on, on many connections."""
+    head, path = field.rng.choice(_UPGRADES), field.rng.choice((b"/metrics", b"/live/feed", b"/"))
+    said = b"GET " + path + b" HTTP/1.1\r\nhost: localhost\r\n" + head
+    tail = field.rng.choice((b"x", b"\r\n", b"a: b\r\n", b"1\r\nx\r\n", said)) * 20_000
+    return await crowd(
+        field.leave(said + tail[: 2**18], field.admin_port, reads=False) for _ in range(8)
+    )
+
+
 async def uploads_at_admin(field: Field) -> str:
     """A body where none belongs."""
     line = b"POST /metrics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n"
@@ -218,9 +249,9 @@ def _body(content: bytes, *, is_last: bool) -> bytes:
 PEERS: Final = (
     *(garbage_at_grpc, idle_at_grpc, h2_flood_at_grpc, half_uploads_at_grpc),
     *(announced_messages_at_grpc, bracket_soup_at_grpc, wrong_order_at_grpc, open_calls_at_grpc),
-    false_router_at_grpc,
+    *(false_router_at_grpc, relayed_hello_at_grpc),
 )
 WATCHERS: Final = (
     *(stalled_watchers, watchers_in_a_loop, stalled_viewers, stalled_scrapers),
-    *(impatient_scrapers, idle_at_admin, uploads_at_admin),
+    *(impatient_scrapers, idle_at_admin, upgrade_at_admin, uploads_at_admin),
 )

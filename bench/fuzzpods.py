@@ -38,12 +38,14 @@ class Visit:
         path: With the query.
         rng: Chance.
         writer: Where the answer goes.
+        is_poison: It is one of those that end connections.
     """
 
     name: str
     path: str
     rng: Random
     writer: asyncio.StreamWriter
+    is_poison: bool = False
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -108,6 +110,62 @@ async def extreme_numbers(visit: Visit) -> None:
 async def huge_page(visit: Visit) -> None:
     """Megabytes of valid lines."""
     await visit.behave(lambda: page(visit.name) * (4 * _MIB // 200))
+
+
+async def fat_page(visit: Visit) -> None:
+    """As many bytes as are read, each of which makes as much work and memory as it can."""
+    kind = visit.rng.randrange(_NUM_FAT)
+    await visit.behave(lambda: _fat_page(kind))
+
+
+@functools.cache
+def _fat_page(kind: int) -> bytes:
+    num = 15 * _MIB
+    many = ",".join(f"{number:x}" for number in range(2 * _MIB))
+    return (
+        page("fat")
+        + (
+            lambda: lora_line(many, "1.7e9").encode(),
+            lambda: b"".join(
+                lora_line(many[8192 * n : 8192 * n + 8192], f"{1.7e9 + n}").encode()
+                for n in range(len(many) // 8192)
+            ),
+            lambda: b"".join(
+                b'vllm:num_requests_running{engine="%d"} 0\n' % n for n in range(num // 46)
+            ),
+            lambda: b"".join(
+                b'vllm:lora_adapter_loaded{level="cpu",adapter_name="%x"} 1\n' % n
+                for n in range(num // 62)
+            ),
+            lambda: b" x 1\n" * (num // 5),
+            lambda: b"\n" * num,
+            lambda: b"\0\n" * (num // 2),
+            lambda: b"# " + b"x" * num + b"\n",
+            lambda: b'vllm:cache_config_info{a="' + b'\\"' * (num // 2) + b'"} 1\n',
+        )[kind]()
+    )
+
+
+_NUM_FAT: Final = 9
+
+
+async def fat_list(visit: Visit) -> None:
+    """A list of models of as many objects or as long names as there may be."""
+    part = visit.rng.choice(('{"id":"a%d"},', '{"id":"a%d","root":"' + "r" * 300 + '"},', "{},"))
+    num = 4 * _MIB // (len(part) + 5)
+    entries = "".join(part % n if "%" in part else part for n in range(num))
+    await visit.behave(listed=lambda: f'{{"data":[{entries}{{}}]}}'.encode())
+
+
+async def false_counters(visit: Visit) -> None:
+    """Tokens and first tokens that jump, of a pod that is always idle."""
+    value = visit.rng.choice(("0", "1e6", "1e12", "9e15"))
+    lines = "".join(
+        f'vllm:{name}{{model_name="{visit.name}"}} {value}\n'
+        for name in ("generation_tokens_total", "prompt_tokens_total")
+    )
+    lines += f"vllm:time_to_first_token_seconds_count {value}\nprocess_start_time_seconds 1\n"
+    await visit.behave(lambda: page(visit.name, lora=lines))
 
 
 async def too_large_page(visit: Visit) -> None:
@@ -223,8 +281,14 @@ async def unasked_answers(visit: Visit) -> None:
 
 
 async def takes_all(visit: Visit) -> None:
-    """A good pod with one adapter, whose answers are tiny: where hostile clients' bodies go."""
-    await visit.behave(listed=lambda: models([SINK]))
+    """A good pod with one adapter, whose answers are tiny: where hostile clients' bodies go.
+
+    What is poison, by a header, ends its connection.
+    """
+    if visit.is_poison:
+        reset(visit.writer)
+    else:
+        await visit.behave(listed=lambda: models([SINK]))
 
 
 def shaky(status: str) -> Answer:
@@ -233,6 +297,9 @@ def shaky(status: str) -> Answer:
     async def fail(visit: Visit) -> None:
         if visit.path.startswith(("/metrics", "/v1/models")):
             await visit.behave(listed=lambda: models(SHAKY))
+        elif status == "200 OK":
+            said = b'data: {"error":{"message":"no","code":500}}\n\ndata: [DONE]\n\n'
+            await visit.answer(said, headers="content-type: text/event-stream\r\n")
         elif status:
             await visit.answer(b'{"error":{}}', status)
         else:
@@ -243,14 +310,27 @@ def shaky(status: str) -> Answer:
 
 
 PODS: Final[tuple[Answer, ...]] = (
-    *(extreme_numbers, huge_page, too_large_page, one_long_line, slow_drip, never_ends),
+    *(
+        fat_page,
+        fat_list,
+        false_counters,
+        extreme_numbers,
+        huge_page,
+        too_large_page,
+        one_long_line,
+        slow_drip,
+        never_ends,
+    ),
     *(endless_head, garbage, garbage_in_pages, compressed, resets, silent, many_models),
     *(odd_models, many_adapters, fast_errors, redirects, unasked_answers),
 )
 SHAKY_PODS: Final[tuple[Answer, ...]] = tuple(
     # A pod that answers 404 is as one that does not know the model.
     shaky(status)
-    for status in ("500 Internal Server Error", "503 Service Unavailable", "404 Not Found", "")
+    for status in (
+        *("500 Internal Server Error", "503 Service Unavailable", "404 Not Found", ""),
+        *("400 Bad Request", "401 Unauthorized", "200 OK"),
+    )
 )
 
 
@@ -283,7 +363,7 @@ class HostilePod:
                 await _discard_body(reader, head)
                 self.num_visits += 1
                 path = head.split(" ", 2)[1]
-                await self._answer(Visit(self.name, path, self._rng, writer))
+                await self._answer(Visit(self.name, path, self._rng, writer, "\nx-poison:" in head))
         writer.close()
 
 

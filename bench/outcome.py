@@ -24,6 +24,8 @@ class Phase:
         shaky: The same for the adapters that failing pods list too.
         cores: CPU used, in cores, by process, and what each was ready and had none: `router waits`.
         rss_mb: The most that each held.
+        delay_p99_ms: Of the router's event loop, at most: how long its passes keep it from what is
+            due; None where it could not be asked.
         log_bytes: What the router logged.
         attack: What the attackers had done by its end; None where there were none.
     """
@@ -34,6 +36,7 @@ class Phase:
     shaky: Summary
     cores: dict[str, float]
     rss_mb: dict[str, float]
+    delay_p99_ms: float | None
     log_bytes: int
     attack: Tally | None
 
@@ -67,6 +70,12 @@ class Result:
         """Median of the ratios; 0 without any."""
         return median(self.p99_ratios) if self.p99_ratios else 0.0
 
+    @property
+    def delay_p99_ms(self) -> float:
+        """Of the event loop, the most under attack; 0 without any."""
+        attacks = [each.delay_p99_ms or 0.0 for each in self.phases if each.attack is not None]
+        return max(attacks, default=0.0)
+
 
 def p99_ratios(phases: Sequence[Phase]) -> list[float]:
     """Each attack's p99 over that of the quiet block before it."""
@@ -79,7 +88,7 @@ def p99_ratios(phases: Sequence[Phase]) -> list[float]:
 def render(result: Result) -> str:
     """The table of phases, then what each kind of attack came to."""
     header = ["", "s", "requests", "failed", "p50 ms", "p99 ms", "shaky failed", "router MB"]
-    header += ["Envoy MB", "log B/s", *(f"cores: {name}" for name in _CORES)]
+    header += ["Envoy MB", "delay ms", "log B/s", *(f"cores: {name}" for name in _CORES)]
     lines = [render_table(header, [_row(each) for each in result.phases]), ""]
     for each in result.phases:
         if each.attack is not None:
@@ -88,6 +97,7 @@ def render(result: Result) -> str:
     lines += [f"running when attacks began: {result.running}"]
     ratios = ", ".join(f"{ratio:.2f}" for ratio in result.p99_ratios)
     lines += ["", f"p99 under attack over quiet: {ratios}; median {result.slowdown:.2f}"]
+    lines += [f"p99 of the event loop's delay under attack: {result.delay_p99_ms:.0f} ms at most"]
     lines += [f"series {result.num_series}; limits passed {result.abuse}"]
     lines += [f"rejections {result.rejections}"]
     return "\n".join([*lines, *(f"FAULT: {fault}" for fault in result.faults)])
@@ -105,6 +115,7 @@ def _row(phase: Phase) -> list[str]:
         f"{sum(phase.shaky.failures.values()):,} of {phase.shaky.requests:,}",
         f"{rss.get('router', 0):.0f}",
         f"{rss.get('envoy', 0):.0f}",
+        "?" if phase.delay_p99_ms is None else f"{phase.delay_p99_ms:.0f}",
         f"{phase.log_bytes / phase.seconds:,.0f}",
         *(f"{cores.get(name, 0):.2f}" for name in _CORES),
     ]

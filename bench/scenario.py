@@ -22,7 +22,7 @@ from typing import Any, Final
 import uvloop
 
 from bench.field import SESSION_HEADER
-from bench.figures import abuse_of, by_label, total
+from bench.figures import abuse_of, by_label, total, within_s
 from bench.fuzzattack import BROKE, Plan
 from bench.honest import OK, HonestClients, summarise
 from bench.outcome import Phase, Result, p99_ratios
@@ -31,7 +31,7 @@ from bench.target import TOKEN_S, Attack, Target, Watch
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
 from extproc.service.configured import BODY_SHARE_OF_MEMORY
 
-MAX_RSS_BYTES: Final = 256 * 2**20
+MAX_RSS_BYTES: Final = 256 * 10**6
 _NUM_RUNNING: Final = 10
 _RUNNING_S: Final = (5.0, 30.0)
 """The shortest and the longest of the answers that are running when trouble begins."""
@@ -145,10 +145,15 @@ class Run:
         self._watch.begin_phase()
         began_s, used_s = time.monotonic(), self._target.cpu_s()
         log_bytes = self._log_bytes()
+        before = await asyncio.to_thread(self._target.metrics)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._watch.has_faults.wait(), block.seconds)
         elapsed_s = time.monotonic() - began_s
         now_s = used_s if self._watch.faults else self._target.cpu_s()
+        delay_s = None
+        if not self._watch.faults:
+            after = await asyncio.to_thread(self._target.metrics)
+            delay_s = within_s(before, after, "extproc_loop_delay_seconds", 99)
         cores = {key: (now_s[key] - used_s[key]) / elapsed_s for key in used_s}
         tally = None
         if attack is not None and not self._watch.faults:
@@ -161,6 +166,7 @@ class Run:
                 "seconds": elapsed_s,
                 "cores": cores,
                 "rss_mb": {key: held / 1e6 for key, held in self._watch.rss_bytes.items()},
+                "delay_p99_ms": None if delay_s is None else delay_s * 1e3,
                 "log_bytes": self._log_bytes() - log_bytes,
                 "attack": tally,
             }

@@ -19,6 +19,7 @@ import yaml
 from bench.field import HONEST, LONG, SHAKY
 from bench.figures import parse_counters
 from bench.fuzzattack import Plan, Tally
+from bench.fuzztokens import TOKEN_LINE
 from bench.processes import cpu_s, get, memory, waited_s
 from extproc.envoy.bootstrap import BootstrapOptions, render
 from extproc.lab.engine.profiles import INSTANT
@@ -72,8 +73,14 @@ class Target(Stack):
         pods["long"] = PodConfig("long", adapters=(LONG, *listed), profile=slow)
         await self.start_pods(pods)
         self.list_pods()
+        tokens = self.endpoints.with_name("tokens")
+        tokens.write_text(TOKEN_LINE)
+        declaring = {
+            "store": {"sqlite": {"file": str(self.endpoints.with_name("adapters.db"))}},
+            "registration": {"token_file": str(tokens)},
+        }
         discovery = {"file": str(self.endpoints), "file_interval_s": 0.2}
-        router = await self.start_router({"discovery": discovery, **config})
+        router = await self.start_router({"discovery": discovery, "adapters": declaring, **config})
         gateway = render(replace(bootstrap, routers=(router.address,)))
         await self.start_envoy(gateway, (*HONEST, LONG, listed[-1]), log_level="error")
 

@@ -53,3 +53,9 @@ def plain(text: str, max_chars: int) -> str:
     """Cut `text`, with a question mark for each lone surrogate, which has no UTF-8 form."""
     cut = text[:max_chars]
     return cut if cut.isascii() else cut.encode(errors="replace").decode()
+
+
+def has_few_values(text: bytes, most: int) -> bool:
+    """Return whether a text of JSON can be decoded to so many values at most: the smallest have two
+    bytes there, and fifty or more as objects."""
+    return sum(map(text.count, (b",", b"[", b"{"))) <= most

@@ -162,8 +162,9 @@ class EndpointView(Struct, frozen=True, gc=False):
     The router's own:
         _num_foreign: Further requests by the last report, of routers that do not tell us. Routers
             that chose by it would all go to the same endpoint at the same time.
-        _num_unseen: Of `_num_told`, those that the last report should show beside ours and does
-            not: they count for a choice, but no request is rejected for them.
+        _num_unseen: Of `num_pending`, those that count for a choice, but no request is rejected for
+            them: those told that the last report should show beside ours and does not, and failed
+            ones, for as long as it would take to serve them.
         _reported_adapters: Those with requests, by the last report alone.
         _num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
         _is_asleep: By the last report, however old that is. It may list its models.
@@ -180,6 +181,8 @@ class EndpointView(Struct, frozen=True, gc=False):
         _is_gone: Nobody answers there: our last calls could not connect, or a request was broken
             off and no call of ours has been answered since. Gets no requests that others can take,
             or that can wait.
+        _is_suspect: It has failed its last requests, and others hardly any: gets single requests
+            that others can take.
         _has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
     """
 
@@ -220,6 +223,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     prompts_done_s: float = -inf
     is_ejected: bool = False
     _is_gone: bool = False
+    _is_suspect: bool = False
     is_full: bool = False
     has_room: bool = True
 
@@ -231,7 +235,8 @@ class EndpointView(Struct, frozen=True, gc=False):
     @property
     def _has_flaw(self) -> bool:
         """Whether it gets no requests that others can take."""
-        return self._is_unreachable or self.is_ejected or self._is_silent or self._is_gone
+        is_lost = self._is_unreachable or self.is_ejected or self._is_silent
+        return is_lost or self._is_gone or self._is_suspect
 
     @property
     def num_active_adapters(self) -> int:

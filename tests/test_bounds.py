@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bounds import MAX_COUNT, between, fits_header, plain, total, whole
+from extproc.bounds import MAX_COUNT, between, fits_header, has_few_values, plain, total, whole
 
 NUMBERS = st.floats() | st.integers(-(10**400), 10**400)
 
@@ -44,3 +44,8 @@ def test_a_plain_text_is_cut_and_can_be_encoded(text: str, max_chars: int) -> No
 )
 def test_a_header_takes_printable_ascii_alone(text: str, fits: bool) -> None:
     assert fits_header(text) is fits
+
+
+def test_the_values_of_a_text_are_counted_before_it_is_decoded() -> None:
+    assert has_few_values(b'{"a":[1,2]}', 3)
+    assert not has_few_values(b'{"a":[1,2]}', 2)

@@ -235,10 +235,9 @@ def _loads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[_Load]:
 
 def _first(book: Book, kept: Kept, free: dict[str, Pod], *, now: float) -> _Load | None:
     """Return the load of an adapter that requests wait for: where it should be, if that is soon."""
-    for address in (*kept.missing, *kept.spares):
+    spares = [address for address in kept.spares if address not in kept.unproven]
+    for address in (*kept.missing, *spares):
         pod = free.get(address)
-        if address in kept.unproven:
-            continue
         if pod is None:
             if book.fleet.is_called(address, since_s=now - SLOW_S):
                 return None

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from extproc.bounds import has_few_values
+
 PATH: Final = "/v1/completions"
 PROMPTS: Final = ("The", "In 2021, the company", "Question: What is 17 + 25?\nAnswer:")
 """Several: what an adapter changes may round to nothing after one."""
@@ -37,6 +39,10 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs
 
 
+MAX_VALUES = 10_000
+"""Of an answer's JSON: some thousands with all that engines add."""
+
+
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
 
@@ -54,6 +60,8 @@ def question(model: str) -> dict[str, Any]:
 
 def read_answer(body: bytes) -> Logprobs | None:
     """Return what a response says; None where it does not say it."""
+    if not has_few_values(body, MAX_VALUES):
+        return None
     try:
         choices = msgspec.json.decode(body, type=_Completion).choices
     except (msgspec.DecodeError, UnicodeDecodeError):

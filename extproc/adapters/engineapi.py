@@ -22,6 +22,7 @@ from yarl import URL
 
 from extproc.adapters import effect
 from extproc.adapters.states import Failure, Result
+from extproc.bounds import has_few_values
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, ResponseError, describe, describe_status
@@ -31,6 +32,8 @@ LOAD_TIMEOUT_S: Final = 60.0
 UNLOAD_TIMEOUT_S: Final = 10.0
 MAX_BODY_BYTES: Final = 1024 * 1024
 """Of a response: SGLang's lists every adapter that it has."""
+MAX_VALUES: Final = 50_000
+"""Of a response's JSON: the names and paths of more adapters than a server has."""
 MAX_ANSWER_BYTES: Final = 64 * 1024
 """Of a response with a few probabilities, which is some 2 KB. Every pod may be asked at once."""
 MAX_REASON_CHARS: Final = 500
@@ -175,7 +178,10 @@ async def _call(
 
 
 def _decode(body: bytes) -> _Reply:
-    """Decode a body; without fields where it is no JSON object, such as vLLM's text."""
+    """Decode a body; without fields where it is no JSON object, such as vLLM's text, or too large
+    a one."""
+    if not has_few_values(body, MAX_VALUES):
+        return _Reply()
     try:
         return msgspec.json.decode(body, type=_Reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

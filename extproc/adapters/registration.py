@@ -170,7 +170,7 @@ class Registration:
     ) -> web.StreamResponse:
         """Declare all of a list or none, with a reason for each that cannot be declared."""
         replaces = replaces_in(request)
-        items = decode_all(body)
+        items = decode_all(body, MAX_LIST)
         if not 1 <= len(items) <= MAX_LIST:
             message = f"A list must have 1 to {MAX_LIST} declarations."
             raise RefusedError(400, "invalid_body", message)

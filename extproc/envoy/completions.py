@@ -79,9 +79,7 @@ _ENDPOINTS_FLAGS = (
     "upstream_connection_failure",
     "upstream_connection_termination",
 )
-_UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
 _OK, _NOT_FOUND = 200, 404
-_NOT_IMPLEMENTED = 501  # vLLM's status for what its model does not support: the client's mistake
 _FULL = (429, 503)
 """An endpoint's own that say "not now, try another". vLLM 0.32 answers 503 beyond
 `--max-num-queued-reqs` and `--max-num-queued-tokens` (`vllm/exceptions.py`: "Please try again later
@@ -235,22 +233,22 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
 def _verdict(flags: Any, outcome: Outcome, status: int | None, *, has_answered: bool) -> Evidence:
     """Judge the endpoint by an entry; `status` is the endpoint's own, None without one."""
     if outcome is Outcome.CANCELLED:
-        return Evidence.NONE
-    if flags and not has_answered and any(getattr(flags, name) for name in _UNREACHABLE_FLAGS):
+        return Evidence.NONE if has_answered or status is not None else Evidence.UNANSWERED
+    if flags and flags.upstream_connection_failure and not has_answered:
         return Evidence.UNREACHABLE
     if flags and any(getattr(flags, name) for name in _ENDPOINTS_FLAGS):
         return Evidence.BROKEN
     if status in _GATEWAY_ERRORS:
         return Evidence.BROKEN
-    if status is None or status == _NOT_IMPLEMENTED:
+    if status is None:
         return Evidence.NONE
     if status in _FULL:
         return Evidence.FULL
-    if status >= 500:
-        return Evidence.FAILED
     if status == _NOT_FOUND:
         return Evidence.NOT_FOUND
-    return Evidence.SERVED if outcome is Outcome.COMPLETED and status < 400 else Evidence.NONE
+    if status >= 400:
+        return Evidence.FAILED
+    return Evidence.SERVED if outcome is Outcome.COMPLETED else Evidence.NONE
 
 
 def _is_refusal(entry: Any) -> bool:

@@ -23,7 +23,8 @@ from msgspec import Struct
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.fleet.accesslogs import AccessLogs
 from extproc.fleet.cachesize import MIN_STREAM_S
-from extproc.fleet.evidence import Evidence
+from extproc.fleet.comparison import HOLLOW_BYTES
+from extproc.fleet.evidence import Evidence, likeness
 from extproc.fleet.flights import Trust
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.peerpicks import router_of
@@ -32,7 +33,11 @@ from extproc.fleet.tpot import Tpots
 from extproc.paths import FIRST_TOKEN_PATHS
 from extproc.types import Outcome, Pick, Rejection
 
+UNANSWERED_S = 5.0
+"""Wait for the first byte of a response after which it tells of the endpoint that its client
+leaves."""
 _OK, _NOT_FOUND = 200, 404
+_SERVED = Evidence.SERVED
 _CANCELLED = Outcome.CANCELLED  # to look up a member takes 0.1 us
 
 
@@ -236,14 +241,18 @@ class Accounting:
         """Record an entry of the access log that arrives at `now`; `log` is what brought it."""
         pool = self._pool
         pick_id = completion.pick_id or pool.flights.pick_id_of(completion.request_id) or ""
+        verdict = completion.verdict
+        if verdict is not _SERVED or completion.body_bytes < HOLLOW_BYTES:
+            verdict = self._verdict(completion, pick_id, now - completion.lag_s)
         flight = pool.flights.finish(
             pick_id,
             now=now - completion.lag_s,
             reported_at_s=now,
             has_run=_has_run(completion),
-            verdict=completion.verdict,
+            verdict=verdict,
             address=completion.address,
             num_attempts=completion.attempts,
+            num_bytes=completion.body_bytes,
         )
         if flight is None:
             # Another router's: it will tell of the end, and this may be sooner.
@@ -257,7 +266,7 @@ class Accounting:
             return Ending(None, router_of(pick_id) == self._router_id)
         self.logs.heard(flight.pick.request._envoy, log, now=now)
         address = completion.address or flight.pick.address
-        streamed_s = _streamed_s(completion, flight)
+        streamed_s = None if verdict is Evidence.FAILED else _streamed_s(completion, flight)
         ttft_s = None if streamed_s is None else _engine_ttft_s(completion, flight)
         if ttft_s is not None and flight.group == flight.tracked.group:
             flight.tracked.had_first_token(flight, flight.started_at_s + ttft_s)
@@ -275,6 +284,21 @@ class Accounting:
         if num_tokens is not None:
             pool.queue.settle(flight.pick.request, num_tokens)
         return Ending(flight, True, address if is_doubtful else "")
+
+    def _verdict(self, completion: Completion, pick_id: str, ended_s: float) -> Evidence:
+        """Judge the endpoint by an entry and the pick that it ends."""
+        flight, verdict = self._pool.flights.find(pick_id), completion.verdict
+        if flight is None:
+            return verdict
+        if verdict is Evidence.UNANSWERED:
+            is_long = ended_s - flight.started_at_s >= UNANSWERED_S
+            return verdict if is_long else Evidence.NONE
+        if verdict is _SERVED and _is_at_once(completion):
+            kind = likeness(flight.pick.request).kind
+            address = completion.address or flight.pick.address
+            if self._pool.outliers.is_hollow(address, kind, completion.body_bytes):
+                return Evidence.FAILED
+        return verdict
 
     def _output_tokens(
         self, completion: Completion, flight: InFlight, streamed_s: float | None, ended_s: float
@@ -353,12 +377,18 @@ def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
     return first_s - (flight.started_at_s - request.arrived_at_s)
 
 
+def _is_at_once(completion: Completion) -> bool:
+    """Return whether all of a response came at the same time, as far as is known."""
+    first_s, end_s = completion.first_body_byte_s, completion.duration_s
+    return first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S
+
+
 def _came_at_once(completion: Completion, flight: InFlight) -> bool:
     """Return whether a response is one of text that was not streamed."""
     first_s, end_s = completion.first_body_byte_s, completion.duration_s
     if first_s is None or end_s is None or not completion.shows_first_token:
         return False
-    return end_s - first_s < MIN_STREAM_S and flight.pick.request.path in FIRST_TOKEN_PATHS
+    return _is_at_once(completion) and flight.pick.request.path in FIRST_TOKEN_PATHS
 
 
 def _streamed_s(completion: Completion, flight: InFlight) -> float | None:

@@ -3,12 +3,20 @@
 A kind is a model and a path. Counts cover the last half to whole `WINDOW_S`, so that what is kept
 is bounded: `MAX_KINDS` kinds in the pool, `MAX_OWN_KINDS` of one endpoint, `MAX_SOURCES` requests.
 Requests beyond these bounds do not count.
+
+An endpoint that fails has few requests of each of many models, and other endpoints too. So its
+failures are compared in two ways: kind by kind, and those of all kinds together, of each at most
+`MAX_OF_KIND`: a model that fails everywhere may have been asked for there alone. Either may show
+that it stands out. But all may have begun to fail at the same moment. So requests to other
+endpoints that were sent at the same time, of whatever kind, must not say otherwise.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
-from math import exp, lgamma, log
+from heapq import nlargest
+from math import exp, inf, lgamma, log
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -18,17 +26,33 @@ WINDOW_S = 30.0
 MAX_KINDS = 1024
 MAX_OWN_KINDS = 256
 MAX_SOURCES = 4096
-MAX_ROW = 64
-"""Sources kept of failures in a row."""
+MAX_FAILED = 256
+"""Sources kept of an endpoint's failures, for half of the window."""
+MAX_OF_KIND = 2
+"""Failures in a row of one kind that count where all kinds are compared together."""
 NUM_PRIOR = 40
-"""Requests that count as served elsewhere where no request explains a failure, while that is
-rare elsewhere."""
+"""Requests that count as served elsewhere where a request rarely explains a failure, while at most
+one has failed elsewhere."""
 MAX_RARE_RATIO = 0.1
-"""Of requests that fail without an explanation: with a higher one, it is not rare."""
+"""Of requests that fail: with a higher one, it is not rare. One alone always is."""
 NUM_BEFORE = 26
-"""Most requests of other endpoints that count from before a row of failures: enough for six."""
+"""Requests of other endpoints that a row of failures is compared with: enough for six. Those from
+before the row count as far as there are fewer since."""
+NUM_RECENT, NUM_BESIDE = 1024, 40
+"""The latest requests of all kinds that are remembered, and those of other endpoints that a row is
+compared with."""
+MIN_FAILED = 2
+"""Failures elsewhere, more than half of the requests, that show what all endpoints do now."""
 ANY = None
 """The kind of all requests, for failures that no request explains."""
+EACH = True
+"""The kind of the failures that a request may explain, of whatever model."""
+HOLLOW_BYTES, SHORT_BYTES = 1024, 3072
+"""Longer answers are never hollow, or not counted by their size."""
+MAX_SHORT_RATIO = 0.05
+"""Of other endpoints' answers that are as short as a hollow one, or up to twice as long."""
+MIN_ANSWERS = 10
+"""Other endpoints' answers of a kind without which none is hollow."""
 
 
 # How probable it is that an endpoint fails as it does, if it is like the others.
@@ -41,10 +65,15 @@ class Count(Struct, gc=False):
     num_failed: int = 0
 
 
-class Growing(Count, gc=False, kw_only=True):
-    """A count that another one grows with, which began earlier: `ever`."""
+class Growing(Count, kw_only=True):
+    """A count that another one grows with, which began earlier: `ever`.
+
+    Attributes:
+        sizes: Of those served, how many had answers of a size (`_size`).
+    """
 
     ever: Count
+    sizes: dict[int, int] = {}
 
     def add(self, *, failed: bool) -> None:
         """Count a request."""
@@ -156,6 +185,12 @@ class Tally:
         new, old = self.new.get(kind, _NOTHING), self._old.get(kind, _NOTHING)
         return Count(new.num + old.num, new.num_failed + old.num_failed)
 
+    def sizes_of(self, kind: Hashable) -> Iterator[Mapping[int, int]]:
+        """Yield the answers served within the window by size."""
+        for counts in (self.new, self._old):
+            if kind in counts:
+                yield counts[kind].sizes
+
     def take_back(self, kind: Hashable, own: Tally) -> None:
         """Forget what an endpoint has had of a kind: in its own counts, and in these of all."""
         for all_counts, counts in zip(self._all_counts(), own._all_counts(), strict=True):
@@ -214,44 +249,89 @@ class Part(NamedTuple):
 
     Attributes:
         since: The other endpoints' counts when the first of them ended.
+        is_rare: Requests rarely explain such failures.
     """
 
     num: int
     since: Count
+    is_rare: bool
+
+
+class Judgement(NamedTuple):
+    """How the failures in a row stand out.
+
+    Attributes:
+        num: Failures that can be compared.
+        chance: Of so many with the failure rate of the other endpoints.
+        excess: Over that rate, 0 to 1.
+    """
+
+    num: int
+    chance: float
+    excess: float
 
 
 class Row:
-    """An endpoint's failures since it last served anything."""
+    """An endpoint's failures since it last served anything.
 
-    __slots__ = ("_sources", "by_kind")
+    Attributes:
+        mixed: The first of each kind together.
+        num: Those of all kinds that their requests may explain.
+        since_s: When the first one was sent, and `until_s` the last one.
+        is_pure: All that was sent since, up to the last one, has failed. Then it does not matter
+            that what was sent before is served.
+    """
+
+    __slots__ = ("by_kind", "is_pure", "mixed", "num", "since_s", "until_s")
 
     def __init__(self) -> None:
+        self.since_s, self.until_s, self.is_pure = inf, -inf, True
         self.by_kind: dict[Hashable, Part] = {}
-        self._sources: set[int] = set()
+        self.mixed: Part | None = None
+        self.num = 0
 
-    def is_new(self, source: int) -> bool:
-        """Return whether a source has not failed in this row; remember it."""
-        is_new = source not in self._sources and len(self._sources) < MAX_ROW
-        if is_new:
-            self._sources.add(source)
-        return is_new
+    def sent(self, at_s: float, outlived_s: float) -> None:
+        """Note when a failed request was sent, and when the newest one before that is in flight."""
+        self.since_s, self.until_s = min(self.since_s, at_s), max(self.until_s, at_s)
+        self.is_pure = self.is_pure and outlived_s < self.since_s
 
-    def add(self, kind: Hashable, since: Count) -> None:
-        """Count a failure; `since` is that of a first one."""
-        before = self.by_kind.get(kind)
-        self.by_kind[kind] = (
-            Part(1, since) if before is None else Part(before.num + 1, before.since)
-        )
+    def survives(self, sent_at_s: float) -> bool:
+        """Return whether it goes on after what was sent then has been served."""
+        return self.is_pure and sent_at_s < self.since_s < inf
+
+    def add(self, kind: Hashable, since: Count, *, is_rare: bool) -> int:
+        """Count a failure; `since` is that of a first one. Return how many of its kind are in."""
+        part = self.by_kind[kind] = _one_more(self.by_kind.get(kind), since, is_rare=is_rare)
+        return part.num
+
+
+def _one_more(before: Part | None, since: Count, *, is_rare: bool) -> Part:
+    if before is None:
+        return Part(1, since, is_rare)
+    return Part(before.num + 1, before.since, before.is_rare and is_rare)
 
 
 class Own:
     """One endpoint's successes and failures."""
 
-    __slots__ = ("row", "tally")
+    __slots__ = ("_sources", "row", "tally")
 
     def __init__(self) -> None:
         self.tally = Tally(MAX_OWN_KINDS)
         self.row = Row()
+        self._sources: set[int] = set()
+
+    def turn(self, half: int) -> None:
+        """Start a half of the window, by its number."""
+        self.tally.turn(half)
+        self._sources.clear()
+
+    def is_new(self, source: int) -> bool:
+        """Return whether a source has not failed in this half of the window; remember it."""
+        is_new = source not in self._sources and len(self._sources) < MAX_FAILED
+        if is_new:
+            self._sources.add(source)
+        return is_new
 
 
 class Comparison:
@@ -260,6 +340,7 @@ class Comparison:
     def __init__(self) -> None:
         self._all = Tally(MAX_KINDS)
         self._sources = Sources()
+        self._recent: deque[tuple[float, str, bool]] = deque(maxlen=NUM_RECENT)
         self._half = 0  # of the window, as of the last turn
 
     def turn(self, own: Own, now: float) -> None:
@@ -270,13 +351,13 @@ class Comparison:
             self._all.turn(half)
             self._sources.turn(half)
         if half != own.tally.half:
-            own.tally.turn(half)
+            own.turn(half)
 
-    def served(self, own: Own, address: str, like: Like) -> None:
-        """Record a request that an endpoint has served."""
-        if own.row.by_kind:
-            own.row = Row()
-        self._sources.served(like.source, address)
+    def served(self, own: Own, address: str, like: Like, num_bytes: int, sent_at_s: float) -> None:
+        """Record a request that an endpoint has served, with an answer of so many bytes."""
+        if num_bytes >= HOLLOW_BYTES:  # a shorter answer may be an error
+            self._sources.served(like.source, address)
+        self._recent.append((sent_at_s, address, False))
         all_counts, own_counts = self._all.new, own.tally.new
         for kind in (like.kind, ANY):
             count, own_count = all_counts.get(kind), own_counts.get(kind)
@@ -287,63 +368,139 @@ class Comparison:
                 count.ever.num += 1
                 own_count.num += 1
                 own_count.ever.num += 1
+        if num_bytes < SHORT_BYTES:
+            size = _size(num_bytes)
+            for tally in (self._all, own.tally):
+                found = tally.new.get(like.kind)
+                if found is not None:
+                    found.sizes[size] = found.sizes.get(size, 0) + 1
 
-    def failed(self, own: Own, address: str, like: Like) -> bool:
-        """Record a failure that its request may explain; return whether it counts."""
-        is_repeatable = self._sources.is_served_elsewhere(like.source, address)
-        if not (own.row.is_new(like.source) or is_repeatable):
+    def is_hollow(self, own: Own, kind: Hashable, num_bytes: int) -> bool:
+        """Return whether an answer is less than half as long as 19 of 20 of those that other
+        endpoints gave to requests of a kind."""
+        others = self._others(own, kind)
+        num_served = others.num - others.num_failed
+        if num_served < MIN_ANSWERS:
             return False
-        own.row.add(like.kind, self._ever_others(own, like.kind))
+        most, num_short = _size(2 * num_bytes), 0
+        for counts, sign in ((self._all, 1), (own.tally, -1)):
+            for sizes in counts.sizes_of(kind):
+                num_short += sign * sum(num for size, num in sizes.items() if size <= most)
+        return num_short <= MAX_SHORT_RATIO * num_served
+
+    def failed(
+        self, own: Own, address: str, like: Like, sent_at_s: float, *, is_rare: bool = False
+    ) -> bool:
+        """Record a failure that its request may explain, rarely or not; return whether it
+        counts."""
+        is_repeatable = self._sources.is_served_elsewhere(like.source, address)
+        row = own.row
+        if not (own.is_new(like.source) or is_repeatable):
+            return False
+        num = row.add(like.kind, self._ever_others(own, like.kind), is_rare=is_rare)
+        if num <= MAX_OF_KIND:
+            row.mixed = _one_more(row.mixed, self._ever_mixed(own), is_rare=is_rare)
+        row.num += 1
+        self._recent.append((sent_at_s, address, True))
         self._count(own, like.kind, failed=True)
         self._count(own, ANY, failed=False)
+        self._count(own, EACH, failed=True)
         return True
 
     def broke(self, own: Own) -> None:
         """Record a failure that no request explains."""
-        own.row.add(ANY, self._ever_others(own, ANY))
+        own.row.add(ANY, self._ever_others(own, ANY), is_rare=True)
         self._count(own, ANY, failed=True)
 
-    def excuse_others(self, own: Own) -> None:
-        """Forget an endpoint's failures without an explanation: they are no measure for other
-        endpoints.
-        """
-        self._all.take_back(ANY, own.tally)
+    def is_rare_elsewhere(self, own: Own) -> bool:
+        """Return whether hardly any requests to other endpoints fail."""
+        return _is_rare(self._mixed(own))
 
-    def judge_row(self, own: Own, row: Mapping[Hashable, Part]) -> tuple[int, float, float]:
-        """Judge the failures in a row that can be compared. Return their number, the chance of that
-        with the failure rate of the other endpoints, and the excess over that rate, 0 to 1.
+    def forget(self, own: Own) -> None:
+        """Forget an endpoint that has left."""
+        for kind in [*own.tally]:
+            self._all.take_back(kind, own.tally)
+
+    def judge(self, own: Own, row: Row, address: str) -> Judgement:
+        """Judge the failures in a row that can be compared, of the endpoint with an address.
 
         Requests of the other endpoints count since the row began, as all may have begun to fail.
         Some of their earlier requests count too: an endpoint that fails draws all requests.
         """
+        by_kind = self._judge_kinds(own, row.by_kind)
+        mixed = self._judge_all(own, row.mixed)
+        found = mixed if mixed.chance < by_kind.chance else by_kind
+        if not row.num:
+            return found
+        num_others, num_failed = self._beside(address, row.since_s, row.until_s)
+        if row.mixed is not None and row.mixed.is_rare and self._is_rarest(own):
+            num_others += NUM_PRIOR
+        chance = exp(row_log_chance(row.num, num_others, num_failed))
+        excess = 1 - num_failed / num_others if num_others else 0.0
+        return Judgement(found.num, max(found.chance, chance), min(found.excess, excess))
+
+    def recent_excess(self, address: str) -> float:
+        """Return how far the share of failures of an endpoint is above that of others, of the
+        latest requests of all kinds."""
+        num, num_failed = self._beside(address, -inf, inf)
+        own = [failed for _, each, failed in self._recent if each == address]
+        return sum(own) / max(1, len(own)) - num_failed / max(1, num)
+
+    def _beside(self, address: str, since_s: float, until_s: float) -> tuple[int, int]:
+        """Return how many requests to other endpoints can be compared with those to an endpoint
+        that were sent in some time, and how many of them failed: those that were sent in that time,
+        and where they are few the ones before."""
+        others = [each for each in self._recent if each[1] != address and each[0] <= until_s]
+        among = [each for each in others if each[0] >= since_s][-NUM_BESIDE:]
+        num, num_failed = len(among), sum(failed for _, _, failed in among)
+        if num_failed >= MIN_FAILED and 2 * num_failed > num:
+            return num, num_failed  # what was sent before was of another time
+        before = nlargest(NUM_BESIDE - num, (each for each in others if each[0] < since_s))
+        return num + len(before), num_failed + sum(failed for _, _, failed in before)
+
+    def is_shared(self, own: Own, row: Row, chance: float) -> bool:
+        """Return whether other endpoints have failures like those of a row with such a chance."""
+        shown = self._judge_kinds(own, row.by_kind), self._judge_all(own, row.mixed)
+        return all(each.chance >= chance for each in shown)
+
+    def _judge_kinds(self, own: Own, by_kind: Mapping[Hashable, Part]) -> Judgement:
+        """Judge kind by kind."""
         total, log_chance, num_expected = 0, 0.0, 0.0
-        for kind, (num, since) in row.items():
-            num_others, num_failed = self._comparable(own, kind, since)
+        is_rarest = self._is_rarest(own)
+        for kind, part in by_kind.items():
+            later, window = _less(self._ever_others(own, kind), part.since), self._others(own, kind)
+            num_others, num_failed = _comparable(later, window)
+            if kind is ANY:
+                num_others += NUM_PRIOR if _is_rare(window) else 0
+            elif num_others and part.is_rare and is_rarest:
+                num_others += NUM_PRIOR
             if num_others:
-                total += num
-                log_chance += row_log_chance(num, num_others, num_failed)
-                num_expected += num * num_failed / num_others
-        return total, exp(log_chance), 1 - num_expected / total if total else 0.0
+                total += part.num
+                log_chance += row_log_chance(part.num, num_others, num_failed)
+                num_expected += part.num * num_failed / num_others
+        return Judgement(total, exp(log_chance), 1 - num_expected / total if total else 0.0)
+
+    def _judge_all(self, own: Own, part: Part | None) -> Judgement:
+        """Judge failures of all kinds together."""
+        if part is None:
+            return Judgement(0, 1.0, 0.0)
+        later, window = _less(self._ever_mixed(own), part.since), self._mixed(own)
+        num_others, num_failed = _comparable(later, window)
+        if not num_others:
+            return Judgement(0, 1.0, 0.0)
+        if part.is_rare and self._is_rarest(own):
+            num_others += NUM_PRIOR
+        chance = exp(row_log_chance(part.num, num_others, num_failed))
+        return Judgement(part.num, chance, 1 - num_failed / num_others)
 
     def judge_rates(self, own: Own) -> list[Strata]:
         """Return its failure rates: of what requests may explain, and of what they do not."""
         by_request, by_itself = Strata(), Strata()
         for kind in own.tally:
-            stratum = by_itself if kind is ANY else by_request
-            stratum.add(own.tally.of(kind), self._others(own, kind))
+            if kind is not EACH:
+                stratum = by_itself if kind is ANY else by_request
+                stratum.add(own.tally.of(kind), self._others(own, kind))
         return [by_request, by_itself]
-
-    def _comparable(self, own: Own, kind: Hashable, since: Count) -> tuple[float, float]:
-        """Return the requests of other endpoints that count beside a row, and how many of them
-        failed.
-        """
-        later = _less(self._ever_others(own, kind), since)
-        before = _less(self._others(own, kind), later)
-        weight = min(1.0, NUM_BEFORE / before.num) if before.num else 0.0
-        num = later.num + weight * before.num
-        if kind is ANY and _is_rare(later) and _is_rare(before):
-            num += NUM_PRIOR
-        return num, later.num_failed + weight * before.num_failed
 
     def _others(self, own: Own, kind: Hashable) -> Count:
         """Return the other endpoints' counts of a kind within the window."""
@@ -352,6 +509,19 @@ class Comparison:
     def _ever_others(self, own: Own, kind: Hashable) -> Count:
         return _less(self._all.ever(kind), own.tally.ever(kind))
 
+    def _is_rarest(self, own: Own) -> bool:
+        """Return whether at most one request to other endpoints failed."""
+        return self._mixed(own).num_failed <= 1
+
+    def _mixed(self, own: Own) -> Count:
+        """Return the other endpoints' counts of all kinds together within the window."""
+        others = self._others(own, ANY)
+        return Count(others.num, others.num_failed + self._others(own, EACH).num)
+
+    def _ever_mixed(self, own: Own) -> Count:
+        others = self._ever_others(own, ANY)
+        return Count(others.num, others.num_failed + self._ever_others(own, EACH).num)
+
     def _count(self, own: Own, kind: Hashable, *, failed: bool) -> None:
         """Count a request for its endpoint and for all, or for neither."""
         if own.tally.has_room(kind) and self._all.has_room(kind):
@@ -359,8 +529,26 @@ class Comparison:
             own.tally.begin(kind).add(failed=failed)
 
 
+def _comparable(later: Count, window: Count) -> tuple[float, float]:
+    """Return the requests of other endpoints that count beside a row, and how many of them failed.
+
+    Args:
+        later: Those since the row began.
+        window: Those of the window.
+    """
+    before = _less(window, later)
+    wanted = max(0, NUM_BEFORE - later.num)
+    weight = min(1.0, wanted / before.num) if before.num else 0.0
+    return later.num + weight * before.num, later.num_failed + weight * before.num_failed
+
+
+def _size(num_bytes: int) -> int:
+    """Return a number that grows by one where the bytes grow to 1.4 times."""
+    return (num_bytes * num_bytes).bit_length()
+
+
 def _is_rare(count: Count) -> bool:
-    return count.num_failed <= MAX_RARE_RATIO * count.num
+    return count.num_failed <= max(1.0, MAX_RARE_RATIO * count.num)
 
 
 def _less(count: Count, other: Count) -> Count:

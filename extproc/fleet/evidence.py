@@ -13,16 +13,16 @@ class Evidence(StrEnum):
     """The evidence that the end of a request gives about its endpoint."""
 
     SERVED = "served"
-    FAILED = "failed"  # a 5xx of its own that may be due to the request
-    BROKEN = "broken"  # a response broken off, a timeout, a 502 or 504: due to the endpoint
-    UNREACHABLE = "unreachable"  # no connection, or reset before any byte of a response
+    FAILED = "failed"  # a 4xx or 5xx of its own, or an answer without content
+    BROKEN = "broken"  # cut off at any time, a timeout, a 502 or 504: rarely due to the request
+    UNREACHABLE = "unreachable"  # no connection: due to the endpoint
+    UNANSWERED = "unanswered"  # the client left before any byte of a response, if after long
     NOT_FOUND = "not_found"  # a 404 of its own: due to it if it goes on listing the model
     FULL = "full"  # refused without work, as another may have room
     NONE = "none"  # no evidence: the client left, or its request was wrong
 
 
-NAMES_ENDPOINT = (Evidence.BROKEN, Evidence.UNREACHABLE)
-"""Failures that no request explains."""
+FAILURES = (Evidence.FAILED, Evidence.BROKEN, Evidence.UNREACHABLE, Evidence.UNANSWERED)
 _FAILED, _FULL = Evidence.FAILED, Evidence.FULL  # to look up a member takes 0.1 us
 
 
@@ -38,16 +38,17 @@ def verdicts(
 
     `verdict` and `address` ("" for the pick's own) belong to the last attempt. `refused` are those
     that are known to have answered before that they are full. The data plane tries a pick's
-    endpoints and alternates in order. Any other request that is retried is assumed not to have
-    reached the endpoint: our Envoy configurations retry nothing else. Where an address is dialled
-    twice, only the last attempt counts. A refusal that is not retried reaches the client: a failure
+    endpoints and alternates in order. Any other attempt before the last is assumed to have been
+    broken before it had a byte: our Envoy configurations retry nothing else. Whether anybody
+    listens there, a call of ours tells. Where an address is dialled twice, only the last attempt
+    counts. A refusal that is not retried reaches the client: a failure
     that the request may explain.
     """
     if num_attempts <= 1:
         return {address or pick.address: _FAILED if verdict is _FULL else verdict}
     tried = tried_in_order(pick)[:num_attempts]
     said = {
-        each: Evidence.FULL if each in refused else Evidence.UNREACHABLE
+        each: Evidence.FULL if each in refused else Evidence.BROKEN
         for each in tried[: num_attempts - 1]
     }
     return {**said, address or tried[-1]: verdict}
@@ -65,5 +66,5 @@ def likeness(request: RequestInfo) -> Like:
     failures there are no coincidence. Where nothing does, a repetition has the same length.
     """
     kind = request.model, request.path
-    drawn = request.session or request._prefix_hashes[:1] or request.body_bytes
-    return Like(kind, hash((kind, drawn)))
+    drawn = request.session or request._prefix_hashes[:1] or (kind, request.body_bytes)
+    return Like(kind, hash(drawn))

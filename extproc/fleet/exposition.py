@@ -36,8 +36,18 @@ MAX_LORA_SERIES = 2_048
 """Series are never removed, so a server with many adapters may have tens of thousands. Those beyond
 the newest few thousand name adapters that left every cache long ago."""
 
+MAX_NAMES = 1024
+"""Of one label of a series, the first: as many as a pod's slots and the requests that wait."""
+MAX_NAMES_OF_PAGE = 16_384
+"""Of all LoRA series together, the newest first, each as often as it is named. Series beyond name
+adapters that left every cache long ago."""
+MAX_ADAPTERS = 4096
+"""Taken from one page: of the log, most recently active first, and of each level of residency."""
+MAX_SERIES = 4096
+"""Of a family that is summed: engines, each with its ranks. A sum of more is unknown."""
+
+_NAME_BYTES = 100  # of a name in a set, besides its text
 _MAX_ENGINES = 64  # behind one server
-_MAX_ADAPTERS = 16_384  # read from one page, most recently active first
 _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
 _TIME = itemgetter(0)
 _UNUSED: Row = [0.0], 0  # of a series that is not asked for
@@ -87,7 +97,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         ExpositionError: No line of the page is one of the text format. Count a failed scrape and
             keep the last report.
     """
-    figures = read_figures(Lines(page), profile)
+    figures = read_figures(Lines(page, keeps_rows=False), profile)
     return make_report(figures, read_log(figures), profile)
 
 
@@ -170,19 +180,23 @@ def _values_by_engine(
         for block, value in lines.series(name):
             labels = lines.labels(block)
             if labels is None or (where is not None and labels.get(where.label) != where.value):
-                lines.rows[lines.at] = _UNUSED
+                lines.keep_row(lines.at, _UNUSED)
                 continue
             if not 0 <= value < math.inf:
                 return None
             engine = labels.get(profile.engine_label, "")
             values[engine] = max(value, values.get(engine, 0.0))
             read_at.append(lines.at)
+            if len(read_at) > MAX_SERIES:
+                lines.note(f"more than {MAX_SERIES} series of {name}")
+                return None
         if lines.num_unreadable > num_unreadable:
             return None
         if values:
             found = list(values.values())
             if len(found) == len(read_at):
-                lines.rows.update({at: (found, place) for place, at in enumerate(read_at)})
+                for place, at in enumerate(read_at):
+                    lines.keep_row(at, (found, place))
             return found
     return None if names and lines.is_cut else []
 
@@ -194,16 +208,21 @@ def _lora_series(
     times_s: list[float] = []
     states: list[tuple[int, frozenset[str]]] = []
     found = () if info is None else lines.series(info.family)
-    series = [(at_s, block, lines.at) for block, at_s in found if 0 < at_s < MAX_WALL_S]
+    series = ((at_s, block, lines.at) for block, at_s in found if 0 < at_s < MAX_WALL_S)
+    num_names = 0
     for at_s, block, at in heapq.nlargest(MAX_LORA_SERIES, series):
         assert info is not None
         try:
-            states.append(read_state(block, info))
+            state = read_state(block, info)
         except ExpositionError as error:
             lines.note(str(error))
-        else:
-            lines.rows[at] = times_s, len(times_s)
-            times_s.append(at_s)
+            continue
+        num_names += len(state[1])
+        if num_names > MAX_NAMES_OF_PAGE:
+            break
+        lines.keep_row(at, (times_s, len(times_s)))
+        states.append(state)
+        times_s.append(at_s)
     return times_s, states
 
 
@@ -216,7 +235,7 @@ def read_log(figures: Figures) -> LoraLog:
     ):
         max_loras = max(max_loras, slots)
         last_seen_s.update(dict.fromkeys(adapters, newest_s))
-    log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
+    log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:MAX_ADAPTERS]
     # Several series have the newest time: servers that write whole seconds.
     active = frozenset([adapter for adapter, at_s in log if at_s == newest_s])
     return active, tuple(log), max_loras
@@ -254,7 +273,8 @@ def _parse_adapters(
     """Return the number of slots and the adapters in the labels of a series."""
     labels = read_labels(block)
     both = labels.get(running_label, ""), labels.get(waiting_label, "")
-    names = (name.strip() for text in both for name in text.split(separator))
+    parts = (text.split(separator, MAX_NAMES)[:MAX_NAMES] for text in both)
+    names = (name.strip() for part in parts for name in part)
     found = frozenset(name for name in names if 0 < len(name) <= _MAX_NAME_CHARS)
     return _parse_count(labels.get(max_label, "")), found
 
@@ -284,10 +304,16 @@ def _read_residency(
         adapter, level = labels.get(residency.adapter_label), labels.get(residency.level_label)
         if adapter and len(adapter) <= _MAX_NAME_CHARS and level in loaded and value > 0:
             loaded[level].add(adapter)
+            if len(loaded[level]) == MAX_ADAPTERS:
+                break
     if not is_known:
         return None, None
-    gpu, cpu = (sorted(loaded[level])[:_MAX_ADAPTERS] for level in loaded)
-    return frozenset(gpu), frozenset(cpu)
+    gpu, cpu = (frozenset(loaded[level]) for level in loaded)
+    return gpu, cpu
 
 
-_read_adapters = Remembered(_parse_adapters, MAX_REMEMBERED_BYTES)
+def _size_bytes(state: tuple[int, frozenset[str]]) -> int:
+    return len(state[1]) * _NAME_BYTES + sum(map(len, state[1]))
+
+
+_read_adapters = Remembered(_parse_adapters, MAX_REMEMBERED_BYTES, _size_bytes)

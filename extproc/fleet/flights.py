@@ -10,7 +10,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from extproc.costs import Probe
-from extproc.fleet.evidence import Evidence, likeness, tried_in_order, verdicts
+from extproc.fleet.comparison import SHORT_BYTES
+from extproc.fleet.disbelief import Disbelief
+from extproc.fleet.evidence import FAILURES, Evidence, likeness, tried_in_order, verdicts
 from extproc.fleet.listeners import PickObserver, WaitingLine
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.peerpicks import PeerPicks
@@ -24,6 +26,8 @@ LAG_S = 1.5
 by default, and another router passes it on."""
 PEER_LOST_S = 10.0
 """As `Trust.lost_after_s`, for other routers' picks: their own routers tell of the end, too."""
+USUAL_S, USUAL_KEPT = 1.0, 31 / 32
+"""Time that served requests take, before any was; and of the mean of it, with each."""
 _SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND  # to look up a member takes 0.1 us
 
 
@@ -65,13 +69,15 @@ class Flights:
         told: PeerPicks,
         prefix_index: PrefixIndex,
         outliers: Outliers,
+        disbelief: Disbelief,
         queue: WaitingLine,
         observer: PickObserver | None,
     ) -> None:
         self._find = find
         self._told = told
         self._prefix_index = prefix_index
-        self._outliers = outliers
+        self._outliers, self._disbelief = outliers, disbelief
+        self._usual_s = USUAL_S
         self._flights: dict[str, InFlight] = {}
         self._by_request_id: dict[str, str] = {}
         self._refused: dict[str, tuple[str, ...]] = {}
@@ -87,6 +93,11 @@ class Flights:
     def set_num_routers(self, num_routers: int) -> None:
         """Record how many routers use these endpoints, this one included."""
         self.num_routers = num_routers
+
+    @property
+    def num_alike(self) -> int:
+        """The routers that do not tell us of their picks, and this one: all send as much."""
+        return max(1, self.num_routers - self._told.num_routers)
 
     def start(self, pick: Pick, *, now: float) -> None:
         """Count a request that is sent to `pick.address` now.
@@ -154,12 +165,13 @@ class Flights:
         verdict: Evidence = Evidence.NONE,
         address: str = "",
         num_attempts: int = 1,
+        num_bytes: int = SHORT_BYTES,
     ) -> InFlight | None:
         """End a pick's accounting; return None if it is not in flight: ended before, or not ours.
 
         The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
-        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached).
-        For the rest see `verdicts`.
+        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached),
+        `num_bytes` the length of the response. For the rest see `verdicts`.
         """
         flight = self._flights.pop(pick_id, None)
         if flight is None:
@@ -194,11 +206,15 @@ class Flights:
         if own not in judged or len(judged) > 1:
             judged = {own: Evidence.NONE, **judged}
         for each_address, said in judged.items():
-            self._judge(flight, each_address, said, now=now, at_s=at_s)
+            self._judge(flight, each_address, said, now=now, at_s=at_s, num_bytes=num_bytes)
         if verdict is _SERVED and flight.started_at_s > served.served_s:
             served.served_s = flight.started_at_s
         self._queue.freed(at_s)
         return flight
+
+    def find(self, pick_id: str) -> InFlight | None:
+        """Return a pick that is in flight."""
+        return self._flights.get(pick_id)
 
     def pick_id_of(self, request_id: str) -> str | None:
         """Return the newest pick in flight with this `x-request-id`."""
@@ -257,9 +273,7 @@ class Flights:
     ) -> None:
         """Count a pick, as a trial if its endpoint is on one."""
         address, request = tracked.address, pick.request
-        # Routers that do not tell us theirs are assumed to send as much as this one.
-        num_alike = max(1, self.num_routers - self._told.num_routers)
-        num_bytes = request.rest_bytes(address)
+        num_bytes, num_alike = request.rest_bytes(address), self.num_alike
         tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
         if request._prefix_hashes:
             self._prefix_index.add(request, tracked.kv_cache)
@@ -272,18 +286,52 @@ class Flights:
             self._observer.started(pick, address, at_s=at_s)
 
     def _judge(
-        self, flight: InFlight, address: str, verdict: Evidence, *, now: float, at_s: float
+        self,
+        flight: InFlight,
+        address: str,
+        verdict: Evidence,
+        *,
+        now: float,
+        at_s: float,
+        num_bytes: int = SHORT_BYTES,
     ) -> None:
         """Tell outlier detection how a request that ended at `now` went at one endpoint."""
         tracked, counted, request = self._find(address), flight.tracked, flight.pick.request
         if tracked is None or (tracked is not counted and address == counted.endpoint.address):
             return  # it has left, even if another has joined under its address
         trial = flight.trial if tracked is counted else 0
+        if verdict is _SERVED:
+            took_s = now - flight.started_at_s
+            self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
+            if self._disbelief:
+                self._disbelief.served(tracked, request.model)
+        elif verdict in FAILURES or verdict is _NOT_FOUND:
+            tracked.failed(tracked.adapter_of(request), flight.started_at_s + self._usual_s)
+        like, sent_at_s = likeness(request), flight.started_at_s
+        outlived_s = -inf if verdict is _SERVED else tracked.newest_s(sent_at_s)
         if verdict is _NOT_FOUND and request.model:
-            like = likeness(request)
-            self._outliers.doubt(address, request.model, like, ended_s=now, trial=trial)
+            self._disbelief.not_found(tracked, request.model, now=at_s)
+            self._outliers.doubt(
+                address,
+                request.model,
+                like,
+                ended_s=now,
+                trial=trial,
+                sent_at_s=sent_at_s,
+                outlived_s=outlived_s,
+            )
             return
-        self._outliers.end(address, verdict, likeness(request), now=at_s, ended_s=now, trial=trial)
+        self._outliers.end(
+            address,
+            verdict,
+            like,
+            now=at_s,
+            ended_s=now,
+            trial=trial,
+            num_bytes=num_bytes,
+            sent_at_s=sent_at_s,
+            outlived_s=outlived_s,
+        )
         if tracked.view is not None:
             tracked.touch()
         if verdict is _SERVED and not tracked.answers:

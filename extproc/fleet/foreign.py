@@ -16,10 +16,12 @@ from extproc.types import LoadReport
 
 STEADY_S = 15.0
 """Routers that herd move hundreds of requests from one endpoint to the next within a second."""
+ALONE_S = 1.5
+"""The same where all routers that are known tell us theirs: the rest is no herd of routers."""
 
 
 class SteadyMinimum:
-    """The least of the values of the last `STEADY_S` seconds, up to twice that; 0 at first."""
+    """The least of the values of the last seconds, up to twice as many as asked for; 0 at first."""
 
     __slots__ = ("_current", "_since_s", "low")
 
@@ -28,9 +30,9 @@ class SteadyMinimum:
         self._current = 0
         self._since_s = -inf
 
-    def record(self, value: int, *, now: float) -> None:
-        """Record a value."""
-        if now - self._since_s >= STEADY_S:
+    def record(self, value: int, *, now: float, steady_s: float = STEADY_S) -> None:
+        """Record a value; those of the last `steady_s` count."""
+        if now - self._since_s >= steady_s:
             self.low, self._current, self._since_s = self._current, value, now
         if value < self._current:
             self._current = value
@@ -77,8 +79,8 @@ class ForeignRequests(Generic[At]):
     """
 
     __slots__ = (
-        *("_reported_at_s", "_steady", "adapters", "counts_first", "flights"),
-        *("num_before", "num_foreign", "num_reported"),
+        *("_reported_at_s", "_shown", "_steady", "_total", "adapters", "counts_first"),
+        *("flights", "num_before", "num_foreign", "num_reported"),
     )
 
     def __init__(self) -> None:
@@ -86,6 +88,7 @@ class ForeignRequests(Generic[At]):
         self.adapters: dict[str, int] = {}
         self.num_foreign = self.num_reported = self.num_before = 0
         self._steady = SteadyMinimum()
+        self._total = self._shown = 0  # of the last report, and foreign when that became so
         self._reported_at_s: float | None = None
         self.counts_first = False
 
@@ -101,7 +104,7 @@ class ForeignRequests(Generic[At]):
 
     def restart(self) -> None:
         """Forget how long other routers' requests have been there."""
-        self._steady = SteadyMinimum()
+        self._steady, self._total, self._shown = SteadyMinimum(), 0, 0
 
     def begin(self, flight: PeerFlight[At]) -> None:
         """Count a pick."""
@@ -125,11 +128,18 @@ class ForeignRequests(Generic[At]):
         They do not wait to be steady: it was not by the reports that routers chose this endpoint.
         """
         self.num_foreign += len(flights)
+        self._shown += len(flights)
         self._steady.rise(len(flights))
         self.adapters |= {each.adapter: 1 for each in flights if each.adapter is not None}
 
     def record_report(
-        self, report: LoadReport, num_ours: int, our_adapters: Collection[str], *, now: float
+        self,
+        report: LoadReport,
+        num_ours: int,
+        our_adapters: Collection[str],
+        *,
+        now: float,
+        steady_s: float = STEADY_S,
     ) -> None:
         """Estimate foreign requests: those in the report that no known router has sent, and the
         adapters that no known request is for.
@@ -149,7 +159,12 @@ class ForeignRequests(Generic[At]):
         if self.counts_first:
             self.counts_first = False
             self._steady.rise(self.num_foreign)
-        self._steady.record(self.num_foreign, now=now)
+        if total != self._total:
+            self._total, self._shown = total, self.num_foreign
+        # As many as before although ours have ended: the report may be old (`Belief`).
+        is_herd = steady_s == STEADY_S
+        value = self.num_foreign if is_herd else min(self.num_foreign, self._shown)
+        self._steady.record(value, now=now, steady_s=steady_s)
         # An idle engine's page may still name those that were active last.
         active = report.active_adapters if total else ()
         self.adapters = {each: 1 for each in active if each not in our_adapters}
@@ -173,9 +188,7 @@ class ForeignRequests(Generic[At]):
 
 STILL_S = 10.0
 """Longer than a step: the longest has a whole chunk of a prompt, 8,192 tokens, which a slow server
-computes at 1,000 a second. Shorter than the time until foreign requests count for a choice
-(`STEADY_S`), so that those of an old report never do.
-"""
+computes at 1,000 a second."""
 
 
 class Belief:

@@ -13,11 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from ssl import SSLContext
+from typing import TypeVar
 
+from extproc.fleet.longpages import Room
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, UNREACHABLE, base_url, describe
 from extproc.fleet.podsecrets import PodSecrets
@@ -28,6 +32,7 @@ logger = logging.getLogger(__name__)
 # Returns the least seconds to rest; 0 for the interval alone.
 Visit = Callable[[], Awaitable[float]]
 Begin = Callable[[PodClient, Endpoint], Visit]
+T = TypeVar("T")
 OnFailure = Callable[[str, str, bool], None]
 
 # A burst of pokes (every 404 is one) must not become a burst of visits.
@@ -53,6 +58,7 @@ class LoopSettings:
         headers: Sent with every request, e.g. `Authorization`.
         ssl: For pods behind TLS; None for the system's trust.
         secrets: As for `PodClient`.
+        room: For long responses.
     """
 
     interval_s: float
@@ -61,6 +67,7 @@ class LoopSettings:
     headers: Mapping[str, str] | None = None
     ssl: SSLContext | None = None
     secrets: PodSecrets | None = None
+    room: Room = field(default_factory=Room)
 
 
 class EndpointLoops:
@@ -144,7 +151,9 @@ class EndpointLoops:
     async def _run(self, endpoint: Endpoint, rests: _Rests) -> None:
         settings = self._settings
         with (
-            closing(PodClient(settings.headers, settings.ssl, settings.secrets)) as client,
+            closing(
+                PodClient(settings.headers, settings.ssl, settings.secrets, settings.room)
+            ) as client,
             closing(_Limit(settings.timeout_s)) as limit,
         ):
             try:
@@ -152,6 +161,7 @@ class EndpointLoops:
             except ValueError as error:  # not a URL
                 self._fail(endpoint.address, describe(error), is_unreachable=False)
                 return
+            visit = _then(visit, client.release)
             await self._try(endpoint.address, visit, limit)
             await rests.rest(self._rng.uniform(0, settings.interval_s))
             await self._repeat(endpoint.address, visit, limit, rests)
@@ -196,6 +206,16 @@ class EndpointLoops:
             self._on_failure(address, message, is_unreachable)
         except Exception:
             logger.exception("failure of %s could not be recorded", address)
+
+
+def _then(visit: Visit, release: Callable[[], None]) -> Visit:
+    async def whole() -> float:
+        try:
+            return await visit()
+        finally:
+            release()
+
+    return whole
 
 
 def choose_backoff_s(
@@ -306,6 +326,17 @@ class _Rests:
             self.end()
         else:
             self._timer = asyncio.get_running_loop().call_later(more_s, self._look)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "long pages")
+
+
+async def read_long(read: Callable[..., T], *given: object) -> T:
+    """Return the result of reading a long response, in a thread: one after another, as to read one
+    takes some times as much memory as it has bytes."""
+    return await asyncio.get_running_loop().run_in_executor(_thread(), read, *given)
 
 
 def rest_after(reading_s: float) -> float:

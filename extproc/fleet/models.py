@@ -7,7 +7,6 @@ time of its response, so equal lists differ in it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 from random import Random
@@ -17,7 +16,7 @@ from yarl import URL
 
 from extproc.bounds import MAX_TOKENS, MAX_WALL_S, whole
 from extproc.errors import ExtprocError
-from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, read_long, rest_after
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import base_url, describe_status
 from extproc.openai import is_model_name
@@ -147,7 +146,7 @@ class ModelsPoller(EndpointLoops):
             if len(body) < _THREAD_FROM_BYTES:
                 cards = decode_models(body)
             else:
-                cards = await asyncio.to_thread(decode_models, body)
+                cards = await read_long(decode_models, body)
             self._on_models(endpoint.address, cards, now, now - asked_at_s)
             return rest_after(self._clock() - now)
 

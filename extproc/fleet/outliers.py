@@ -7,10 +7,12 @@ sends it more. Terms and defaults follow Envoy's outlier detection where pods al
 half of the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx.
 
 Rules:
-1. A failure that a request can explain (`FAILED`) counts where other endpoints had requests of the
-   same model and path. It counts once for each source (`evidence.likeness`) until another endpoint
-   has served that. A failure that no request explains (`BROKEN`, `UNREACHABLE`) counts always. It
-   is taken to be rare until other endpoints have failed a tenth like that.
+1. A failure (`evidence.FAILURES`) may be due to its request. So it counts where other endpoints had
+   requests of the same model and path, and once for each source (`evidence.likeness`) until another
+   endpoint has served that. Failures with many models count together as well (`comparison`). A cut
+   connection or a timeout (`BROKEN`) is rarely due to a request: it is taken to be rare elsewhere
+   until other endpoints have failed a tenth like that. That nobody listens (`UNREACHABLE`) never
+   is: it counts always.
 2. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
    least `min_requests` requests. Its failure rate must be `min_excess_ratio` above that of the
    other endpoints with like requests at the same time. The chance of that with a rate like theirs
@@ -23,30 +25,45 @@ Rules:
    `max_ejection_s`. Each `base_ejection_s` of health takes one off that number.
 6. Then it is on trial: at most `NUM_TRIALS` requests at a time, and as many must be served before
    it counts as healthy. A failure that other endpoints would hardly have ejects it again.
-7. At most `max_ejected_ratio` of the endpoints are ejected or on trial.
+7. At most `max_ejected_ratio` of the endpoints are ejected, on trial or suspect.
 8. Requests that were sent before an ejection, or during it because no other endpoint could take
    them, no longer count.
 9. A 404 for a model counts as a failure if the endpoint still lists the model when it is asked
    next. Otherwise it does not count: the endpoint gets no such requests anyway.
+10. An endpoint that has failed `NUM_SUSPECT` times in a row, whatever the requests, is suspect
+   while others hardly fail. It gets single requests, each after twice as long a pause as the one
+   before, so that others show what they do with the rest. A request that it serves ends that.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from extproc.fleet.comparison import ANY, Comparison, Like, Own, Part, Row
-from extproc.fleet.evidence import NAMES_ENDPOINT, Evidence
+from extproc.fleet.comparison import (
+    HOLLOW_BYTES,
+    SHORT_BYTES,
+    Comparison,
+    Like,
+    Own,
+    Row,
+)
+from extproc.fleet.evidence import FAILURES, Evidence
 
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
 NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
+NUM_SUSPECT = 3
+"""Failures in a row from which an endpoint is suspect."""
+SUSPECT_S, MAX_SUSPECT_S = 0.5, 30.0
+"""The first pause of a suspect, and the longest."""
+_BREAKS = (Evidence.BROKEN, Evidence.UNREACHABLE)
 _SERVED = Evidence.SERVED  # to look up a member takes 0.1 us
 MAX_DOUBTS = 64
 """404s of an endpoint that wait for its next list of models; without one the oldest count for
@@ -106,6 +123,8 @@ class _Doubt(NamedTuple):
     like: Like
     ended_s: float
     trial: int
+    sent_at_s: float
+    outlived_s: float
 
 
 class _Health:
@@ -113,7 +132,7 @@ class _Health:
 
     __slots__ = (
         *("asked_s", "broke_s", "cause", "count", "doubts", "num_judged", "num_passed"),
-        *("num_trials", "own", "serial", "since_s", "until_s", "why"),
+        *("num_row", "num_trials", "own", "serial", "since_s", "suspect_s", "until_s", "why"),
     )
 
     def __init__(self) -> None:
@@ -124,10 +143,12 @@ class _Health:
         self.num_trials = self.num_passed = 0
         self.num_judged = 0  # requests since it was ejected
         self.asked_s = -inf  # when the newest of our own calls that it answered was sent
-        self.broke_s = -inf  # when the last request ended that no request explains
+        self.broke_s = -inf  # when the last request ended that was cut
+        self.num_row = 0  # failures since it last served anything, all of them
+        self.suspect_s = -inf  # until then it gets nothing, as it is suspect
         self.doubts = deque[_Doubt]()
         self.own = Own()
-        self.why: Mapping[Hashable, Part] = {}  # the row of failures that ejected it
+        self.why: Row | None = None  # the row of failures that ejected it
 
     def passes_trial(self) -> bool:
         """Count a served trial; return whether that was the last one needed."""
@@ -135,16 +156,29 @@ class _Health:
         return self.num_passed >= NUM_TRIALS
 
     def readmit(self, now: float) -> None:
+        if self.cause is not Cause.UNREACHABLE:
+            self.trust()
         self.cause, self.since_s, self.until_s = None, now, -inf
+
+    def trust(self) -> None:
+        """Take it for no suspect."""
+        self.num_row, self.suspect_s, self.own.row = 0, -inf, Row()
+
+    def suspect(self, now: float) -> None:
+        """Take it for a suspect, that gets a request after the next pause."""
+        pause_s = SUSPECT_S * 2.0 ** min(self.num_row - NUM_SUSPECT, 10)
+        self.suspect_s = now + min(pause_s, MAX_SUSPECT_S)
 
     def eject(self, cause: Cause, now: float, for_s: float) -> None:
         is_compared = cause in (Cause.CONSECUTIVE_FAILURES, Cause.FAILURE_RATE)
-        self.why = self.own.row.by_kind if is_compared else {}
+        self.why = self.own.row if is_compared else None
         if cause is not Cause.UNREACHABLE:
-            self.own.row, self.num_judged = Row(), 0
+            self.num_judged = 0
         self.cause, self.since_s, self.until_s = cause, now, now + for_s
         self.serial += 1
         self.num_trials = self.num_passed = 0
+        if cause is not Cause.UNREACHABLE:
+            self.trust()
 
     def is_out(self, now: float) -> bool:
         """Return whether it gets nothing now: ejected, or with as many trials as it may have."""
@@ -178,7 +212,11 @@ class Outliers:
 
     def set_endpoints(self, addresses: Iterable[str]) -> None:
         """Judge exactly these endpoints; one that returns starts with a clean record."""
-        self._health = {each: self._health.get(each) or _Health() for each in addresses}
+        before = self._health
+        self._health = {each: before.get(each) or _Health() for each in addresses}
+        for address, health in before.items():
+            if address not in self._health:
+                self._comparison.forget(health.own)
         self._make_room()
 
     # --- events -----------------------------------------------------------------------------
@@ -186,7 +224,11 @@ class Outliers:
     def begin(self, address: str, *, now: float) -> int:
         """Record that a request is sent there. Return the `trial` to pass to `end`."""
         health = self._health[address]
-        if health.cause is None or health.is_out(now):
+        if health.cause is None:
+            if health.num_row >= NUM_SUSPECT and health.suspect_s > -inf:
+                health.suspect(now)
+            return 0
+        if health.is_out(now):
             return 0
         health.num_trials += 1
         return health.serial
@@ -200,17 +242,23 @@ class Outliers:
         now: float,
         ended_s: float | None = None,
         trial: int = 0,
+        num_bytes: int = SHORT_BYTES,
+        sent_at_s: float = inf,
+        outlived_s: float = -inf,
     ) -> None:
         """Record the end of a request there; an endpoint that has left is not judged.
 
         It ended at `ended_s` (None for `now`), which was reported at `now`. Ejections begin at
-        `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`.
+        `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`,
+        `num_bytes` the length of what it has served. It was sent at `sent_at_s`; `outlived_s` is
+        when the newest one was sent that is in flight there and was sent before.
         """
         health = self._health.get(address)
         if health is None:
             return
-        if verdict in NAMES_ENDPOINT:
-            health.broke_s = max(health.broke_s, now if ended_s is None else ended_s)
+        ended_s = now if ended_s is None else ended_s
+        if verdict in _BREAKS and self._comparison.is_rare_elsewhere(health.own):
+            health.broke_s = max(health.broke_s, ended_s)
         if not self._settings.enabled:
             return
         is_trial = health.cause is not None and trial == health.serial
@@ -219,26 +267,44 @@ class Outliers:
             return
         self._comparison.turn(health.own, now)
         if verdict is _SERVED:
-            self._comparison.served(health.own, address, like)
+            self._comparison.served(health.own, address, like, num_bytes, sent_at_s)
             health.num_judged += 1
+            if health.num_row and not health.own.row.survives(sent_at_s):
+                health.trust()
             if is_trial and health.passes_trial():
                 self._readmit(address, health, now)
-        elif verdict in NAMES_ENDPOINT:
-            self._comparison.broke(health.own)
-            is_recent = health.asked_s <= (now if ended_s is None else ended_s)
-            is_gone = verdict is Evidence.UNREACHABLE and is_recent
-            self._failed(address, health, now, is_trial=is_trial, is_gone=is_gone)
-            self._exonerate(address, ANY, now)
-        elif verdict is Evidence.FAILED and self._comparison.failed(health.own, address, like):
-            self._failed(address, health, now, is_trial=is_trial, is_gone=False)
-            self._exonerate(address, like.kind, now)
+        elif verdict in FAILURES:
+            health.own.row.sent(sent_at_s, outlived_s)
+            health.num_row += 1
+            if self._counts(address, health, verdict, like, sent_at_s):
+                is_gone = verdict is Evidence.UNREACHABLE and health.asked_s <= ended_s
+                self._failed(address, health, now, is_trial=is_trial, is_gone=is_gone)
+            self._suspect(health, now)
 
-    def doubt(self, address: str, model: str, like: Like, *, ended_s: float, trial: int) -> None:
+    def is_hollow(self, address: str, kind: Hashable, num_bytes: int) -> bool:
+        """Return whether an answer of status 200 is so short, beside those that other endpoints
+        gave to requests of its kind, that it may be an error alone."""
+        health = self._health.get(address)
+        if health is None or num_bytes >= HOLLOW_BYTES:
+            return False
+        return self._comparison.is_hollow(health.own, kind, num_bytes)
+
+    def doubt(
+        self,
+        address: str,
+        model: str,
+        like: Like,
+        *,
+        ended_s: float,
+        trial: int,
+        sent_at_s: float = inf,
+        outlived_s: float = -inf,
+    ) -> None:
         """Record a 404 of its own to a request for a model; `record_models` tells what it shows."""
         health = self._health.get(address)
         if health is None:
             return
-        health.doubts.append(_Doubt(model, like, ended_s, trial))
+        health.doubts.append(_Doubt(model, like, ended_s, trial, sent_at_s, outlived_s))
         if len(health.doubts) > MAX_DOUBTS:
             self._settle(address, health, Evidence.NONE, ended_s)
 
@@ -255,7 +321,16 @@ class Outliers:
 
     def _settle(self, address: str, health: _Health, verdict: Evidence, now: float) -> None:
         doubt = health.doubts.popleft()
-        self.end(address, verdict, doubt.like, now=now, ended_s=doubt.ended_s, trial=doubt.trial)
+        self.end(
+            address,
+            verdict,
+            doubt.like,
+            now=now,
+            ended_s=doubt.ended_s,
+            trial=doubt.trial,
+            sent_at_s=doubt.sent_at_s,
+            outlived_s=doubt.outlived_s,
+        )
 
     def record_answer(self, address: str, *, asked_at_s: float) -> None:
         """Record that the endpoint answered a call of our own, begun at `asked_at_s`."""
@@ -271,52 +346,84 @@ class Outliers:
 
     # --- state ------------------------------------------------------------------------------
 
-    def standing(self, address: str, *, now: float) -> tuple[bool, bool, float]:
+    def standing(self, address: str, *, now: float) -> tuple[bool, bool, bool, float]:
         """Return how an endpoint stands.
 
         The first part: whether it should get no requests now that other endpoints can take. The
         second: whether a request there was broken off, and no call of ours was answered since. The
-        third: the end of its last ejection, minus infinity without one.
+        third: whether it is suspect, and gets none before the next pause is over. The fourth: the
+        end of its last ejection, or of the pause; minus infinity without one.
         """
         health = self._health[address]
-        return health.is_out(now), health.broke_s > health.asked_s, health.until_s
+        is_suspect, until_s = now <= health.suspect_s, health.until_s
+        ends_s = health.suspect_s if is_suspect else until_s
+        return health.is_out(now), health.broke_s > health.asked_s, is_suspect, ends_s
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _counts(
+        self, address: str, health: _Health, verdict: Evidence, like: Like, sent_at_s: float
+    ) -> bool:
+        """Record a failure for comparison; return whether it counts."""
+        if verdict is Evidence.UNREACHABLE:
+            self._comparison.broke(health.own)
+            return True
+        is_rare = verdict is Evidence.BROKEN
+        return self._comparison.failed(health.own, address, like, sent_at_s, is_rare=is_rare)
 
     def _failed(
         self, address: str, health: _Health, now: float, *, is_trial: bool, is_gone: bool
     ) -> None:
         """Judge an endpoint by a failure that counts."""
         health.num_judged += 1
-        cause = self._cause(health, is_trial=is_trial)
+        cause = self._cause(address, health, is_trial=is_trial)
         if cause is None and is_gone and health.cause is None:
             cause = Cause.UNREACHABLE
         if cause is not None:
             self._eject(address, health, cause, now)
+        self._exonerate(address, now)
 
-    def _cause(self, health: _Health, *, is_trial: bool) -> Cause | None:
-        settings, own = self._settings, health.own
-        num, chance, excess = self._comparison.judge_row(own, own.row.by_kind)
+    def _suspect(self, health: _Health, now: float) -> None:
+        """Take an endpoint for a suspect if it has failed often in a row, and others hardly do."""
+        if health.cause is not None or health.num_row < NUM_SUSPECT:
+            return
+        has_place = health.suspect_s >= now or self._num_out(now) < self._limit()
+        if has_place and self._comparison.is_rare_elsewhere(health.own):
+            health.suspect(now)
+
+    def _cause(self, address: str, health: _Health, *, is_trial: bool) -> Cause | None:
+        settings, own, comparison = self._settings, health.own, self._comparison
+        if not (is_trial or self._are_others_steady(health)):
+            return None
+        num, chance, excess = comparison.judge(own, own.row, address)
         if excess >= settings.min_excess_ratio:
             if is_trial and chance <= MAX_TRIAL_CHANCE:
                 return Cause.FAILED_TRIAL
             if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
                 return Cause.CONSECUTIVE_FAILURES
-        if health.num_judged >= settings.min_requests:
-            for rates in self._comparison.judge_rates(own):
+        is_far = comparison.recent_excess(address) >= settings.min_excess_ratio
+        if health.num_judged >= settings.min_requests and is_far:
+            for rates in comparison.judge_rates(own):
                 is_far = rates.excess_ratio() >= settings.min_excess_ratio
                 if is_far and rates.num >= settings.min_requests and rates.chance() <= MAX_CHANCE:
                     return Cause.FAILURE_RATE
         return None
 
-    def _exonerate(self, failed: str, kind: Hashable, now: float) -> None:
+    def _are_others_steady(self, health: _Health) -> bool:
+        """Return whether at least half of the other endpoints do not fail in a row, too: those that
+        do get few requests, so that little shows it.
+        """
+        others = [each for each in self._health.values() if each is not health and not each.cause]
+        num_failing = sum(each.num_row >= NUM_SUSPECT for each in others)
+        return 2 * num_failing <= len(others)
+
+    def _exonerate(self, failed: str, now: float) -> None:
         """End ejections for failures that another endpoint turns out to share."""
         for address, health in self._health.items():
-            is_out = health.cause is not None and address != failed
-            if not is_out or kind not in health.why:
+            if health.cause is None or health.why is None or address == failed:
                 continue
             self._comparison.turn(health.own, now)
-            if self._comparison.judge_row(health.own, health.why)[1] >= EXONERATING_CHANCE:
+            if self._comparison.is_shared(health.own, health.why, EXONERATING_CHANCE):
                 health.count = max(0, health.count - 1)
                 self._readmit(address, health, now)
 
@@ -326,7 +433,6 @@ class Outliers:
             return
         is_brief = cause is Cause.UNREACHABLE
         for_s = UNREACHABLE_S if is_brief else self._next_ejection_s(health, now)
-        self._comparison.excuse_others(health.own)
         health.eject(cause, now, for_s)
         self.num_ejections[cause] += 1
         self._changes.append(Ejection(address, cause, for_s))
@@ -342,8 +448,13 @@ class Outliers:
         health.count += 1
         return min(base_s * health.count, self._settings.max_ejection_s)
 
+    def _num_out(self, now: float) -> int:
+        """Return how many are ejected, on trial or suspect."""
+        states = self._health.values()
+        return sum(each.cause is not None or now <= each.suspect_s for each in states)
+
     def _limit(self) -> int:
-        """Return how many may be ejected or on trial."""
+        """Return how many may be ejected, on trial or suspect."""
         ratio = self._settings.max_ejected_ratio if self._settings.enabled else 0.0
         return int(ratio * len(self._health))
 

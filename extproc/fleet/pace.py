@@ -22,7 +22,7 @@ QUIET_GROWTH: Final = 1.5
 """From the usual 50 ms to the bound in eight questions, two seconds."""
 MAX_QUIET_S: Final = 1.0
 """Between two questions to a quiet pod. Foreign requests there count for a choice only after
-`foreign.STEADY_S` (15 s) anyway, so a router that sees them a second late chooses no worse.
+`foreign.ALONE_S` (1.5 s) or `STEADY_S` anyway: a router sees them at most a second later.
 """
 AGE_SHARE: Final = 0.5
 """Of a report's expiry: one question may go unanswered for as long again."""

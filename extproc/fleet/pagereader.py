@@ -29,6 +29,7 @@ from extproc.types import LoadReport
 # The part before the last blank of a line with a value and no timestamp or exemplar.
 _SERIES = re.compile(rb"[\w:]+(?:\{[^#]*\})?")
 _NUMBER = re.compile(rb"[0-9.e+-]+")
+_MAX_KEPT_NAMES = 2048  # of the LoRA series of a page, 100 bytes each
 _OTHER: Row = [0.0], 0  # of a line that nobody reads
 
 
@@ -68,7 +69,9 @@ class PageReader:
         figures = read_figures(lines, self._profile)
         self._log = read_log(figures)
         self._report = make_report(figures, self._log, self._profile)
-        if lines.page[1:] != page:  # what begins where is not known
+        num_names = sum(len(adapters) for _, adapters in figures.states)
+        # Else what begins where is not known, or it would be much to keep.
+        if lines.page[1:] != page or num_names > _MAX_KEPT_NAMES or lines.rows is None:
             return
         self._figures, self._rows, self._end = figures, {}, 0
         for number, at in enumerate(accumulate((len(text) + 1 for text in texts), initial=0)):

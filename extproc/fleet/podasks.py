@@ -121,7 +121,8 @@ class PodAsks:
         """Return status and body; no status where there was no whole response."""
         settings = self._settings
         try:
-            with closing(PodClient(settings.headers, settings.ssl, settings.secrets)) as client:
+            access = settings.headers, settings.ssl, settings.secrets, settings.room
+            with closing(PodClient(*access)) as client:
                 async with asyncio.timeout(settings.timeout_s):
                     url = URL(f"{self._urls[address]}{path}")
                     return await client.get(url, max_bytes=MAX_BODY_BYTES)

@@ -22,6 +22,7 @@ from yarl import URL
 
 from extproc.bounds import fits_header
 from extproc.files.tls import system_context
+from extproc.fleet.longpages import Lease, Room
 from extproc.fleet.podhttp import MAX_HEADS, ResponseError, TooLargeError
 from extproc.fleet.podsecrets import PodSecrets
 
@@ -32,6 +33,7 @@ MAX_IDLE_BYTES: Final = 64 * 1024
 MAX_PIECES: Final = 16 * 1024
 """Chunks, or reads of the socket, of one body. Each costs as much as some kilobytes."""
 
+_NO_ROOM: Final = "a long response, while others fill the memory for them"
 _REFUSALS: Final = HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN
 _USUAL: Final = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "extproc"}
 
@@ -64,6 +66,7 @@ class PodClient:
         headers: Sent with every request, e.g. `Authorization`.
         tls: For a server behind TLS; None for the system's trust.
         secrets: The pods' key, and what `tls` trusts, to be read again where a pod refuses one.
+        room: For long responses of all clients together; its own by default.
 
     Raises:
         ValueError: A header is not one line of printable ASCII.
@@ -74,6 +77,7 @@ class PodClient:
         headers: Mapping[str, str] | None = None,
         tls: SSLContext | None = None,
         secrets: PodSecrets | None = None,
+        room: Room | None = None,
     ) -> None:
         given = headers or {}
         known = {name.lower() for name in given}
@@ -83,6 +87,7 @@ class PodClient:
             raise ValueError("a header that is not one line of printable ASCII")
         self._lines = "\r\n".join(lines)
         self._tls = tls
+        self._lease = (room or Room()).lease()
         self._secrets = secrets
         self._key = secrets.keys[0] if secrets is not None and secrets.keys else ""
         self._requests: dict[URL, bytes] = {}
@@ -98,6 +103,8 @@ class PodClient:
             ResponseError: The response is not HTTP, compressed or of too many parts.
             TooLargeError: The body is longer than `max_bytes`; the rest was not read.
             OSError: There was no whole response. Ask again later.
+
+        What it returned holds its room until `release`.
         """
         status, body = await self._get(url, max_bytes)
         if status in _REFUSALS:
@@ -169,6 +176,11 @@ class PodClient:
             return await connection.ask(request, max_bytes)
         finally:
             connection.abort()
+            self.release()
+
+    def release(self) -> None:
+        """Give back the room of responses: they have been read."""
+        self._lease.release()
 
     @property
     def is_open(self) -> bool:
@@ -177,6 +189,7 @@ class PodClient:
 
     def close(self) -> None:
         """Close the connection."""
+        self.release()
         if self._connection is not None:
             self._connection.abort()
 
@@ -191,31 +204,32 @@ class PodClient:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     async def _dial(self, url: URL) -> _Connection:
+        lease = self._lease
         if url.scheme != "https":
-            return await _connection(url, None)
+            return await _connection(url, lease, None)
         secrets = self._secrets
         if secrets is None or not secrets.contexts:
-            return await _connection(url, self._tls or system_context())
+            return await _connection(url, lease, self._tls or system_context())
         tried = secrets.contexts[0]
         try:
-            return await _connection(url, tried)
+            return await _connection(url, lease, tried)
         except SSLError as error:
             failure = error
         secrets.look()
         for each in secrets.contexts:
             if each is not tried:
                 try:
-                    return await _connection(url, each)
+                    return await _connection(url, lease, each)
                 except SSLError as error:
                     failure = error
         raise failure
 
 
-async def _connection(url: URL, tls: SSLContext | None) -> _Connection:
+async def _connection(url: URL, lease: Lease, tls: SSLContext | None) -> _Connection:
     host, loop = url.host or "", asyncio.get_running_loop()
     sock = await _connect(host, url.port or 0)
     _, connection = await loop.create_connection(
-        lambda: _Connection(loop), sock=sock, ssl=tls, server_hostname=host if tls else None
+        lambda: _Connection(loop, lease), sock=sock, ssl=tls, server_hostname=host if tls else None
     )
     return connection
 
@@ -255,9 +269,9 @@ class _Connection(asyncio.Protocol):
         is_open: Another request can be made.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, lease: Lease) -> None:
         self.is_open = False
-        self._loop = loop
+        self._loop, self._lease = loop, lease
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
         self._parser = HttpResponseParser(self)
@@ -369,6 +383,8 @@ class _Connection(asyncio.Protocol):
         self._num_bytes += len(piece)
         if self._num_bytes > self._max_bytes:
             raise TooLargeError(f"response longer than {self._max_bytes} bytes")
+        if not self._lease.take(len(piece), self._lose):
+            raise TooLargeError(_NO_ROOM)
         if len(self._pieces) > MAX_PIECES:
             raise ResponseError(f"a body of more than {MAX_PIECES} pieces")
 
@@ -382,7 +398,12 @@ class _Connection(asyncio.Protocol):
 
     # --- ends of a request
 
+    def _lose(self) -> None:
+        if self.is_asked:
+            self._fail(TooLargeError(_NO_ROOM))
+
     def _complete(self) -> None:
+        self._lease.arrived()
         body, self._pieces = b"".join(self._pieces), []
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():  # else cancelled
@@ -391,6 +412,7 @@ class _Connection(asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         self.abort()
+        self._lease.give_back(self._num_bytes)
         self._pieces = []
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():

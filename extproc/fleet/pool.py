@@ -23,7 +23,9 @@ from msgspec.structs import replace
 
 from extproc.fleet.columns import Columns
 from extproc.fleet.cpucaches import CpuCaches
+from extproc.fleet.disbelief import Disbelief
 from extproc.fleet.flights import Flights
+from extproc.fleet.foreign import ALONE_S, STEADY_S
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
 from extproc.fleet.modelindex import NOTHING, ModelIndex
 from extproc.fleet.outliers import Outliers, OutlierSettings
@@ -80,8 +82,10 @@ class Pool:
         self._models = ModelIndex()
         self._declared: Mapping[str, ModelCard] = {}
         self.told = PeerPicks(self._find, queue=queue, catalog=catalog)
+        self._disbelief = Disbelief(self._takers)
         self.flights = Flights(
             self._find,
+            disbelief=self._disbelief,
             told=self.told,
             prefix_index=self.prefix_index,
             outliers=self.outliers,
@@ -126,6 +130,7 @@ class Pool:
         for each in gone:
             each.kv_cache.lose()
             self.told.drop(each)
+            self._disbelief.drop(each)
             self._models.replace(each.models or NOTHING, NOTHING)
 
     def declare(self, cards: Mapping[str, ModelCard], *, now: float) -> None:
@@ -169,7 +174,8 @@ class Pool:
         tracked.set_report(report, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
-        tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
+        steady_s = ALONE_S if self.flights.num_alike == 1 else STEADY_S
+        tracked.others.record_report(report, num_ours, adapters, now=taken_at_s, steady_s=steady_s)
         self._views.renew(tracked, now=taken_at_s)
         self.queue.freed(taken_at_s)
         return restarted
@@ -202,6 +208,7 @@ class Pool:
         if models != before or tracked.models is None:
             tracked.set_models(models)
             self._models.replace(before, models)
+        self._disbelief.listed(tracked, models, asked_at_s=asked_at_s)
         self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
         tracked.num_silences, tracked.listed_at_s = 0, asked_at_s
         tracked.renew()
@@ -389,3 +396,8 @@ class Pool:
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)
+
+    def _takers(self, now: float) -> list[Tracked]:
+        """Return the endpoints that can take requests at `now`."""
+        pairs = zip(self._tracked.values(), self.columns(now=now).views, strict=True)
+        return [each for each, view in pairs if view.is_ready and not view._has_flaw]

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 _V = TypeVar("_V")
 
-ENTRY_BYTES = 500
-"""Of a result's own objects, besides its text."""
+ENTRY_BYTES = 300
+"""Of an entry's own objects, besides its text and its result."""
 
 
 class Remembered(Generic[_V]):
@@ -18,11 +18,15 @@ class Remembered(Generic[_V]):
 
     Args:
         read: The function of bytes or strings; exceptions are not remembered.
-        max_bytes: Limit of all texts, with `ENTRY_BYTES` for each result.
+        max_bytes: Limit of all texts and results, with `ENTRY_BYTES` for each. What takes more than
+            a sixteenth of it is not remembered.
+        size_bytes: Of a result.
     """
 
-    def __init__(self, read: Callable[..., _V], max_bytes: int) -> None:
-        self._read = read
+    def __init__(
+        self, read: Callable[..., _V], max_bytes: int, size_bytes: Callable[[_V], int]
+    ) -> None:
+        self._read, self._size_bytes = read, size_bytes
         self._max_bytes = max_bytes
         self._answers: dict[object, _V] = {}
         self.num_bytes = 0
@@ -32,7 +36,9 @@ class Remembered(Generic[_V]):
         answer = self._answers.get(texts)
         if answer is None:
             answer = self._read(*texts)
-            num_bytes = ENTRY_BYTES + sum(map(len, texts))
+            num_bytes = ENTRY_BYTES + sum(map(len, texts)) + self._size_bytes(answer)
+            if num_bytes > self._max_bytes / 16:
+                return answer
             if self.num_bytes + num_bytes > self._max_bytes:
                 self._answers.clear()
                 self.num_bytes = 0

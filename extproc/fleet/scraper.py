@@ -20,7 +20,7 @@ from yarl import URL
 
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.exposition import parse_report
-from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, read_long, rest_after
 from extproc.fleet.pace import Pace, Quiet
 from extproc.fleet.pagereader import PageReader
 from extproc.fleet.podclient import PodClient
@@ -128,7 +128,7 @@ class Scraper(EndpointLoops):
     async def _parse(self, page: bytes) -> LoadReport:
         if len(page) < _THREAD_FROM_BYTES:
             return parse_report(page, self._profile)
-        return await asyncio.to_thread(parse_report, page, self._profile)
+        return await read_long(parse_report, page, self._profile)
 
 
 class _Page:

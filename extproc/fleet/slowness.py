@@ -1,7 +1,8 @@
 """Which pods take longer for an output token than the other pods of their group.
 
 1. A pod's slowness is its decode seconds a token (`Decode.token_s`) over the median of the other
-   pods of its group. 1 is equal.
+   pods of its group. 1 is equal. The median of an even number is the slower of the two in the
+   middle: so of three pods or more, one whose counters are false makes no other look slow.
 2. A larger batch is no slowness. Where the pod runs more requests than the pod that it is compared
    with, that pod's time is extrapolated to as many requests, on the line through its time alone.
    The extrapolation ends at `MAX_DRAWN_OUT` times its own number. From fewer than `MIN_BATCH` no
@@ -155,7 +156,7 @@ def _compared(own: Decode, place: int, decodes: Sequence[Decode]) -> Slowness:
     num_others = len(decodes) - 1
     low, high = (num_others - 1) // 2, num_others // 2
     middle = [decodes[each + (each >= place)] for each in (low, high)]
-    others_s = sum(_drawn_out(other, own.num_running) for other in middle) / 2
+    others_s = max(_drawn_out(other, own.num_running) for other in middle)
     return Slowness(own.token_s, others_s, num_others)
 
 

@@ -13,10 +13,17 @@ from typing import Final
 from extproc.errors import ExpositionError
 from extproc.fleet.remembered import Remembered
 
-MAX_REMEMBERED_BYTES: Final = 16 * 1024 * 1024
+MAX_REMEMBERED_BYTES: Final = 20 * 1024 * 1024
 """A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
-0.3 us. A remembered result is some four times as large as its text."""
+0.3 us."""
 
+MAX_LINE_BYTES: Final = 256 * 1024
+"""Of one series: a thousand adapters' names of a hundred bytes in each of two labels. To read one
+takes some times as much memory."""
+
+_MAX_LEADING_LINES = 4096  # before the first series or comment
+_MAX_BINARY_LINES = 64
+_PASS_BYTES = 16 * 1024  # of one call that does not let other threads run
 _MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
 _END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without
 _NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
@@ -24,9 +31,10 @@ _LABEL_BLOCK = re.compile(rb'[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}')
 _INDENT = re.compile(rb"\n[ \t]+")
 _OPENING = re.compile(rb"[ \t]*\{[ \t]*")
 _LABEL = re.compile(
-    rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
+    rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*(?:,[ \t]*|\Z)'
 )
 _ESCAPE = re.compile(r'\\([\\n"])')
+_LABEL_BYTES = 120  # of a label's name, and its place among the others
 _MAX_QUOTED_BYTES = 120  # of a line in an error message
 
 Row = tuple[list[float], int]
@@ -48,25 +56,30 @@ class Lines:
 
     __slots__ = ("at", "is_cut", "num_unreadable", "page", "rows", "unreadable")
 
-    def __init__(self, page: bytes) -> None:
-        self.rows: dict[int, Row | None] = {}
+    def __init__(self, page: bytes, *, keeps_rows: bool = True) -> None:
+        self.rows: dict[int, Row | None] | None = {} if keeps_rows else None
         self.at = 0
         self.unreadable, self.num_unreadable, self.is_cut = "", 0, False
         if page and not page.endswith(b"\n"):
-            whole_lines, _, last = page.rpartition(b"\n")
-            self.is_cut = last.strip() != _END  # where it is optional
-            page = whole_lines + b"\n"
+            end = page.rfind(b"\n") + 1
+            self.is_cut = page[end:][: 2 * len(_END)].strip() != _END  # where it is optional
+            page = page[:end]
         if b"\0" in page:
-            page = b"".join(line for line in page.splitlines(keepends=True) if b"\0" not in line)
+            page = _without_binary(page)
             self.note("a line of binary data")
         if self.is_cut:
             self.note("the metrics page is incomplete: no line feed at its end")
-        _require_text_format(page, is_empty=not (page.strip() or self.unreadable))
-        self.page = _INDENT.sub(b"\n", b"\n" + page)
+        _require_text_format(page, is_damaged=bool(self.unreadable))
+        self.page = _without_indents(b"\n" + page)
 
     def note(self, why: str) -> None:
         """Note that a line cannot be read."""
         self.unreadable, self.num_unreadable = self.unreadable or why, self.num_unreadable + 1
+
+    def keep_row(self, at: int, row: Row | None) -> None:
+        """Note what the line of a series was read into, if anybody is to know."""
+        if self.rows is not None:
+            self.rows[at] = row
 
     def series(self, family: str) -> Iterator[tuple[bytes, float]]:
         """Yield label block and value of each series of a family.
@@ -81,8 +94,11 @@ class Lines:
             rest = at + len(name)
             end = page.find(b"\n", rest)
             if page[rest] in b"{ \t":  # else a longer name that begins with this one
-                self.at, self.rows[at] = at, None
+                self.at = at
+                self.keep_row(at, None)
                 try:
+                    if end - rest > MAX_LINE_BYTES:
+                        raise ExpositionError(f"a series of {family}: over {MAX_LINE_BYTES} bytes")
                     yield split_line(page[rest:end])
                 except ExpositionError as error:
                     self.note(str(error))
@@ -103,12 +119,45 @@ class Lines:
             return None
 
 
-def _require_text_format(page: bytes, *, is_empty: bool) -> None:
-    """Raise unless the page is empty, or begins as the text format does, or has a series."""
-    if is_empty or page.lstrip().startswith(b"#"):
-        return
-    if not any(map(_is_series, page.split(b"\n"))):
-        raise ExpositionError(f"not a metrics page: it begins with {_quote(page.lstrip())}")
+def _without_binary(page: bytes) -> bytes:
+    """Return a page without the lines that have a byte that no line of text has."""
+    lines, begin = list[bytes](), 0
+    for _ in range(_MAX_BINARY_LINES):
+        at = page.find(b"\0", begin)
+        if at < 0:
+            return b"".join([*lines, page[begin:]])
+        lines.append(page[begin : page.rfind(b"\n", begin, at) + 1 or begin])
+        begin = page.find(b"\n", at) + 1 or len(page)
+    raise ExpositionError(f"not a metrics page: {_MAX_BINARY_LINES} lines of binary data")
+
+
+def _without_indents(page: bytes) -> bytes:
+    """Return a page of which no line begins with a blank."""
+    if b"\n " not in page and b"\n\t" not in page:
+        return page
+    parts, begin = [], 0
+    while begin < len(page):
+        end = page.find(b"\n", begin + _PASS_BYTES)
+        end = len(page) if end < 0 else end
+        parts.append(_INDENT.sub(b"\n", page[begin:end]))
+        begin = end
+    return b"".join(parts)
+
+
+def _require_text_format(page: bytes, *, is_damaged: bool) -> None:
+    """Raise unless the page was empty, or begins as the text format does, or has a series."""
+    begin, first = 0, b""
+    for _ in range(_MAX_LEADING_LINES):
+        end = page.find(b"\n", begin)
+        if end < 0:
+            break
+        line = page[begin : min(end, begin + MAX_LINE_BYTES)].lstrip()
+        first = first or line
+        if first.startswith(b"#") or _is_series(line):
+            return
+        begin = end + 1
+    if first or is_damaged:
+        raise ExpositionError(f"not a metrics page: it begins with {_quote(first)}")
 
 
 def _is_series(line: bytes) -> bool:
@@ -173,5 +222,9 @@ def _quote(text: bytes) -> str:
     return repr(text[:_MAX_QUOTED_BYTES].decode(errors="replace"))
 
 
-read_labels = Remembered(_parse_labels, MAX_REMEMBERED_BYTES)
+def _size_bytes(labels: Mapping[str, str]) -> int:
+    return 4 * sum(map(len, labels.values())) + _LABEL_BYTES * len(labels)
+
+
+read_labels = Remembered(_parse_labels, MAX_REMEMBERED_BYTES, _size_bytes)
 """Returns the labels of a block; see `_parse_labels`."""

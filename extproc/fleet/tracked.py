@@ -39,6 +39,8 @@ MAX_PAGES = 64
 """Reports of 3 s at the fastest pace."""
 MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
+MAX_FAILURES = 64
+"""Failures of an endpoint that count as requests there."""
 
 
 class InFlight(Struct, frozen=True):
@@ -65,7 +67,10 @@ class Tracked:
         others: The requests of other routers here.
         group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
         models: That it lists.
-        registered: The names of those, and of what it finds by itself.
+        registered: The names of those, and of what it finds by itself, but for those about which it
+            is `disbelieved`.
+        failures: Its last failures: until when each counts as a request there, as long as it would
+            take to serve one, and of which adapter. To fail fast is no room.
         listed_at_s: When its last list was asked for.
         num_picks: Of all routers, that were ever counted here.
         died_at_s: When its health check said last that its engine has stopped; None for running.
@@ -92,7 +97,9 @@ class Tracked:
             "declared",
             "decoding",
             "died_at_s",
+            "disbelieved",
             "endpoint",
+            "failures",
             "flights",
             "fullness",
             "gpu_adapters",
@@ -131,6 +138,8 @@ class Tracked:
         self.models: Listing | None = None
         self.registered: frozenset[str] | None = None
         self.declared: Mapping[str, ModelCard] = {}
+        self.disbelieved: set[str] = set()
+        self.failures: deque[tuple[float, str | None]] = deque()
         self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
@@ -227,7 +236,44 @@ class Tracked:
         if models is not None and names is not None and self.traits.resolver:
             found = (c for c in self.declared.values() if not c.parent or c.parent in models)
             names = names.union(card.id for card in found)
+        if names is not None and self.disbelieved:
+            names -= self.disbelieved
         self.registered = names
+
+    def disbelieve(self, model: str) -> None:
+        """Take it for one that does not list a model."""
+        self.disbelieved.add(model)
+        self._register()
+        self.renew()
+
+    def believe(self, model: str) -> None:
+        """Believe its list about a model again."""
+        if model in self.disbelieved:
+            self.disbelieved.remove(model)
+            self._register()
+            self.renew()
+
+    def failed(self, adapter: str | None, until_s: float) -> None:
+        """Count a failure as a request there, for the choice, until some time."""
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append((until_s, adapter))
+            self._changed_by(adapter)
+
+    def count_failures(self, pending: dict[str, int], now: float) -> int:
+        """Return how many of its failures count as requests there; add those of adapters to what is
+        `pending`."""
+        failures = self.failures
+        while failures and failures[0][0] <= now:
+            self._changed_by(failures.popleft()[1])
+        for _, adapter in failures:
+            if adapter is not None:
+                pending[adapter] = pending.get(adapter, 0) + 1
+        return len(failures)
+
+    def _changed_by(self, adapter: str | None) -> None:
+        if adapter is not None:
+            self.changed.add(adapter)
+        self.touch()
 
     def card_of(self, name: str | None) -> ModelCard | None:
         """Return the model that it has under a name, or finds by itself; None for neither."""
@@ -424,6 +470,14 @@ class Tracked:
                 self.slots.pop(adapter, None)
             self.residency.finish(adapter, now=now, has_run=has_run)
         self.touch()
+
+    def newest_s(self, until_s: float) -> float:
+        """Return when the newest of our picks here that was made by then was made; -inf without
+        one."""
+        for flight in reversed(self.flights.values()):
+            if flight.started_at_s <= until_s:
+                return flight.started_at_s
+        return -inf
 
     def oldest_s(self, now: float) -> float:
         """Return the age of our oldest pick here, 0 without any."""

@@ -94,8 +94,8 @@ class Views:
     def _replace(self, columns: Columns, tracked: Tracked, now: float) -> None:
         before, facts = columns.views[tracked.row], tracked.facts
         view = self._view(tracked, now)
-        is_closed = view.is_full or view.is_ejected or view._is_gone
-        was_closed = before.is_full or before.is_ejected or before._is_gone
+        is_closed = view.is_full or view.is_ejected or view._is_gone or view._is_suspect
+        was_closed = before.is_full or before.is_ejected or before._is_gone or before._is_suspect
         if facts is not tracked.facts or is_closed or was_closed:
             columns.set(tracked.row, view)
         else:
@@ -118,10 +118,15 @@ class Views:
         if is_known and others.num_before:
             num_unseen = others.num_unseen
         num_there = num_pending + num_foreign
-        is_ejected, is_in_doubt, ends_s = self._outliers.standing(tracked.address, now=now)
+        standing = self._outliers.standing(tracked.address, now=now)
+        is_ejected, is_in_doubt, is_suspect, ends_s = standing
         expires_s = tracked.facts_until_s
         if now <= ends_s < expires_s:
             expires_s = ends_s
+        if tracked.failures and (num_failed := tracked.count_failures(pending, now)):
+            # They count for a choice, and no request is rejected for them.
+            num_pending, num_unseen = num_pending + num_failed, num_unseen + num_failed
+            expires_s = min(expires_s, tracked.failures[0][0])
         tracked.view_expires_s = expires_s
         if expires_s < self._until_s:
             self._until_s = expires_s
@@ -144,6 +149,7 @@ class Views:
             tracked.prompts.done_s,
             is_ejected,
             is_in_doubt or (tracked.is_unreachable and not tracked.answers),
+            is_suspect,
             tracked.fullness.is_full(num_there),
             has_room,
         )

@@ -5,7 +5,9 @@
    the next ones wait for.
 2. Where there is no room, requests wait in line. A client that asks again and again is slowed
    down, and one that waits costs a few KB and two looks.
-3. After half of `max_wait_s` to all of it, or if the line is full, a request is refused. Requests
+3. A list that takes long to make counts by that time, if this is more than by its bytes: some are
+   short and made of much. All together take `MAX_SHARE` of the time, at any rate of requests.
+4. After half of `max_wait_s` to all of it, or if the line is full, a request is refused. Requests
    that came at the same moment are refused one after another. A thousand at once would come back at
    once, and every other client would wait for such waves.
 """
@@ -23,6 +25,8 @@ MAX_WAITING: Final = 4096
 """Requests in line: a quarter of the streams that one connection may have."""
 MAX_WAIT_S: Final = 5.0
 """Half of the data plane's own timer in our configurations, 10 s."""
+MAX_SHARE: Final = 0.2
+"""Of the event loop's time, for making lists."""
 _SPREAD_RATIO: Final = 0.5
 """Of a wait: what the next ones in line may get less."""
 _STEP_RATIO: Final = (5**0.5 - 1) / 2
@@ -81,11 +85,11 @@ class Lists:
             return place.give_up_s  # or when it is woken
         return min(place.give_up_s, now + (1 - self._left_bytes) / self.max_bytes_per_s)
 
-    def send(self, place: Place, num_bytes: int) -> None:
-        """Count the list of the place that is next, until it leaves."""
+    def send(self, place: Place, num_bytes: int, *, seconds: float) -> None:
+        """Count the list of the place that is next, which took so long to make, until it leaves."""
         place.num_bytes = num_bytes
         self.unsent_bytes += num_bytes
-        self._left_bytes -= num_bytes
+        self._left_bytes -= max(num_bytes, seconds / MAX_SHARE * self.max_bytes_per_s)
         del self._line[place]
         self._wake_first()
 

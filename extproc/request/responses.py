@@ -109,7 +109,7 @@ def model(
 class ListRequest:
     """A request for the list of models that a tenant may use, on its way through the line."""
 
-    __slots__ = ("_lists", "_models", "_place", "_subset", "_tenant")
+    __slots__ = ("_clock", "_lists", "_models", "_place", "_subset", "_tenant")
 
     def __init__(
         self,
@@ -118,10 +118,11 @@ class ListRequest:
         subset: frozenset[str] | None,
         tenant: str,
         wake: Callable[[], None],
+        clock: Callable[[], float],
         *,
         now: float,
     ) -> None:
-        self._models, self._lists = models, lists
+        self._models, self._lists, self._clock = models, lists, clock
         self._subset, self._tenant = subset, tenant
         self._place = lists.enter(wake, now=now)
 
@@ -131,10 +132,11 @@ class ListRequest:
         if not lists.is_next(place, now=now):
             is_over = now >= place.give_up_s
             return rejections.TOO_MANY_LISTS if is_over else m.WakeAt(lists.look_s(place, now=now))
+        began_s = self._clock()
         body = self._models.body(self._subset, self._tenant, now=now)
         if isinstance(body, Rejection):
             return body
-        lists.send(place, len(body))
+        lists.send(place, len(body), seconds=self._clock() - began_s)
         return m.Reply(200, body)
 
     def leave(self) -> None:

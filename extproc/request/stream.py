@@ -248,7 +248,8 @@ class Stream:
                 return self._reject(answer, now)
             return self._reply(answer, now)
         self._headers = kept_headers(event.headers)
-        self._list = ListRequest(models, self._parts.lists, subset, tenant, self._wake, now=now)
+        lists, clock = self._parts.lists, self._parts.clock
+        self._list = ListRequest(models, lists, subset, tenant, self._wake, clock, now=now)
         turn, commands = self._on_turn(event, now)
         return EventResult.LINED_UP if turn is None else turn, commands
 

@@ -5,7 +5,7 @@ Pods list what they have; the catalog knows what is declared, and who may ask fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_
 
 from msgspec.structs import replace
@@ -32,55 +32,49 @@ class Aliases:
     where one of its targets is, and has the card of the first that is; its `root` is that target's
     name. One that is its own target has the card of that. A declared name is no alias. Cards
     that pods list under an alias are not shown: requests for it are for its targets.
+
+    Attributes:
+        targets: By alias; another object after each change.
     """
 
     def __init__(self) -> None:
-        self._targets: Mapping[str, Sequence[str]] = {}
-        self._names = frozenset[str]()
-        self._added: tuple[_Registry, _Registry] = ({}, {})
+        self.targets: Mapping[str, Sequence[str]] = {}
 
     def __contains__(self, name: str) -> bool:
         """Return whether a rule has that name."""
-        return name in self._targets
+        return name in self.targets
 
     def configure(self, targets: Mapping[str, Sequence[str]]) -> None:
         """Replace the names."""
-        self._targets = targets
-        self._added = ({}, {})
+        self.targets = targets
 
     def add(
         self,
         registry: _Registry,
-        lists: Sequence[frozenset[str]],
+        names: set[str],
         is_declared: Callable[[str], object],
-    ) -> tuple[_Registry, list[frozenset[str]]]:
-        """Return the cards and the lists of names with the aliases of what is in both.
+    ) -> _Registry:
+        """Return the cards of some names of the registry, and of the aliases of these.
 
-        The same objects as long as nothing changes; `registry` is another one where other names are
-        declared.
+        As much work as all aliases have targets, whatever the answer is.
         """
-        if not self._targets:
-            return registry, [*lists]
-        names = frozenset(
-            name
-            for name, targets in self._targets.items()
-            if any(target in each for each in lists for target in targets if target in registry)
-        )
-        if names != self._names:
-            self._names = names
-        if self._added[0] is not registry:
-            added = dict(registry)
-            for name in self._targets:
-                if not is_declared(name):
-                    added.pop(name, None)
-                    if (card := self.find(name, registry.get)) is not None:
-                        added[name] = named(card, name)
-            self._added = registry, added
-        return self._added[1], [*lists, self._names]
+        cards = {name: registry[name] for name in names}
+        for name, targets in self.targets.items():
+            if is_declared(name):
+                continue
+            cards.pop(name, None)
+            # In C: there may be a million targets.
+            if name not in names and names.isdisjoint(targets):
+                continue
+            own = name if name in registry and name in targets else None
+            target = own or next(filter(registry.__contains__, targets), None)
+            if target is not None:
+                cards[name] = named(registry[target], name)
+        return cards
 
     def find(self, name: str, known: Callable[[str], ModelCard | None]) -> ModelCard | None:
         """Return the card of the first target that is known."""
-        targets = self._targets.get(name, ())
+        targets = self.targets.get(name, ())
         cards = (known(target) for target in ((name, *targets) if name in targets else targets))
         return next((card for card in cards if card is not None), None)
 
@@ -96,38 +90,51 @@ class ModelListing:
     After a change only cards that are other ones are encoded again.
     """
 
-    __slots__ = ("_body", "_encoded", "_lists", "_names", "_registry")
+    __slots__ = (
+        *("_aliases", "_body", "_encoded", "_is_declared", "_lists", "_names", "_registry"),
+        "_targets",
+    )
 
-    def __init__(self) -> None:
-        self._registry: Mapping[str, ModelCard] | None = None
+    def __init__(
+        self, aliases: Aliases, is_declared: Callable[[str], object] = lambda _: None
+    ) -> None:
+        self._aliases, self._is_declared = aliases, is_declared
+        self._targets: Mapping[str, Sequence[str]] = {}
+        self._registry: _Registry | None = None
         self._lists: Sequence[frozenset[str]] = ()
-        self._names: set[str] = set()
+        self._names = set[str]()
         self._encoded: Encoded = {}
         self._body = b""
 
-    def body(self, registry: Mapping[str, ModelCard], lists: Sequence[frozenset[str]]) -> bytes:
-        """Return the body that lists every name of `lists`.
+    def body(self, registry: _Registry, lists: Sequence[frozenset[str]]) -> bytes:
+        """Return the body that lists every name of `lists`, and their aliases.
 
         Args:
             registry: Cards by name; a new object after each change.
             lists: The names that endpoints have, of which those in the registry count; new objects
                 after each change.
         """
-        is_same = registry is self._registry
+        targets = self._aliases.targets
+        is_same = registry is self._registry and targets is self._targets
         # By identity: comparing the names of many endpoints is slower than encoding them.
         if not is_same or len(lists) != len(self._lists) or not all(map(is_, lists, self._lists)):
             names = _union(lists, registry)
-            if not is_same:
-                kept = self._encoded.items()
-                self._encoded = {name: each for name, each in kept if name in registry}
             if not is_same or names != self._names:
-                self._body = self.part(registry, names)
-            self._registry, self._lists, self._names = registry, lists, names
+                cards = self._aliases.add(registry, names, self._is_declared)
+                if not is_same:
+                    kept = self._encoded.items()
+                    self._encoded = {
+                        name: each for name, each in kept if name in registry or name in targets
+                    }
+                self._body = models_body(cards.values(), self._encoded)
+            self._registry, self._targets = registry, targets
+            self._lists, self._names = lists, names
         return self._body
 
-    def part(self, registry: Mapping[str, ModelCard], names: Iterable[str]) -> bytes:
-        """Return the body that lists some names of the registry, which is not kept."""
-        return models_body((registry[name] for name in names), self._encoded)
+    def part(self, registry: _Registry, lists: Sequence[frozenset[str]]) -> bytes:
+        """Return the same for a part of the registry, which is not kept."""
+        cards = self._aliases.add(registry, _union(lists, registry), self._is_declared)
+        return models_body(cards.values(), self._encoded)
 
 
 def _union(lists: Sequence[frozenset[str]], registry: Mapping[str, ModelCard]) -> set[str]:
@@ -140,8 +147,8 @@ class Models:
 
     def __init__(self, pool: Pool, catalog: Catalog, routes: ModelRoutes) -> None:
         self._pool, self._catalog, self._routes = pool, catalog, routes
-        self._listing = ModelListing()
         self.aliases = Aliases()
+        self._listing = ModelListing(self.aliases, catalog.card)
 
     def identify(
         self, request: RequestInfo, snapshot: Snapshot, *, uses_cached_bytes: bool
@@ -223,13 +230,11 @@ class Models:
         registry = self._catalog.registry(self.listed)
         lists += self._catalog.names
         hidden = self._catalog.hidden(tenant)
-        is_declared = self._catalog.card
         if not hidden:
-            return self._listing.body(*self.aliases.add(registry, lists, is_declared))
+            return self._listing.body(registry, lists)
         # Not kept: there may be as many lists as tenants.
         seen = {name: card for name, card in registry.items() if name not in hidden}
-        shown, lists = self.aliases.add(seen, lists, is_declared)
-        return self._listing.part(shown, _union(lists, shown))
+        return self._listing.part(seen, lists)
 
     def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
         """Return what every request gets now; None where an endpoint could serve one."""

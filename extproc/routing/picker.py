@@ -342,8 +342,8 @@ def _nobody(endpoints: Iterable[EndpointView], request: RequestInfo) -> Rejectio
 
 
 def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
-    """Return the endpoints that are neither unreachable nor ejected nor silent nor gone; without
-    any, the least flawed.
+    """Return the endpoints that are neither unreachable nor ejected nor silent nor gone nor
+    suspect; without any, the least flawed.
 
     One without a load report that answers is as good as any: its load is known by routers' counts.
     An unreachable endpoint is worse than an ejected one, and that worse than a silent one. Where
@@ -358,5 +358,6 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
     return [view for view in usable if _flaws(view) == least]
 
 
-def _flaws(view: EndpointView) -> tuple[bool, bool, bool, bool]:
-    return view._is_unreachable, view.is_ejected, view._is_silent, view._is_gone
+def _flaws(view: EndpointView) -> tuple[bool, ...]:
+    lost = view._is_unreachable, view.is_ejected, view._is_silent
+    return *lost, view._is_gone, view._is_suspect

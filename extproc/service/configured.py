@@ -24,6 +24,7 @@ from extproc.files.reading import describe_failure
 from extproc.files.tls import client_context
 from extproc.fleet.accounting import AccountingSettings, Source
 from extproc.fleet.engines import PROFILES
+from extproc.fleet.longpages import Room
 from extproc.fleet.loops import LoopSettings
 from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
@@ -266,10 +267,10 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
     Raises:
         ConfigError: As `pod_access`.
     """
-    scrape, access = config.scrape, pod_access(config)
+    scrape, access, room = config.scrape, pod_access(config), Room()
     return (
-        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, *access),
-        LoopSettings(scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, *access),
+        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, *access, room),
+        LoopSettings(scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, *access, room),
     )
 
 

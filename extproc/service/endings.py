@@ -9,7 +9,7 @@ from typing import Protocol
 
 from extproc.fleet.accesslogs import STILL_S
 from extproc.fleet.accounting import Accounting, Completion
-from extproc.fleet.evidence import NAMES_ENDPOINT, Evidence
+from extproc.fleet.evidence import FAILURES, Evidence
 from extproc.fleet.outliers import Outliers, Readmission
 from extproc.peers.relay import Relay
 from extproc.phrases import listed
@@ -17,7 +17,7 @@ from extproc.service.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-_DOUBTED = (Evidence.FAILED, *NAMES_ENDPOINT)
+_MIN_DOUBTED = 500  # a client can provoke other statuses as often as it likes
 
 
 class Doubts(Protocol):
@@ -57,8 +57,13 @@ class Endings:
         self.recorder.completed(completion, flight.pick)
         if doubtful:
             self.pods.look(doubtful)
-        if completion.verdict in _DOUBTED:
+        verdict = completion.verdict
+        if verdict in FAILURES and (
+            verdict is not Evidence.FAILED or completion.status >= _MIN_DOUBTED
+        ):
             self.pods.doubt(completion.address or flight.pick.address)
+        if completion.attempts > 1:
+            self.pods.doubt(flight.pick.address)
         self._log_changes()
         return True
 

@@ -246,7 +246,7 @@ def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
     telemetry.add_counters(
         "http_dropped",
         "Connections of the HTTP ports that were dropped, by limit: connections, "
-        "request or answer.",
+        "request, answer or ahead.",
         "limit",
         lambda: {str(limit): traffic.http_dropped[limit] for limit in HttpLimit},
     )

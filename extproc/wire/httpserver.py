@@ -1,8 +1,13 @@
 """An HTTP listener that holds no resources for ever, however its peers behave.
 
 aiohttp closes idle connections and bounds the size of headers. The rest is bounded here, around it:
-the number of connections, the time for a request to arrive, and the time for a response to be
-read. Connections over a limit are aborted: closing would wait for the peer to read what is left.
+the number of connections, the time for a request to arrive, what arrives besides its body, and the
+time for a response to be read. Connections over a limit are aborted: closing would wait for the
+peer to read what is left.
+
+A body is read as its handler takes it, a few KB ahead. Whatever else arrives is kept by aiohttp
+until somebody asks for it, some of it several times: what follows a request that asks for another
+protocol, further requests, and bytes that are none. So it is counted before aiohttp gets it.
 
 No peer keeps other peers out. Where connections or unread bytes are too many, those of the address
 that has most of them are dropped. First come those that ask for nothing, then those that do not
@@ -20,7 +25,7 @@ from enum import StrEnum
 from math import inf
 from typing import cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -34,6 +39,8 @@ class HttpLimits:
             are being answered. Prometheus needs one, a browser six at most.
         request_s: From connecting, or from a request's first byte, to the end of its headers.
         idle_s: Between two requests of a connection; above Prometheus's usual minute.
+        max_ahead_bytes: Received on a connection since its last request began to be answered, apart
+            from that request's body: heads, further requests, bytes that are no request.
         answer_s: Longest time that a response may remain unread.
         max_unread_bytes: Unread on all connections together; beyond, those that have not been read
             for longest are dropped. Thirty pages of metrics about a thousand pods.
@@ -45,6 +52,7 @@ class HttpLimits:
     max_connections: int = 128
     request_s: float = 10.0
     idle_s: float = 75.0
+    max_ahead_bytes: int = 32 * 1024
     answer_s: float = 30.0
     max_unread_bytes: int = 32 * 1024 * 1024
     body_s: float = 1.0
@@ -58,9 +66,13 @@ class HttpLimit(StrEnum):
     CONNECTIONS = "connections"
     REQUEST = "request"
     ANSWER = "answer"
+    AHEAD = "ahead"
 
 
 DEFAULT_HTTP_LIMITS = HttpLimits()
+
+_READ_BYTES = 16 * 1024  # of one read of a socket, all into one place
+_BODY_BYTES = 4 * 1024  # of a body that aiohttp reads ahead, to twice that
 
 
 @dataclass(eq=False)
@@ -71,6 +83,8 @@ class HttpListener:
         port: 0 for a free one; the bound port, once started.
         limits: Bounds on the resources of peers.
         dropped: Counts dropped connections.
+        guards: Of the open connections, by aiohttp's protocol.
+        place: Where each socket is read into.
     """
 
     host: str
@@ -78,6 +92,7 @@ class HttpListener:
     limits: HttpLimits
     dropped: Counter[HttpLimit]
     guards: dict[object, _Guard] = field(default_factory=dict)
+    place: memoryview = field(default_factory=lambda: memoryview(bytearray(_READ_BYTES)))
     _runner: web.AppRunner | None = None
     _listener: asyncio.Server | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -95,6 +110,7 @@ class HttpListener:
             access_log=None,
             handler_cancellation=True,  # no work for clients that have disconnected
             keepalive_timeout=limits.idle_s,
+            read_bufsize=_BODY_BYTES,
             lingering_time=limits.body_s,
             shutdown_timeout=limits.stop_s,
         )
@@ -157,14 +173,14 @@ class HttpListener:
         guard = self.guards.get(request.protocol)
         if guard is None:
             return await handler(request)
-        guard.since_s, guard.is_answering = None, True
+        guard.begin(request.content)
         try:
             return await handler(request)
         finally:
             guard.is_answering = False
 
 
-class _Guard(asyncio.Protocol):
+class _Guard(asyncio.BufferedProtocol):
     """One connection: passes everything on to aiohttp's protocol, and enforces the limits.
 
     Attributes:
@@ -185,6 +201,8 @@ class _Guard(asyncio.Protocol):
         self.unread_since_s: float | None = None
         self.since_s: float | None = None
         self.is_answering = False
+        self._body: StreamReader | None = None
+        self._num_body_bytes = self._num_ahead_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports implement the interface without being registered for it.
@@ -206,11 +224,29 @@ class _Guard(asyncio.Protocol):
             self._listener.guards.pop(self._inner, None)
             self._inner.connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self._transport is not None:
-            if self.since_s is None and not self.is_answering:
-                self.since_s = self._clock()
-            self._inner.data_received(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._listener.place
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._transport is None:
+            return
+        if self.since_s is None and not self.is_answering:
+            self.since_s = self._clock()
+        body, num_before = self._body, self._num_body_bytes
+        self._inner.data_received(bytes(self._listener.place[:nbytes]))
+        # A body that cannot be read on neither ends nor fails: what it gets is what counts.
+        self._num_body_bytes = 0 if body is None else body.total_bytes
+        if self._num_body_bytes != num_before:
+            self._num_ahead_bytes = 0
+            return
+        self._num_ahead_bytes += nbytes
+        if self._num_ahead_bytes > self._listener.limits.max_ahead_bytes:
+            self.drop(HttpLimit.AHEAD)
+
+    def begin(self, body: StreamReader) -> None:
+        """Note that a handler has the request with this body."""
+        self.since_s, self.is_answering = None, True
+        self._body, self._num_body_bytes, self._num_ahead_bytes = body, body.total_bytes, 0
 
     def eof_received(self) -> None:
         self._inner.eof_received()

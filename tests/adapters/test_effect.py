@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.adapters.effect import (
+    MAX_VALUES,
     NUM_LIKELIEST,
     PROMPTS,
     TOLERANCE,
@@ -83,3 +84,12 @@ def test_another_probability_or_other_tokens_are_an_effect(
     other = {token: value for token, value in {**ANSWER, **change}.items() if value is not None}
 
     assert has_effect([ANSWER, ANSWER], [ANSWER, other]) is differs
+
+
+def test_an_answer_of_more_values_than_any_engine_writes_is_none() -> None:
+    first = {"logprobs": {"top_logprobs": [{"a": -1.0}]}}
+    said = json.dumps({"choices": [{"index": n, **first} for n in range(len(PROMPTS))]})
+    padded = f'{said[:-1]}, "x": [{", ".join(["1"] * MAX_VALUES)}]}}'
+
+    assert read_answer(said.encode()) is not None
+    assert read_answer(padded.encode()) is None

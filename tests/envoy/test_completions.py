@@ -172,13 +172,11 @@ def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> No
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(200, "served"), (206, "served"), (302, "served"), (400, "none"), (404, "not_found"),
-     (429, "full"), (499, "none"), (0, "none"), (500, "failed"), (501, "none"),
-     (502, "broken"), (503, "full"), (504, "broken"), (505, "failed")],
+    [(200, "served"), (206, "served"), (302, "served"), (400, "failed"), (401, "failed"),
+     (404, "not_found"), (429, "full"), (499, "none"), (0, "none"), (500, "failed"),
+     (501, "failed"), (502, "broken"), (503, "full"), (504, "broken"), (505, "failed")],
 )  # fmt: skip
-def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
-    status: int, expected: str
-) -> None:
+def test_a_response_judges_its_endpoint_unless_the_client_left(status: int, expected: str) -> None:
     assert completion(status=status).verdict == expected
     assert completion(status=status, details="ext_proc_error").verdict is Evidence.NONE
 
@@ -187,15 +185,15 @@ def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
     ("flag", "before_any_byte", "after"),
     [
         ("upstream_connection_failure", "unreachable", "broken"),
-        ("upstream_remote_reset", "unreachable", "broken"),
-        ("upstream_connection_termination", "unreachable", "broken"),
+        ("upstream_remote_reset", "broken", "broken"),
+        ("upstream_connection_termination", "broken", "broken"),
         ("upstream_request_timeout", "broken", "broken"),
         ("upstream_protocol_error", "broken", "broken"),
         ("upstream_overflow", "none", "none"),
         ("no_healthy_upstream", "none", "none"),
         ("stream_idle_timeout", "none", "none"),
         ("upstream_max_stream_duration_reached", "none", "none"),
-        ("downstream_remote_reset", "none", "none"),
+        ("downstream_remote_reset", "unanswered", "none"),
         ("delay_injected", "none", "served"),
     ],
 )
@@ -207,6 +205,15 @@ def test_flags_say_whether_the_endpoint_failed_and_whether_it_was_reached(
 
     assert completions(silent)[0].verdict == before_any_byte
     assert completion(status=200, flags=[flag]).verdict == after
+
+
+def test_a_client_that_leaves_before_any_byte_of_a_response_was_not_answered() -> None:
+    left = entry(status=0, flags=["downstream_connection_termination"], details="")
+    left.common_properties.ClearField("time_to_first_upstream_rx_byte")
+    answered = entry(status=200, flags=["downstream_connection_termination"], details="")
+
+    assert completions(left)[0].verdict is Evidence.UNANSWERED
+    assert completions(answered)[0].verdict is Evidence.NONE
 
 
 def test_a_cancelled_request_does_not_judge_the_endpoint() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.fleet.foreign import STEADY_S, STILL_S, Belief
+from extproc.fleet.foreign import STILL_S, Belief
 from extproc.types import LoadReport
 from tests.builders import report
 
@@ -85,7 +85,3 @@ def test_where_the_numbers_cannot_be_read_routers_counts_are_the_numbers(
 
     assert (seen.num_running, seen.num_waiting, is_old) == (num_known, 0, False)
     assert seen.kv_usage_ratio == 0.5
-
-
-def test_requests_of_an_old_report_never_count_for_a_choice() -> None:
-    assert STILL_S < STEADY_S

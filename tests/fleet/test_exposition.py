@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.bounds import MAX_COUNT, MAX_WALL_S
 from extproc.errors import ExpositionError
 from extproc.fleet.engines import PROFILES, EngineProfile
-from extproc.fleet.exposition import parse_report
+from extproc.fleet.exposition import MAX_ADAPTERS, MAX_NAMES, MAX_SERIES, parse_report
+from extproc.fleet.textformat import MAX_LINE_BYTES
 from extproc.types import LoadReport
 
 GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_bytes()
@@ -181,11 +182,70 @@ def test_names_that_no_request_can_have_are_left_out() -> None:
     assert report.gpu_adapters == frozenset({"b"})
 
 
-def test_no_more_adapters_are_taken_than_a_server_can_have() -> None:
+def test_of_a_label_with_many_names_the_first_are_taken() -> None:
     names = [f"a{number}" for number in range(20_000)]
     report = read(info_line("old", "", START_S - 1), info_line(",".join(names), "", START_S))
 
-    assert len(report.active_adapters) == len(report.adapter_log) == 16_384
+    assert report.active_adapters == set(names[:MAX_NAMES])
+    assert len(report.adapter_log) == MAX_NAMES + 1
+    assert not report.unreadable
+
+
+def test_no_more_adapters_are_taken_than_a_server_can_have() -> None:
+    def line(begin: int, at_s: float) -> str:
+        return info_line(",".join(f"a{begin + number}" for number in range(1000)), "", at_s)
+
+    report = read(*(line(1000 * number, START_S + number) for number in range(20)))
+
+    assert report.active_adapters == {f"a{number}" for number in range(19_000, 20_000)}
+    assert len(report.adapter_log) == MAX_ADAPTERS
+    assert report.adapter_log[-1][1] == START_S + 15, "the newest of them"
+
+
+def test_a_series_longer_than_any_engine_writes_is_left_out() -> None:
+    longest = MAX_LINE_BYTES - len(info_line("", "", START_S)) + len("vllm:lora_requests_info")
+    fits = read(info_line("a," + "x" * (longest - 2), "", START_S), info_line("b", "", 1.0))
+    too_long = read(info_line("a," + "x" * longest, "", START_S), info_line("b", "", 1.0))
+
+    assert fits.active_adapters == {"a"}
+    assert not fits.unreadable
+    assert too_long.active_adapters == {"b"}
+    assert f"over {MAX_LINE_BYTES} bytes" in too_long.unreadable
+
+
+def test_a_sum_of_more_series_than_any_server_has_engines_is_unknown() -> None:
+    def page(num: int) -> LoadReport:
+        lines = [f'vllm:num_requests_running{{engine="{each}"}} 1\n' for each in range(num)]
+        return read(*lines, "vllm:num_requests_waiting 0\n")
+
+    assert (page(MAX_SERIES).num_running, page(MAX_SERIES).has_counts) == (MAX_SERIES, True)
+    assert (page(MAX_SERIES + 1).num_running, page(MAX_SERIES + 1).has_counts) == (0, False)
+
+
+def test_a_page_of_binary_lines_or_of_lines_that_say_nothing_is_none() -> None:
+    line = "vllm:num_requests_running 1\n"
+
+    assert read("a\0b\n" * 63, line).num_running == 1
+    with pytest.raises(ExpositionError, match="64 lines of binary data"):
+        read("a\0b\n" * 64, line)
+    assert read("{}\n" * 4095, line).num_running == 1
+    with pytest.raises(ExpositionError, match="not a metrics page"):
+        read("{}\n" * 4096, line)
+
+
+def test_blanks_before_lines_are_left_out_of_pages_of_any_length() -> None:
+    lines = [f"  other{number} 1\n" for number in range(5000)]
+
+    assert read(*lines, "\t vllm:num_requests_running 3\n", *lines).num_running == 3
+
+
+def test_no_more_adapters_of_a_level_are_taken() -> None:
+    lines = [
+        f'vllm:lora_adapter_loaded{{adapter_name="a{number}",level="cpu"}} 1\n'
+        for number in range(MAX_ADAPTERS + 10)
+    ]
+
+    assert read(*lines).cpu_adapters == frozenset(f"a{n}" for n in range(MAX_ADAPTERS))
 
 
 def test_a_page_of_an_engine_that_has_said_nothing_yet_is_an_empty_report() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from extproc.fleet.evidence import Evidence, verdicts
 from extproc.fleet.outliers import (
     MAX_CHANGES,
     MAX_DOUBTS,
+    MAX_SUSPECT_S,
     NUM_TRIALS,
     UNREACHABLE_S,
     Cause,
@@ -39,7 +41,7 @@ from extproc.fleet.pool import Pool
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, fill, pick, request
 
-SERVED, FAILED, BROKEN, UNREACHABLE, _, FULL, NONE = Evidence
+SERVED, FAILED, BROKEN, UNREACHABLE, UNANSWERED, _, FULL, NONE = Evidence
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
 BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
 
@@ -49,7 +51,7 @@ def is_out(made: Outliers, address: str, *, now: float) -> bool:
 
 
 def end_s(made: Outliers, address: str) -> float:
-    return made.standing(address, now=0.0)[2]
+    return made._health[address].until_s
 
 
 def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
@@ -106,11 +108,46 @@ def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Evidence)
     assert made.take_changes() == []
 
 
-def test_what_no_request_explains_needs_nobody_else() -> None:
+def test_what_a_request_rarely_explains_needs_one_that_was_served_elsewhere() -> None:
+    alone, beside = outliers(), outliers()
+    tell(beside, "b", SERVED)
+    for made in (alone, beside):
+        tell(made, "a", *[BROKEN] * 5)
+
+    assert (ejected(alone, 0.0), ejected(beside, 0.0)) == ("", "a")
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN, UNANSWERED])
+def test_failures_with_many_models_count_where_others_had_other_models(verdict: Evidence) -> None:
+    """As with hundreds of adapters, of which each has a request now and then."""
     made = outliers()
-    tell(made, "a", *[BROKEN] * 5)
+    serve(made, kind="base")
+    for number in range(6):
+        tell(made, "a", verdict, kind=f"adapter-{number}")
 
     assert ejected(made, 0.0) == "a"
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN, UNANSWERED])
+def test_two_models_that_fail_everywhere_and_were_asked_for_there_alone_eject_nobody(
+    verdict: Evidence,
+) -> None:
+    made = outliers()
+    serve(made, kind="base")
+    for number in range(60):
+        tell(made, "a", verdict, kind=f"adapter-{number % 2}")
+
+    assert ejected(made, 0.0) == ""
+
+
+@pytest.mark.parametrize("verdict", [FAILED, BROKEN, UNANSWERED])
+def test_a_request_that_is_repeated_and_served_nowhere_ejects_nobody(verdict: Evidence) -> None:
+    """As one that makes every endpoint close the connection, kept at one by its session."""
+    made = outliers()
+    serve(made)
+    tell(made, "a", *[verdict] * 100, source=-1)
+
+    assert ejected(made, 0.0) == ""
 
 
 def test_what_others_have_not_served_ejects_nobody() -> None:
@@ -122,8 +159,8 @@ def test_what_others_have_not_served_ejects_nobody() -> None:
     assert ejected(made, 0.0) == ""
 
 
-def test_one_that_alone_has_a_model_is_judged_by_others_there_by_breaks_and_by_its_health() -> None:
-    """Whether its 500s are due to the requests nobody else can say."""
+def test_one_that_alone_has_a_model_is_judged_by_others_there_and_by_its_health() -> None:
+    """Whether its failures are due to the requests nobody else can say, nor serve them."""
 
     def made() -> Pool:
         pool = fill(Pool(), 1, 2, 3)
@@ -137,7 +174,7 @@ def test_one_that_alone_has_a_model_is_judged_by_others_there_by_breaks_and_by_i
     by_health.record_health(address_of(1), is_dead=True, asked_at_s=0.0)
     views = [each.snapshot(now=0.0).endpoints[0] for each in (alone, by_models, by_breaks)]
 
-    assert [view.is_ejected for view in views] == [False, True, True]
+    assert [view.is_ejected for view in views] == [False, True, False]
     assert [view.is_ready for view in by_health.snapshot(now=0.0).endpoints] == [False, True, True]
 
 
@@ -201,7 +238,7 @@ def test_one_whose_failures_others_turn_out_to_share_is_back_at_once() -> None:
 
     assert ejected(made, 2.0, "abcd") == ""
     assert made.take_changes()[1:] == [Readmission("a")]
-    assert eject(made, "a", 3.0) == BASE_S  # that one did not count
+    assert made._health["a"].count == 0  # that one did not count
 
 
 def test_one_that_breaks_first_of_all_is_back_once_others_break_alike() -> None:
@@ -261,7 +298,7 @@ def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
 def test_a_failure_rate_far_above_the_others_ejects(verdict: Evidence) -> None:
     made = outliers()
     for other in "bc":
-        tell(made, other, *[SERVED] * 57, *[verdict] * 3)
+        tell(made, other, *[verdict] * 3, *[SERVED] * 57)
     tell(made, "a", *[SERVED, verdict] * 30)
 
     assert ejected(made, 0.0) == "a"
@@ -451,8 +488,12 @@ def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
 
 
 def eject(made: Outliers, address: str, now: float) -> float:
-    """Have it fail; answer for how long it is ejected."""
-    tell(made, address, *[BROKEN] * 5, now=now)
+    """Have it fail what another has served; answer for how long it is ejected."""
+    other = next(each for each in "cb" if each != address and made._health[each].cause is None)
+    tell(made, other, SERVED, now=now)
+    for _ in range(20):  # five, where no other was ejected a moment ago
+        if not is_out(made, address, now=now):
+            tell(made, address, BROKEN, now=now)
     assert is_out(made, address, now=now)
     return end_s(made, address) - now
 
@@ -644,13 +685,13 @@ def test_news_that_nobody_asks_for_are_bounded() -> None:
         ("a", "a", 1, {"a": SERVED}),
         ("a", "x", 1, {"x": SERVED}),
         ("a", "a", 2, {"a": SERVED}),
-        ("ab", "b", 2, {"a": UNREACHABLE, "b": SERVED}),
-        ("ab", "", 2, {"a": UNREACHABLE, "b": SERVED}),
+        ("ab", "b", 2, {"a": BROKEN, "b": SERVED}),
+        ("ab", "", 2, {"a": BROKEN, "b": SERVED}),
         ("ab", "b", 1, {"b": SERVED}),
-        ("ab", "x", 3, {"a": UNREACHABLE, "b": UNREACHABLE, "x": SERVED}),
+        ("ab", "x", 3, {"a": BROKEN, "b": BROKEN, "x": SERVED}),
     ],
 )
-def test_a_retry_says_that_the_attempt_before_it_was_not_reached(
+def test_a_retry_says_that_the_attempt_before_it_broke(
     endpoints: str, address: str, num_attempts: int, expected: dict[str, Evidence]
 ) -> None:
     made = pick(endpoints=tuple(endpoints))
@@ -844,3 +885,104 @@ def test_a_404_to_a_request_without_a_model_is_no_evidence() -> None:
     pool.flights.finish(made.id, now=2.0, verdict=Evidence.NOT_FOUND)
 
     assert not pool.outliers._health[address_of(1)].doubts
+
+
+# --- answers that are errors, suspects, and what was sent before ----------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "others_bytes", "num_others", "expected"),
+    [
+        (138, 700, 10, True),
+        (138, 700, 9, False),  # too few to say
+        (138, 200, 10, False),  # they are nearly as short
+        (500, 100_000, 10, True),
+        (1024, 100_000, 10, False),  # too long for an error
+    ],
+)
+def test_an_answer_far_shorter_than_those_of_others_is_hollow(
+    num_bytes: int, others_bytes: int, num_others: int, expected: bool
+) -> None:
+    made = outliers()
+    for number in range(num_others):
+        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=others_bytes)
+    for number in range(50):  # its own say nothing
+        made.end("a", SERVED, Like("sql", -number), now=0.0, num_bytes=num_bytes)
+
+    assert made.is_hollow("a", "sql", num_bytes) is expected
+    assert not made.is_hollow("a", "base", num_bytes)
+    assert not made.is_hollow("gone", "sql", num_bytes)
+
+
+def is_suspect(made: Outliers, address: str, *, now: float) -> bool:
+    return made.standing(address, now=now)[2]
+
+
+def test_a_suspect_gets_single_requests_after_ever_longer_pauses_until_it_serves_one() -> None:
+    made, now, pauses = outliers(), 0.0, []
+    serve(made)
+    tell(made, "a", *[FAILED] * 2, source=-1)
+    assert not is_suspect(made, "a", now=0.0)
+    for _ in range(9):
+        tell(made, "a", FAILED, source=-1, now=now)
+        pauses.append(made._health["a"].suspect_s - now)
+        assert is_suspect(made, "a", now=now)
+        now += pauses[-1] + 0.01
+        assert not is_suspect(made, "a", now=now)
+        made.begin("a", now=now)
+        assert is_suspect(made, "a", now=now)  # one at a time
+        serve(made, now=now)
+    tell(made, "a", SERVED, now=now)
+
+    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[MAX_SUSPECT_S] * 3])
+    assert not is_suspect(made, "a", now=now)
+    assert not any(made.num_ejections.values())
+
+
+def test_no_more_than_the_share_is_suspect_and_nobody_where_others_fail_too() -> None:
+    few, all_of_them = outliers("abcd"), outliers("abcd")
+    for address in "abcd":
+        tell(few, address, *[FAILED] * 3, source=-1)
+    for _ in range(9):
+        for address in "abcd":
+            tell(all_of_them, address, FAILED)
+
+    assert [is_suspect(few, each, now=0.0) for each in "abcd"] == [True, True, False, False]
+    assert not any(is_suspect(all_of_them, each, now=9.0) for each in "abcd")
+
+
+def send_and_end(
+    made: Outliers, verdict: Evidence, sent_at_s: float, outlived_s: float, now: float
+) -> None:
+    like = Like("sql", next(SOURCES))
+    made.end("a", verdict, like, now=now, sent_at_s=sent_at_s, outlived_s=outlived_s)
+
+
+@pytest.mark.parametrize(("outlived_s", "expected"), [(-1.0, "a"), (5.0, "")])
+def test_answers_to_what_was_sent_before_do_not_hide_that_all_since_has_failed(
+    outlived_s: float, expected: str
+) -> None:
+    """Long answers go on while new requests fail at once; where one of these lives on, too, it is
+    not all that fails."""
+    made = outliers()
+    for number in range(NUM_PEERS):
+        made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=number / 10)
+    for number in range(6):
+        send_and_end(made, FAILED, 5.0 + number / 10, outlived_s, now=5.1 + number / 10)
+        send_and_end(made, SERVED, number / 10, -inf, now=5.1 + number / 10)
+
+    assert ejected(made, 6.0) == expected
+
+
+def test_a_break_that_others_have_too_leaves_nobody_in_doubt() -> None:
+    """Requests that make every endpoint close the connection do not make them all wait."""
+    made = outliers()
+    tell(made, "a", BROKEN)
+    alone = made.standing("a", now=0.0)[1]
+    for _ in range(3):
+        for address in "bc":
+            tell(made, address, BROKEN)
+    made.record_answer("a", asked_at_s=0.5)
+    tell(made, "a", BROKEN, now=1.0)
+
+    assert (alone, made.standing("a", now=1.0)[1]) == (True, False)

@@ -12,6 +12,7 @@ import pytest
 from aiohttp.test_utils import unused_port
 from yarl import URL
 
+from extproc.fleet.longpages import FREE_BYTES, Room
 from extproc.fleet.podclient import (
     MAX_FIELDS,
     MAX_IDLE_BYTES,
@@ -19,12 +20,13 @@ from extproc.fleet.podclient import (
     PodClient,
     UnansweredError,
 )
-from extproc.fleet.podhttp import ResponseError
+from extproc.fleet.podhttp import ResponseError, TooLargeError
 from tests.servers import tcp_server
 
 PAGE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\npage"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 HANG_S = 60.0
+MIB = 1024 * 1024
 
 
 class Last(bytes):
@@ -309,3 +311,27 @@ async def test_a_refused_connection_leaves_nothing_to_the_garbage_collector() ->
         assert gone() is None
     finally:
         gc.enable()
+
+
+def _page(num_bytes: int) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % num_bytes
+
+
+async def test_long_responses_of_all_servers_together_share_one_room() -> None:
+    """The longest that is arriving is given up for a shorter one."""
+    room, long, short = Room(max_bytes=MIB), 2 * MIB, MIB // 2
+    async with (
+        server([_page(long) + bytes(MIB)]) as hostile,
+        server([_page(short) + bytes(short)]) as honest,
+    ):
+        with closing(PodClient(room=room)) as one, closing(PodClient(room=room)) as other:
+            asked = asyncio.ensure_future(one.get(hostile.url, max_bytes=long))
+            async with asyncio.timeout(HANG_S):
+                while room.num_bytes < MIB - FREE_BYTES:
+                    await asyncio.sleep(0.01)
+            status, body = await other.get(honest.url, max_bytes=long)
+            assert (status, len(body)) == (200, short)
+            assert room.num_bytes == short - FREE_BYTES, "until it has been read"
+            with pytest.raises(TooLargeError, match="while others fill"):
+                await asked
+        assert room.num_bytes == 0

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from extproc.costs import Costs
 from extproc.fleet.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
 from extproc.fleet.evidence import Evidence
-from extproc.fleet.foreign import STEADY_S
+from extproc.fleet.foreign import ALONE_S, STEADY_S
 from extproc.fleet.outliers import Cause, OutlierSettings
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import InFlight, Pool, PoolSettings
@@ -734,13 +734,20 @@ def test_what_others_have_when_a_router_starts_counts_for_the_choice_at_once() -
     assert [each.num_pending for each in pool.snapshot(now=4.0).endpoints] == [9, 0]
 
 
-def test_others_that_have_been_there_for_seconds_count_for_the_choice() -> None:
-    """Nine requests of others that stay, two more that come and go."""
+@pytest.mark.parametrize(("num_routers", "steady_s"), [(1, ALONE_S), (2, STEADY_S)])
+def test_others_that_have_been_there_for_seconds_count_for_the_choice(
+    num_routers: int, steady_s: float
+) -> None:
+    """Nine requests of others that stay, two more that come and go. Where another router does not
+    tell us, they may be of a herd."""
     made = pool()
+    made.set_num_routers(num_routers)
     for second, num_running in enumerate((9, 11) * 20):
         made.record_report(address(1), busy("a", num_running=num_running), taken_at_s=second)
-        if second == int(STEADY_S) - 1:
+        if second == int(steady_s) - 1:
             assert view(made, now=second).num_pending == 0
+        if second == int(2 * steady_s) + 2:
+            assert view(made, now=second).num_pending == 9
 
     seen = view(made, now=39.0)
     assert (seen.num_pending, seen._num_foreign) == (9, 2)

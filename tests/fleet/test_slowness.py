@@ -59,8 +59,19 @@ def test_a_pod_is_compared_with_the_median_of_its_groups_other_pods() -> None:
         {address(1): 0.5, address(2): 0.5, address(3): 2.0, address(4): 4.0}
     )
     assert ratios(fleet(10, 30, 20)) == pytest.approx(
-        {address(1): 0.4, address(2): 2.0, address(3): 1.0}
+        {address(1): 1 / 3, address(2): 1.5, address(3): 2 / 3}
     )
+
+
+@given(
+    honest_ms=st.lists(st.floats(10, 19), min_size=2, max_size=8), false_ms=st.floats(0.001, 1e4)
+)
+def test_a_pod_with_false_counters_makes_no_other_look_slow(
+    honest_ms: list[float], false_ms: float
+) -> None:
+    found = ratios(fleet(false_ms, *honest_ms))
+
+    assert all(found[address(2 + place)] < 2.0 for place in range(len(honest_ms)))
 
 
 def test_pods_of_another_group_are_no_peers() -> None:

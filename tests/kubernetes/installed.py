@@ -73,7 +73,7 @@ class Installed:
         try:
             await eventually(check, within_s=WITHIN_S, every_s=0.5)
         except AssertionError:
-            assert found == expected
+            assert found == expected, found
 
 
 def apply(server: ApiServer, namespace: str, folder: Path) -> str:

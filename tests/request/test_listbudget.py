@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.rejections import TOO_MANY_LISTS
 from extproc.request import messages as m
-from extproc.request.listbudget import MAX_UNSENT_BYTES, MAX_WAIT_S, Lists, Place
+from extproc.request.listbudget import MAX_SHARE, MAX_UNSENT_BYTES, MAX_WAIT_S, Lists, Place
 from tests.builders import adapter_card, base_card, request_headers
 from tests.request.fakerouter import Exchange, FakeRouter, begin
 
@@ -37,7 +38,7 @@ def test_lists_are_sent_at_once_while_there_is_room() -> None:
     for _ in range(5):
         place = those.enter()
         assert those.lists.is_next(place, now=0.0)
-        those.lists.send(place, 20)
+        those.lists.send(place, 20, seconds=0.0)
 
     assert not those.lists.is_next(those.enter(), now=0.0)
 
@@ -46,13 +47,25 @@ def test_a_list_larger_than_all_room_is_sent_and_the_next_one_waits_for_it() -> 
     those = line()
     first, second = those.enter(), those.enter()
     assert those.lists.is_next(first, now=0.0)
-    those.lists.send(first, 300)
+    those.lists.send(first, 300, seconds=0.0)
     assert those.woken == [second]
     assert not those.lists.is_next(second, now=0.0)
     look_s = those.lists.look_s(second, now=0.0)
     assert look_s == 2.01
     assert not those.lists.is_next(second, now=1.99)
 
+    assert those.lists.is_next(second, now=look_s)
+
+
+def test_a_short_list_that_takes_long_to_make_is_waited_for_as_one_of_many_bytes() -> None:
+    those = line()
+    first, second = those.enter(), those.enter()
+    assert those.lists.is_next(first, now=0.0)
+    those.lists.send(first, 1, seconds=0.4)
+    look_s = those.lists.look_s(second, now=0.0)
+
+    assert look_s == pytest.approx(0.4 / MAX_SHARE - 1, abs=0.02)
+    assert not those.lists.is_next(second, now=0.9)
     assert those.lists.is_next(second, now=look_s)
 
 
@@ -71,7 +84,7 @@ def test_a_list_counts_until_its_rpc_has_ended() -> None:
     those = line(10**9, max_unsent_bytes=100)
     first, second = those.enter(), those.enter()
     assert those.lists.is_next(first, now=0.0)
-    those.lists.send(first, 100)
+    those.lists.send(first, 100, seconds=0.0)
     assert not those.lists.is_next(second, now=0.0)
     assert those.lists.look_s(second, now=0.0) == second.give_up_s
     those.lists.leave(first)
@@ -122,7 +135,7 @@ def test_no_more_is_sent_than_the_rate_and_one_list(asked: list[tuple[int, float
         now += rest_s
         place = lists.enter(lambda: None, now=now)
         if lists.is_next(place, now=now):
-            lists.send(place, num_bytes)
+            lists.send(place, num_bytes, seconds=0.0)
             sent_bytes += num_bytes
         lists.leave(place)
 

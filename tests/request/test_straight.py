@@ -224,6 +224,8 @@ def asked(*arguments: Any, **named: Any) -> list[Step]:
         ([USUAL[0], message(request_body(b'{"model": ""}'))], {}),
         ([USUAL[0], message(request_body(b'{"model": x}'))], {}),
         ([USUAL[0], message(request_body(b"[]"))], {}),
+        ([USUAL[0], message(request_body(body(priority=-1)))], {}),
+        ([USUAL[0], message(request_body(body(kv_transfer_params={"remote_host": "x"})))], {}),
         ([USUAL[0], half_close], {}),
         ([*USUAL, message(request_trailers())], {"hold_s": 2.0}),
         (

@@ -543,6 +543,7 @@ def test_the_pool_says_what_was_configured_of_a_pod() -> None:
 def test_other_tenants_find_no_such_model_in_no_version() -> None:
     private = Offer(Declaration("sql", "/adapters/sql-2", "2"), tenants=frozenset({"acme"}))
     scene = Scene(private, undeclared=Undeclared.ADMIT)
+    assert scene.catalog.num_private == 1
     scene.lists(1, ("sql@2", "/adapters/sql-2"), ("own", "/own"))
     scene.tick()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.pool import Pool
 from extproc.openai import model_body, models_body
-from extproc.routing.models import ModelListing
+from extproc.routing.models import Aliases, ModelListing
 from extproc.types import ModelCard
 from tests.builders import BASE, address, cards, fill
 
@@ -41,7 +43,7 @@ def names(body: bytes) -> list[str]:
 
 
 def test_the_body_is_the_same_bytes_as_long_as_nothing_changes() -> None:
-    listing, made = ModelListing(), pool()
+    listing, made = ModelListing(Aliases()), pool()
     before = body(listing, made)
     for number in (1, 2):
         made.record_models(address(number), cards("a", "b"), now=1.0)
@@ -52,7 +54,7 @@ def test_the_body_is_the_same_bytes_as_long_as_nothing_changes() -> None:
 
 
 def test_a_change_of_any_kind_shows_at_once() -> None:
-    listing, made = ModelListing(), pool()
+    listing, made = ModelListing(Aliases()), pool()
     seen = [names(body(listing, made))]
     for number in (1, 2):
         made.record_models(address(number), cards("a", "b", "c"), now=1.0)
@@ -67,7 +69,7 @@ def test_a_change_of_any_kind_shows_at_once() -> None:
 
 
 def test_only_what_the_endpoints_asked_about_have_is_listed() -> None:
-    listing, made = ModelListing(), pool()
+    listing, made = ModelListing(Aliases()), pool()
     made.record_models(address(2), cards("b", "c"), now=1.0)
 
     assert names(body(listing, made, 1)) == [BASE, "a", "b"]
@@ -88,13 +90,13 @@ def test_a_listing_that_says_the_same_again_leaves_what_is_registered_as_it_was(
 def test_after_any_changes_the_body_is_as_if_it_were_made_anew(
     changes: Sequence[tuple[int, Sequence[ModelCard]]],
 ) -> None:
-    listing, made = ModelListing(), fill(Pool(), 1, 2, 3)
+    listing, made = ModelListing(Aliases()), fill(Pool(), 1, 2, 3)
     for now, (number, listed) in enumerate(changes):
         made.record_models(address(number), listed, now=float(now))
-        whole = body(ModelListing(), made, 1, 2, 3)
+        whole = body(ModelListing(Aliases()), made, 1, 2, 3)
 
         assert body(listing, made, 1, 2, 3) == whole
-        assert listing.part(made.registry, made.registry) == whole
+        assert listing.part(made.registry, [frozenset(made.registry)]) == whole
         assert listing._encoded.keys() == made.registry.keys(), "no more than what is listed"
 
 
@@ -106,3 +108,38 @@ def test_a_list_has_each_model_as_it_is_shown_alone(listed: Sequence[ModelCard])
         json.loads(model_body(card))
         for card in sorted(listed, key=lambda card: (card.parent is not None, card.id))
     ]
+
+
+def test_aliases_of_many_targets_are_looked_through_once_for_each_state() -> None:
+    looks = Counter[str]()
+
+    class Targets(Mapping[str, Sequence[str]]):
+        """Counts who looks through them."""
+
+        def __getitem__(self, name: str) -> Sequence[str]:
+            raise KeyError(name)
+
+        def __iter__(self) -> Iterator[str]:
+            looks["all"] += 1
+            yield from (f"alias-{number}" for number in range(4000))
+
+        def __len__(self) -> int:
+            return 4000
+
+        def items(self) -> Any:
+            return [(name, ("x", "y", "a")) for name in self]
+
+    aliases, made = Aliases(), pool()
+    aliases.configure(Targets())
+    listing = ModelListing(aliases)
+    shown = [body(listing, made) for _ in range(10)]
+
+    assert len(names(shown[0])) == 4003
+    assert all(each is shown[0] for each in shown)
+    assert looks == {"all": 1}
+    made.record_models(address(1), cards("a", "b", "c"), now=1.0)
+    assert len(names(body(listing, made))) == 4004
+    assert looks == {"all": 2}
+    aliases.configure({"other": ("c",)})
+    assert names(body(listing, made)) == [BASE, "a", "b", "c", "other"]
+    assert listing._encoded.keys() == {BASE, "a", "b", "c", "other"}

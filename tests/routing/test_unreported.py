@@ -251,8 +251,39 @@ def test_before_that_its_requests_count_and_what_is_told_counts_all_the_time() -
     pool, now = frozen_pool(num_told=3)
     told = view(pool, now=now)
 
-    assert (early._has_old_report, early._num_foreign) == (False, 30)
+    assert (early._has_old_report, early.num_pending + early._num_foreign) == (False, 30)
     assert (told._has_old_report, told.num_pending, told._num_foreign) == (True, 3, 0)
+
+
+def test_our_requests_that_were_aborted_never_count_as_those_of_others_for_a_choice() -> None:
+    """The page goes on showing them, and moves once more: the step that ran then."""
+    pool, pending = pool_of(1), []
+    picks = [pick(f"r-{number}", 1) for number in range(30)]
+    for made in picks:
+        pool.flights.start(made, now=0.0)
+    for second in range(40):
+        if second == 5:
+            for made in picks:
+                pool.flights.finish(made.id, now=float(second))
+        seen = report(num_running=30, work_tokens=min(second, 5))
+        pool.record_report(address(1), seen, taken_at_s=float(second))
+        pending.append(view(pool, now=float(second)).num_pending)
+
+    assert (pending[4], set(pending[5:])) == (30, {0})
+
+
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {"random", "round_robin"}))
+def test_requests_of_others_count_for_a_choice_within_five_seconds(policy: str) -> None:
+    """After a quiet start, one of two pods gets requests that no router has sent."""
+    pool = pool_of(1, 2)
+    for half in range(51):
+        now, is_busy = half / 2, half >= 40
+        busy = report(num_running=20 * is_busy, work_tokens=half * is_busy)
+        pool.record_report(address(1), busy, taken_at_s=now)
+        pool.record_report(address(2), report(), taken_at_s=now)
+
+    assert shares(router_of(pool, policy), 12, now=now) == [0, 12]
+    assert shares(router_of(pool, policy), 3, model="a", now=now) == [0, 3]
 
 
 def test_others_requests_that_move_the_counters_count() -> None:

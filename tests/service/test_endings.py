@@ -42,10 +42,18 @@ def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
 def test_an_endpoint_that_fails_a_request_is_doubted() -> None:
     scene = Scene()
     for verdict in Evidence:
-        scene.endings.complete(completion(picked(scene).id, verdict=verdict))
-    scene.endings.complete(completion(picked(scene).id, verdict=Evidence.FAILED, address=""))
+        scene.endings.complete(completion(picked(scene).id, verdict=verdict, status=500))
+    failed = {"verdict": Evidence.FAILED, "status": 500}
+    scene.endings.complete(completion(picked(scene).id, **failed, address=""))
 
-    assert scene.failed == 4 * [address(1)]
+    assert scene.failed == 5 * [address(1)]
+
+
+def test_a_status_that_a_client_can_provoke_does_not_make_the_router_ask() -> None:
+    scene = Scene()
+    scene.endings.complete(completion(picked(scene).id, verdict=Evidence.FAILED, status=400))
+
+    assert scene.failed == []
 
 
 def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

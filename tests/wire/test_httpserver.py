@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import inspect
+import logging
 import socket
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -56,12 +59,16 @@ class Served:
         self.num_large = 0
         self.listener = HttpListener("127.0.0.1", 0, replace(PATIENT, **limits), self.dropped)
         self.app = web.Application()
-        self.app.router.add_get("/small", self._small)
+        self.app.router.add_route("*", "/small", self._small)
+        self.app.router.add_post("/length", self._length)
         self.app.router.add_get("/large", self._large)
         self.app.router.add_get("/stream", self._stream)
 
     async def _small(self, request: web.Request) -> web.Response:
         return web.Response(text="small")
+
+    async def _length(self, request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await request.content.read())))
 
     async def _large(self, request: web.Request) -> web.Response:
         self.num_large += 1
@@ -307,3 +314,96 @@ async def test_stopping_waits_for_no_one_who_stalls() -> None:
         async with asyncio.timeout(PATIENCE_S):
             await served.listener.stop()
         await eventually(lambda: served.num_open == 0)
+
+
+MAX_HELD_BYTES = 128 * 1024
+"""Of one connection, whatever it sends: 16 MiB of all that a port has."""
+OWN_BYTES = 256 * 1024
+"""Of the client that asks meanwhile."""
+FIRST = {
+    "nothing": b"",
+    "another protocol": b"Connection: Upgrade\r\nUpgrade: x\r\n\r\n",
+    "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "HTTP/2": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n\r\n",
+    "a request": b"\r\n",
+    "a head": b"X-A: ",
+    "a body": b"Content-Length: 1000000000\r\n\r\n",
+    "a body to be asked for": b"Expect: 100-continue\r\nContent-Length: 1000000000\r\n\r\n",
+    "a compressed body": b"Content-Encoding: gzip\r\nContent-Length: 1000000000\r\n\r\n",
+    "a chunk's extension": b"Transfer-Encoding: chunked\r\n\r\n1;",
+    "a trailer": b"Transfer-Encoding: chunked\r\n\r\n0\r\n",
+}
+THEN = {
+    "noise": b"x" * 65_536,
+    "requests": (HEAD % b"small" + b"\r\n") * 1500,
+    "blank lines": b"\r\n" * 32_768,
+    "fields": b"a: b\r\n" * 10_000,
+    "chunks": b"1\r\nx\r\n" * 10_000,
+}
+
+
+async def send_what_is_taken(client: socket.socket, data: bytes, num_bytes: int) -> None:
+    """Send so much, or until the other side reads no more of it or has gone."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        for _ in range(num_bytes // len(data)):
+            async with asyncio.timeout(0.05):
+                await asyncio.get_running_loop().sock_sendall(client, data)
+
+
+@pytest.mark.parametrize(
+    ("first", "path"), [("another protocol", "stream"), *((each, "small") for each in FIRST)]
+)
+@on_each_loop
+async def test_whatever_a_connection_sends_little_of_it_is_kept(
+    first: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a request is being answered, and after it."""
+    caplog.set_level(logging.CRITICAL, "aiohttp.server")  # records keep what was sent
+    head = b"" if first == "nothing" else HEAD % path.encode() + FIRST[first]
+    for then in THEN.values():
+        async with serving(body_s=60.0) as served, stalling(served, head, 4) as clients:
+            await served.get()
+            gc.collect()
+            tracemalloc.start()
+            try:
+                sending = (send_what_is_taken(each, then, 2**20) for each in clients)
+                await asyncio.gather(*sending)
+                await served.get()
+                held_bytes, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+
+        assert held_bytes <= len(clients) * MAX_HELD_BYTES + OWN_BYTES
+
+
+@on_each_loop
+async def test_who_goes_on_besides_a_body_is_dropped_and_counted() -> None:
+    asked = b"Connection: Upgrade\r\nUpgrade: x\r\n"
+    async with (
+        serving() as served,
+        stalling(served, HEAD % b"stream" + asked + b"\r\n", 1) as [one],
+    ):
+        await send_until_gone(one, b"x" * 4096, rest_s=0)
+
+        assert served.dropped == {HttpLimit.AHEAD: 1}
+        assert await served.get() == "small"
+
+
+@on_each_loop
+async def test_requests_that_come_in_a_row_and_bodies_of_any_length_are_served() -> None:
+    async with serving() as served, ClientSession() as http:
+        url = f"http://127.0.0.1:{served.listener.port}/length"
+        for num_bytes in (0, 100, 1_000_000):
+            async with http.post(url, data=bytes(num_bytes)) as response:
+                assert await response.text() == str(num_bytes)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
+        upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        for ending in (b"\r\n", b"\r\n", upgrade, b"\r\n") * 40:
+            writer.write(HEAD % b"small" + ending)
+            assert (await reader.readuntil(b"small")).startswith(b"HTTP/1.1 200 ")
+        writer.write((HEAD % b"small" + b"\r\n") * 40)
+        for _ in range(40):
+            assert (await reader.readuntil(b"small")).count(b"HTTP/1.1 200 ") == 1
+        writer.close()
+
+    assert not served.dropped

@@ -187,8 +187,12 @@ def decode_asked(body: bytes) -> Declaration:
     return _parse(_ASKED, body).declared()
 
 
-def decode_all(body: bytes) -> list[Declaration | DeclarationError]:
+def decode_all(body: bytes, most: int) -> list[Declaration | DeclarationError]:
     """Return what a client declares in a list: of each item, what it is or why it is nothing.
+
+    Args:
+        body: JSON.
+        most: Items; of more the rest is not read, but for one.
 
     Raises:
         DeclarationError: It is no list.
@@ -198,7 +202,7 @@ def decode_all(body: bytes) -> list[Declaration | DeclarationError]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DeclarationError(f"not a list of declarations: {error}") from error
     found: list[Declaration | DeclarationError] = []
-    for item in items:
+    for item in items[: most + 1]:
         try:
             found.append(decode_asked(bytes(item)))
         except DeclarationError as error:

@@ -97,13 +97,13 @@ class Store(Generic[T]):
         """Record a page of a list, or raise ApiError; return the next one's token, "" for none."""
         try:
             page = _pages.decode(body)
-            items = [self._object.decode(each) for each in page.items or ()]
+            # One after another: what is not kept of an object may be ten times its text.
+            found = [self._query.kept(self._object.decode(each)) for each in page.items or ()]
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiError("malformed", f"no list: {error}") from error
         if is_first:
             self._fresh = {}
-        kept = [each for each in map(self._query.kept, items) if each is not None]
-        self._fresh.update((_key(each.metadata), each) for each in kept)
+        self._fresh.update((_key(each.metadata), each) for each in found if each is not None)
         self._query.bound(self._fresh)
         if not page.metadata.next_page:
             self._objects, self._fresh = self._fresh, {}
