@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from extproc.types import Reason, Rejection
 
 RETRY_AFTER_S = 1
@@ -90,16 +92,18 @@ STORED_RESPONSE = Rejection(
     param="previous_response_id",
 )
 
+_SATURATED = "rejected-saturated"
 _DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
+    Reason.SHUTTING_DOWN: "rejected-shutting-down",
     Reason.ASLEEP: "rejected-no-endpoints",
     Reason.RANK_TOO_HIGH: "rejected-no-endpoints",
     Reason.ADAPTER_UNAVAILABLE: "rejected-no-endpoints",
     Reason.ADAPTERS_UNKNOWN: "rejected-no-endpoints",
-    Reason.SATURATED: "rejected-saturated",
-    Reason.LATE: "rejected-saturated",
-    Reason.MEMORY: "rejected-saturated",
-    Reason.TOO_MANY_LISTS: "rejected-saturated",
+    Reason.SATURATED: _SATURATED,
+    Reason.LATE: _SATURATED,
+    Reason.MEMORY: _SATURATED,
+    Reason.TOO_MANY_LISTS: _SATURATED,
 }
 
 
@@ -109,6 +113,8 @@ def dropped(rejection: Rejection) -> dict[str, str]:
     None unless it was for want of endpoints, capacity or memory.
     """
     reason = _DROPPED_REASONS.get(rejection.reason)
+    if reason == _SATURATED and rejection.is_expired:
+        reason = "rejected-ttl-expired"
     return {} if reason is None else {"x-llm-d-request-dropped-reason": reason}
 
 
@@ -174,10 +180,20 @@ def rank_too_high(model: str, rank: int, limit: int) -> Rejection:
     return _for_later(503, Reason.RANK_TOO_HIGH, message, model, param="model")
 
 
-def saturated(model: str, retry_after_s: int, why: str = "") -> Rejection:
-    """429: every endpoint that could serve the model is at its cap."""
+def saturated(
+    model: str, retry_after_s: int, why: str = "", *, is_expired: bool = False
+) -> Rejection:
+    """429: every endpoint that could serve the model is at its cap, and was all the time that the
+    request could wait, if it `is_expired`."""
     message = "Every endpoint that serves this model is saturated. Retry later."
-    return _for_later(429, Reason.SATURATED, message, model, retry_after_s, why=why)
+    made = _for_later(429, Reason.SATURATED, message, model, retry_after_s, why=why)
+    return replace(made, is_expired=True) if is_expired else made
+
+
+def shutting_down(model: str, why: str = "") -> Rejection:
+    """503: this router stops, and the request was held here. Another one takes it."""
+    message = "The router is shutting down. Retry."
+    return _for_later(503, Reason.SHUTTING_DOWN, message, model, why=why)
 
 
 def late(model: str, retry_after_s: int, why: str = "") -> Rejection:

@@ -61,6 +61,7 @@ class Reason(StrEnum):
     MEMORY = "memory"
     TOO_MANY_LISTS = "too_many_lists"
     NO_ENDPOINTS = "no_endpoints"
+    SHUTTING_DOWN = "shutting_down"  # this router stops before its turn
     ASLEEP = "endpoints_asleep"  # those that have the model sleep
     RANK_TOO_HIGH = "rank_too_high"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet
@@ -77,6 +78,7 @@ class Endpoint(Struct, frozen=True):
     url: str = ""  # base URL for our own calls (scrape, models), without a trailing slash
     name: str = ""  # for people: the pod's name, or the address where there is none
     is_ready: bool = True  # False: no new requests (draining)
+    is_last_resort: bool = False  # not ready, and takes what no ready one can: it still serves
     group: str = ""  # of endpoints that are alike, by the operator's name for it
     pools: frozenset[str] = frozenset()  # InferencePools that have it, where several are followed
 
@@ -171,6 +173,7 @@ class EndpointView(Struct, frozen=True, gc=False):
         _engine_version: As its server tells it, "" where it does not.
         _mixes_weights: That version answers running requests with other adapters' weights when one
             is loaded.
+        _is_last_resort: Not ready, it still serves: gets requests that no ready one can take.
         _is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
         _is_silent: Has no report that has not expired, and the last that is known of it is no
@@ -206,6 +209,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     _died_at_s: float | None = None
     _engine_version: str = ""
     _mixes_weights: bool = False
+    _is_last_resort: bool = False
     # What changes with each request.
     gpu_adapters: tuple[str, ...] = ()
     cpu_adapters: tuple[str, ...] = ()
@@ -319,6 +323,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
         _written: The client's name in `model`, if that is another name; "" too if it wrote none.
         _restores: Its response names what the client wrote; None leaves that to the settings.
         _fixed: Why its body cannot go on with another model; None where it can.
+        _envoy: The host that its call came from; "" where unknown.
     """
 
     model: str
@@ -338,6 +343,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     _written: str = ""
     _restores: bool | None = None
     _fixed: Rejection | None = None
+    _envoy: str = ""
 
     @property
     def _client_model(self) -> str:
@@ -431,6 +437,7 @@ class Rejection(Struct, frozen=True):
         message: For the client. Never quotes the prompt or a header.
         param: The offending field in OpenAI's sense, e.g. `model`; None if there is none.
         why: More of it, in a sentence for operators: no client is told.
+        is_expired: It had waited for as long as it may.
     """
 
     status: int
@@ -441,3 +448,4 @@ class Rejection(Struct, frozen=True):
     model: str = ""  # the model asked for, where known; for metrics and logs
     allowed_methods: tuple[str, ...] = ()  # sent as `Allow`, which belongs to a 405
     why: str = ""
+    is_expired: bool = False

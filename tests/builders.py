@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from extproc.fleet.accounting import Completion
+from extproc.fleet.flights import Trust
 from extproc.fleet.listeners import PickObserver
 from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
@@ -105,6 +107,11 @@ def request(adapter: str | None = "a", **fields: Any) -> RequestInfo:
     """A request for an adapter, or for the base model where it is None."""
     defaults: dict[str, Any] = {"model": adapter or BASE, "path": "/v1/completions"}
     return RequestInfo(adapter=adapter, **{**defaults, **fields})
+
+
+def by_pages(grace_s: float) -> Trust:
+    """Pods' own counts are all that is believed of ends."""
+    return Trust(grace_s, inf, lambda *_: inf, has_other=lambda: False)
 
 
 def pick(

@@ -34,7 +34,7 @@ from extproc.service.admin import describe_snapshot
 from extproc.service.livefeed import LiveFeed
 from extproc.service.recorder import Recorder
 from extproc.types import Hints, Outcome, Pick, Rejection
-from tests.builders import BASE, address, endpoint, picker_of, request, routing
+from tests.builders import BASE, address, by_pages, endpoint, picker_of, request, routing
 from tests.wire.fake_call import begin
 
 PAGE = (Path(__file__).parent / "golden" / "vllm-0.32-metrics.txt").read_text(encoding="utf-8")
@@ -131,7 +131,7 @@ class Service:
         self.pool.record_models(address(number), decode_models(models), now=self.now)
         report = parse_report(page, VLLM)
         self.pool.record_report(address(number), report, taken_at_s=self.now)
-        self.pool.flights.reconcile(address(number), now=self.now, grace_s=0.0)
+        self.pool.flights.reconcile(address(number), by_pages(0.0), now=self.now)
         load = parse_orca(orca)
         if load is not None:
             self.pool.record_orca(address(number), load)

@@ -92,6 +92,18 @@ class Planner(Book):
         kept = self.kept.get(name)
         return frozenset() if kept is None else self.holders_of(kept)
 
+    def last_holders(self, name: str, among: Iterable[str]) -> frozenset[str]:
+        """Return the pods that have what is declared, of some that are not up and still serve."""
+        kept, pods = self.kept.get(name), self.fleet.pods
+        if kept is None:
+            return frozenset()
+        served = kept.served
+        found = {a for a in among if a in pods and served in pods[a].listed}
+        found = {a for a in found if kept.has(pods[a].listed[served])}
+        if self.settings.needs_effect:
+            found = {a for a in found if pods[a].effect(served)}
+        return frozenset(a for a in found if not pods[a].has_left(served))
+
     def proven(self, served: str) -> frozenset[str] | None:
         """Return the addresses of the pods that may get requests for a version by its served name:
         that have shown its effect. None for all that list it, where none is needed.

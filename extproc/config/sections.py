@@ -267,7 +267,8 @@ class CompletionsConfig(Section):
         "auto",
         description="`access_log`: Envoy's gRPC access log. `response_phases`: the ext_proc stream "
         "stays open until the response has ended. `scrape`: the pods' own counts. `auto`: the "
-        "access log once one has connected, the pods' counts before that.",
+        "access log of an Envoy while it reaches the routers, else the pods' counts "
+        "(docs/several-routers.md).",
     )
     scrape_grace_s: float = Field(
         0.5,
@@ -277,10 +278,11 @@ class CompletionsConfig(Section):
         "declare it ended. It applies where the counts are the only source.",
     )
     lost_after_s: float = Field(
-        10.0,
+        300.0,
         ge=0,
         le=86_400,
-        description="The same where there is another source, in case that source misses an end.",
+        description="Where another source reports ends, the pods' counts end a request once its "
+        "pod has served one that came so many seconds later, in case that source missed an end.",
     )
     max_age_s: float = Field(
         3600.0,

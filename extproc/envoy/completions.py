@@ -16,7 +16,7 @@ Source: envoyproxy.io/docs/envoy/latest/api-v3/data/accesslog/v3/accesslog.proto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -95,7 +95,8 @@ class CompletionService:
     """Decodes access logs, and passes every finished request to a callable.
 
     Attributes:
-        on_completion: Called once per finished request; returns False if the pick is not ours.
+        on_completion: Called once per finished request, with what brought its entry: Envoy's stream
+            or a link; returns False if the pick is not ours.
         wall_clock: Wall seconds, for the lag.
         on_refusal: Called with the pick id, the request id and the endpoint's address for each
             attempt that an endpoint refused as it is full; returns False if the pick is not ours.
@@ -104,9 +105,10 @@ class CompletionService:
             pick of ours, and the serialized `HTTPAccessLogEntry`.
         on_recorded: Called after each message of Envoy's own stream.
         on_streams: Called with the number of open access logs whenever it changes.
+        on_lost: Called with a stream of Envoy's that has closed.
     """
 
-    on_completion: Callable[[Completion], bool | None]
+    on_completion: Callable[[Completion, Hashable], bool | None]
     _: KW_ONLY
     wall_clock: Callable[[], float]
     on_refusal: Callable[[str, str, str], bool] = lambda *_: True
@@ -114,14 +116,15 @@ class CompletionService:
     on_foreign: Callable[[str, bytes], None] | None = None
     on_recorded: Callable[[], None] = lambda: None
     on_streams: Callable[[int], None] = lambda _: None
+    on_lost: Callable[[Hashable], None] = lambda _: None
     num_streams: int = 0
 
     def methods(self) -> tuple[Method, ...]:
         """Return StreamAccessLogs."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
-    def record(self, message: bytes) -> None:
-        """Record the finished requests of one message.
+    def record(self, message: bytes, log: Hashable = "") -> None:
+        """Record the finished requests of one message of a stream of Envoy's.
 
         Raises:
             DecodeError: `message` is not an access log message; end the stream.
@@ -129,11 +132,11 @@ class CompletionService:
         entries = als_pb2.StreamAccessLogsMessage.FromString(message).http_logs.log_entry
         now_wall_s = self.wall_clock()
         for entry in entries:
-            if not self._record(entry, now_wall_s) and self.on_foreign is not None:
+            if not self._record(entry, now_wall_s, log) and self.on_foreign is not None:
                 self.on_foreign(_pick_id(entry.common_properties), entry.SerializeToString())
         self.on_recorded()
 
-    def record_relayed(self, entries: Iterable[bytes]) -> None:
+    def record_relayed(self, entries: Iterable[bytes], link: Hashable = "") -> None:
         """Record finished requests relayed by another router: final entries, serialized."""
         now_wall_s = self.wall_clock()
         for serialized in entries:
@@ -142,9 +145,9 @@ class CompletionService:
             except DecodeError:
                 self.on_garbage()
                 continue
-            self._record(entry, now_wall_s)
+            self._record(entry, now_wall_s, link)
 
-    def _record(self, entry: Any, now_wall_s: float) -> bool:
+    def _record(self, entry: Any, now_wall_s: float, log: Hashable) -> bool:
         """Record an entry; return False if it is about another router's pick."""
         common = entry.common_properties
         log_type = common.access_log_type
@@ -156,7 +159,7 @@ class CompletionService:
             )
         if log_type not in _FINAL_TYPES or common.intermediate_log_entry:
             return True
-        return self.on_completion(_completion(entry, common, now_wall_s)) is not False
+        return self.on_completion(_completion(entry, common, now_wall_s), log) is not False
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         self.count(1)
@@ -177,7 +180,7 @@ class _Stream:
 
     def receive(self, message: bytes) -> None:
         try:
-            self.service.record(message)
+            self.service.record(message, self)
         except DecodeError:
             self.service.on_garbage()
             self.call.end(Code.INVALID_ARGUMENT, "not an access log message")
@@ -188,6 +191,7 @@ class _Stream:
 
     def closed(self) -> None:
         self.service.count(-1)
+        self.service.on_lost(self)
 
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:

@@ -3,9 +3,9 @@
 Rules:
 1. A pick ends once, by the first source that reports it: the access log, its own stream, the
    endpoint's own counts, or its age.
-2. An access log is present while one is open to us, or another router passes its own on. Without
-   one, the endpoints' counts are the only source, and end a pick after a short grace. With another
-   source they end only picks that it has lost.
+2. The access log of a pick's Envoy is believed while it is whole (`accesslogs`): what it has not
+   told of runs. Otherwise the endpoints' counts end a pick after a short grace. While its own
+   stream reports the end, that is believed.
 3. Only the access log has times, so requests are judged by it alone.
 4. A 404 is not believed but checked: the request may have named something else that does not
    exist. Only an endpoint's own 404, to a request that named a model, is evidence on its models.
@@ -13,15 +13,19 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
 from extproc.costs import BYTES_PER_TOKEN
+from extproc.fleet.accesslogs import AccessLogs
 from extproc.fleet.cachesize import MIN_STREAM_S
 from extproc.fleet.comparison import HOLLOW_BYTES
 from extproc.fleet.evidence import Evidence, likeness
+from extproc.fleet.flights import Trust
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.peerpicks import router_of
 from extproc.fleet.pool import InFlight, Pool
@@ -119,6 +123,9 @@ class Source(StrEnum):
 
 
 _WITH_TIMES = (Source.AUTO, Source.ACCESS_LOG)
+_FIXED = {Source.RESPONSE_PHASES: -inf, Source.SCRAPE: inf}  # `Trust.whole_from_s`
+ACCESS_LOG, PAGES, RESPONSE = "access_log", "pages", "response"
+"""What people read of the source that is in force."""
 
 
 class AccountingSettings(Struct, frozen=True):
@@ -127,12 +134,13 @@ class AccountingSettings(Struct, frozen=True):
     Attributes:
         scrape_grace_s: Age up to which the endpoint's counts do not end a pick, as it may not have
             reached the endpoint.
-        lost_after_s: The same where there is another source: by then it has lost the pick.
+        lost_after_s: Where another source reports ends, they end a pick only once the endpoint has
+            served one that came so much later.
     """
 
     source: Source = Source.AUTO
     scrape_grace_s: float = 0.5
-    lost_after_s: float = 10.0
+    lost_after_s: float = 300.0
     max_age_s: float = 3600.0  # age from which a pick is given up
 
 
@@ -154,6 +162,7 @@ class Accounting:
         relay: Receives other routers' access logs; None for a single router.
 
     Attributes:
+        logs: Which Envoys report ends by an access log.
         tpots: Time per output token.
     """
 
@@ -169,6 +178,9 @@ class Accounting:
         self._settings = settings or AccountingSettings()
         self._relay = relay
         self._num_access_logs = 0
+        self._silent: list[str] = []
+        self.logs = AccessLogs(needs_proof=self._settings.source is not Source.ACCESS_LOG)
+        self._trust = self._make_trust()
         self.tpots = Tpots()
 
     # --- sources ----------------------------------------------------------------------------
@@ -186,19 +198,47 @@ class Accounting:
         """Return whether completions have times."""
         return self._settings.source in _WITH_TIMES and self.has_access_log
 
-    @property
-    def grace_s(self) -> float:
-        """The age from which an endpoint's own counts may end a pick."""
-        settings = self._settings
-        is_auto = settings.source is Source.AUTO
-        if settings.source is Source.SCRAPE or (is_auto and not self.has_access_log):
-            return settings.scrape_grace_s
-        return settings.lost_after_s
+    def in_force(self, *, now: float) -> dict[str, int]:
+        """Return how many Envoys' requests end by which source."""
+        counted = {ACCESS_LOG: 0, PAGES: 0, RESPONSE: 0}
+        if self._settings.source in _WITH_TIMES:
+            counted[ACCESS_LOG], silent = self.logs.by_source(now=now)
+            counted[PAGES] = len(silent)
+        else:
+            counted[PAGES if self._settings.source is Source.SCRAPE else RESPONSE] = 1
+        return counted
+
+    def look(self, *, now: float) -> tuple[list[str], list[str]]:
+        """Return the Envoys whose logs tell again, and those whose logs have ceased to.
+
+        Call it about once a second.
+        """
+        if self._settings.source not in _WITH_TIMES:
+            return [], []
+        hosts = {each.pick.request._envoy for each in self._pool.flights}
+        self.logs.keep(hosts, now=now)
+        before, self._silent = self._silent, self.logs.by_source(now=now)[1]
+        found = [host for host in before if host not in self._silent]
+        return found, [host for host in self._silent if host not in before]
+
+    def _make_trust(self) -> Trust:
+        settings, logs = self._settings, self.logs
+
+        def whole_from_s(flight: InFlight, now: float) -> float:
+            return logs.whole_from_s(flight.pick.request._envoy, flight.started_at_s, now=now)
+
+        fixed_s = _FIXED.get(settings.source)
+        return Trust(
+            settings.scrape_grace_s,
+            settings.lost_after_s,
+            whole_from_s if fixed_s is None else lambda *_: fixed_s,
+            has_other=logs.is_any_whole if fixed_s is None else lambda: fixed_s < 0,
+        )
 
     # --- ends -------------------------------------------------------------------------------
 
-    def complete(self, completion: Completion, *, now: float) -> Ending:
-        """Record an entry of the access log that arrives at `now`."""
+    def complete(self, completion: Completion, log: Hashable = "", *, now: float) -> Ending:
+        """Record an entry of the access log that arrives at `now`; `log` is what brought it."""
         pool = self._pool
         pick_id = completion.pick_id or pool.flights.pick_id_of(completion.request_id) or ""
         verdict = completion.verdict
@@ -224,6 +264,7 @@ class Accounting:
                 address=completion.address,
             )
             return Ending(None, router_of(pick_id) == self._router_id)
+        self.logs.heard(flight.pick.request._envoy, log, now=now)
         address = completion.address or flight.pick.address
         streamed_s = None if verdict is Evidence.FAILED else _streamed_s(completion, flight)
         ttft_s = None if streamed_s is None else _engine_ttft_s(completion, flight)
@@ -288,7 +329,10 @@ class Accounting:
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
         """End a pick whose stream saw the end. Return False if it had ended before."""
         has_run = outcome is not Outcome.FAILED
-        return self._pool.flights.finish(pick.id, now=now, has_run=has_run) is not None
+        flight = self._pool.flights.finish(pick.id, now=now, has_run=has_run)
+        if flight is not None and outcome is Outcome.COMPLETED:
+            flight.tracked.served_s = max(flight.tracked.served_s, flight.started_at_s)
+        return flight is not None
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
         """Move a pick to the endpoint that served it according to the data plane."""
@@ -296,7 +340,7 @@ class Accounting:
 
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:
         """End the picks that the endpoint's last report does not account for; return them."""
-        return self._pool.flights.reconcile(address, now=now, grace_s=self.grace_s)
+        return self._pool.flights.reconcile(address, self._trust, now=now)
 
     def expire(self, *, now: float) -> list[InFlight]:
         """End the picks in flight for longer than `max_age_s`; return them."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from math import inf
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,9 +21,32 @@ from extproc.fleet.speeds import told_by
 from extproc.fleet.tracked import InFlight, Tracked
 from extproc.types import Pick
 
+LAG_S = 1.5
+"""From the end of a request to its entry of the access log, at most: Envoy keeps one for a second
+by default, and another router passes it on."""
+PEER_LOST_S = 10.0
+"""As `Trust.lost_after_s`, for other routers' picks: their own routers tell of the end, too."""
 USUAL_S, USUAL_KEPT = 1.0, 31 / 32
 """Time that served requests take, before any was; and of the mean of it, with each."""
 _SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND  # to look up a member takes 0.1 us
+
+
+class Trust(NamedTuple):
+    """How far an endpoint's own counts are believed about the ends of picks.
+
+    Attributes:
+        grace_s: A pick younger than this may not have arrived there yet.
+        lost_after_s: An endpoint that has served a pick which came so much later has lost the older
+            one, whoever else reports ends.
+        whole_from_s: Returns since when another source reports the ends of all picks like this one,
+            as of a time: minus infinite for ever, infinite for not now.
+        has_other: Returns whether another source reports ends of some.
+    """
+
+    grace_s: float
+    lost_after_s: float
+    whole_from_s: Callable[[InFlight, float], float]
+    has_other: Callable[[], bool]
 
 
 class Flights:
@@ -183,6 +207,8 @@ class Flights:
             judged = {own: Evidence.NONE, **judged}
         for each_address, said in judged.items():
             self._judge(flight, each_address, said, now=now, at_s=at_s, num_bytes=num_bytes)
+        if verdict is _SERVED and flight.started_at_s > served.served_s:
+            served.served_s = flight.started_at_s
         self._queue.freed(at_s)
         return flight
 
@@ -206,22 +232,28 @@ class Flights:
             self.finish(flight.pick.id, now=now, has_run=False)
         return old
 
-    def reconcile(self, address: str, *, now: float, grace_s: float) -> list[InFlight]:
-        """Finish the oldest picks, as many as the endpoint's last report does not account for.
+    def reconcile(self, address: str, trust: Trust, *, now: float) -> list[InFlight]:
+        """Finish the oldest picks, as many as the endpoint's reports do not account for.
 
-        A pick younger than `grace_s` when the report was taken may not have arrived there yet and
-        is not judged. Other routers' picks end first: of ours we know the end.
+        Only those whose ends nobody else can be trusted to report. Where ends of the rest come
+        late, an earlier report is the judge: of what ended before it, all is known by now. Other
+        routers' picks end first: of ours we know the end.
         """
         tracked = self._find(address)
         if tracked is None or tracked.report is None or tracked.reported_at_s is None:
             return []
-        report, at_s = tracked.report, tracked.reported_at_s
+        report, at_s, grace_s = tracked.report, tracked.reported_at_s, trust.grace_s
         total = report.num_running + report.num_waiting
         flights = tracked.flights.values()
         old = list(takewhile(lambda each: at_s - each.started_at_s >= grace_s, flights))
         if tracked.others.flights:
-            self._told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
-        lost = old[: max(0, len(old) - total)]
+            told_by_s = at_s - grace_s
+            if trust.has_other():
+                told_by_s = min(told_by_s, tracked.served_s - PEER_LOST_S)
+            self._told.reconcile(tracked, total - len(old), told_by_s=told_by_s, now=now)
+        if len(old) <= total:
+            return []
+        lost = _lost(tracked, old, total, trust, now=now)
         for flight in lost:
             self.finish(flight.pick.id, now=now)
         return lost
@@ -305,3 +337,29 @@ class Flights:
         if verdict is _SERVED and not tracked.answers:
             tracked.answers = True
             tracked.renew()
+
+
+def _lost(
+    tracked: Tracked, old: Sequence[InFlight], total: int, trust: Trust, *, now: float
+) -> list[InFlight]:
+    """Return the picks whose end is lost, of the `old` ones of which a report shows `total`."""
+    whole_from_s, lost_before_s = trust.whole_from_s, tracked.served_s - trust.lost_after_s
+    doubtful, is_untold = [], True
+    for each in old:
+        from_s = whole_from_s(each, now)
+        if each.started_at_s < max(from_s, lost_before_s):
+            doubtful.append(each)
+        is_untold = is_untold and from_s == inf
+    if is_untold:
+        return doubtful[: len(old) - total]
+    pages, by_s = tracked.pages, now - LAG_S
+    pages.append((now, total))
+    while len(pages) > 1 and pages[1][0] <= by_s:
+        pages.popleft()
+    at_s, total = pages[0]
+    if at_s > by_s:
+        return []
+    until_s = at_s - trust.grace_s
+    num_shown = sum(each.started_at_s <= until_s for each in old)
+    lost = [each for each in doubtful if each.started_at_s <= until_s]
+    return lost[: max(0, num_shown - total)]

@@ -35,6 +35,8 @@ RESTART_TOLERANCE_S = 1.0
 """Start times of one process are equal up to float printing; a restart takes longer than this."""
 MAX_SILENCES = 3
 """Failed listings after which an endpoint with load reports is no longer waited for."""
+MAX_PAGES = 64
+"""Reports of 3 s at the fastest pace."""
 MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
 MAX_FAILURES = 64
@@ -76,6 +78,8 @@ class Tracked:
         slots: The adapters that routers know to run there.
         adapters: The unfinished requests of routers by adapter; `changed` has those of which there
             are more or fewer since the last view.
+        served_s: When the latest of our picks that it has served was made.
+        pages: When reports of late showed fewer requests than ours, and how many.
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
         view_expires_s: After that, it is not either.
@@ -111,9 +115,9 @@ class Tracked:
             "num_picks",
             "num_silences",
         ),
-        *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
-        *("restarted_at_s", "returned_at_s", "room", "slots", "traits", "version", "view"),
-        *("_stale", "facts", "facts_until_s", "row", "view_expires_s"),
+        *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
+        *("restarted_at_s", "returned_at_s", "room", "served_s", "slots", "traits", "version"),
+        *("_stale", "facts", "facts_until_s", "row", "view", "view_expires_s"),
     )
 
     def __init__(
@@ -147,6 +151,8 @@ class Tracked:
         self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = self.num_picks = 0
+        self.served_s = -inf
+        self.pages: deque[tuple[float, int]] = deque(maxlen=MAX_PAGES)
         self.prompts = Prompts(traits.costs)
         self.decoding = Decoding()
         self.kv_cache = KvCache(endpoint.address)

@@ -167,10 +167,11 @@ class Views:
             report = LoadReport(max_loras=report.max_loras if report else None)
             tracked.residency.lapse()
         endpoint, traits = tracked.endpoint, tracked.traits
+        is_awake = not is_asleep and tracked.died_at_s is None
         return (
             endpoint.address,
             endpoint.name or endpoint.address,
-            endpoint.is_ready and not is_asleep and tracked.died_at_s is None,
+            endpoint.is_ready and is_awake,
             is_known,
             at_s,
             tracked.registered,
@@ -190,4 +191,5 @@ class Views:
             tracked.died_at_s,
             version,
             mixes_weights(version, settings.safe_loads_since),
+            endpoint.is_last_resort and is_awake,
         )

@@ -41,10 +41,12 @@ class Proof(_message.Message):
     def __init__(self, mac: _Optional[bytes] = ...) -> None: ...
 
 class Entries(_message.Message):
-    __slots__ = ("log_entries",)
+    __slots__ = ("log_entries", "num_losses")
     LOG_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOSSES_FIELD_NUMBER: _ClassVar[int]
     log_entries: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, log_entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    num_losses: int
+    def __init__(self, log_entries: _Optional[_Iterable[bytes]] = ..., num_losses: _Optional[int] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ()

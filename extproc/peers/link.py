@@ -25,6 +25,7 @@ MAX_UNREAD_BYTES = 512 * 1024
 
 OnHello = Callable[[str], None]
 
+_MAX_LOSSES = 2**32 - 1
 _ACKNOWLEDGEMENT = peers_pb2.PeerMessage(
     acknowledgement=peers_pb2.Acknowledgement()
 ).SerializeToString()
@@ -58,6 +59,7 @@ class Service:
         keys: Returns the keys by which peers prove themselves, ours first; called for each link.
             None where there are none.
         believes_callers: Whether callers are trusted without a key: TLS knows who they are.
+        num_losses: Returns how often entries may have been missed here.
     """
 
     relay: Relay
@@ -68,9 +70,13 @@ class Service:
     on_garbage: Callable[[], None] = lambda: None
     keys: Callable[[], Sequence[bytes] | None] = lambda: None
     believes_callers: bool = False
+    num_losses: Callable[[], int] = lambda: 0
 
-    def record(self, entries: Sequence[bytes]) -> None:
+    def record(self, entries: Sequence[bytes], link: PeerLink) -> None:
         """Take entries that a peer relayed."""
+
+    def missed(self, link: PeerLink) -> None:
+        """Take note that the other side may have missed entries of an access log."""
 
     def opened(self, router_id: str, session: PeerLink) -> None:
         """Take note of the other side's hello."""
@@ -112,6 +118,7 @@ class PeerLink:
         self._hears: Seal | None = None  # those of the other side's
         self._is_over = False
         self._num_unread_bytes = 0
+        self._num_losses: int | None = None  # of the other side
         self._is_behind = False  # has dropped messages, and has not read since
         hello = peers_pb2.Hello(
             router_id=service.router_id,
@@ -247,10 +254,11 @@ class PeerLink:
 
     def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
         if content.HasField("entries"):
+            self._note_losses(content.entries.num_losses)
             entries = list(content.entries.log_entries)
             if entries and self.is_believed:
                 link.has_relayed = True
-                self._service.record(entries)
+                self._service.record(entries, self)
             self._say(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
             self._handle_acknowledgement(link)
@@ -260,6 +268,11 @@ class PeerLink:
             self._service.listener.hear(link.router_id, decode(link.router_id, content.picks))
         elif content.HasField("adapters"):
             self._service.listener.hear_adapters(link.router_id, decode_adapters(content.adapters))
+
+    def _note_losses(self, num_losses: int) -> None:
+        before, self._num_losses = self._num_losses, num_losses
+        if self.is_believed and before not in (None, num_losses):
+            self._service.missed(self)
 
     def _handle_acknowledgement(self, link: Link) -> None:
         if not link.is_waiting:
@@ -271,7 +284,8 @@ class PeerLink:
             self._service.listener.begin()
 
     def _send(self, batch: Sequence[bytes]) -> None:
-        entries = peers_pb2.Entries(log_entries=batch)
+        losses = self._service.num_losses() & _MAX_LOSSES
+        entries = peers_pb2.Entries(log_entries=batch, num_losses=losses)
         self._say(peers_pb2.PeerMessage(entries=entries).SerializeToString())
 
     def _drop_link(self) -> None:

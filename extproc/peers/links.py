@@ -8,7 +8,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 
@@ -180,7 +180,7 @@ MAX_LINKS = 256
 OPEN_S = 5.0
 """From the start of a link to the other side's hello, and its proof where there is a key."""
 
-OnEntries = Callable[[Sequence[bytes]], None]
+OnEntries = Callable[[Sequence[bytes], Hashable], None]
 
 
 @dataclass(eq=False)
@@ -189,13 +189,15 @@ class PeersService(Service):
 
     Attributes:
         links: The present links.
-        on_entries: Called with the entries relayed by a peer.
+        on_entries: Called with the entries relayed by a peer, and its link.
+        on_lost: Called with a link that has closed, or whose peer may have missed entries.
         num_received: Entries relayed by peers.
     """
 
     _: KW_ONLY
     links: Links
     on_entries: OnEntries
+    on_lost: Callable[[Hashable], None] = lambda _: None
     num_received: int = 0
 
     def methods(self) -> tuple[Method, ...]:
@@ -216,10 +218,14 @@ class PeersService(Service):
                 session.end(Code.DEADLINE_EXCEEDED, "no hello, or no proof")
         self.relay.tick(now=now)
 
-    def record(self, entries: Sequence[bytes]) -> None:
+    def record(self, entries: Sequence[bytes], link: PeerLink) -> None:
         """Record entries relayed by a peer."""
         self.num_received += len(entries)
-        self.on_entries(entries)
+        self.on_entries(entries, link)
+
+    def missed(self, link: PeerLink) -> None:
+        """Take note that a peer may have missed entries."""
+        self.on_lost(link)
 
     def opened(self, router_id: str, session: PeerLink) -> None:
         """Send a router's messages over a link, if it listens to that one first."""
@@ -228,6 +234,7 @@ class PeersService(Service):
 
     def lost(self, router_id: str, session: PeerLink) -> None:
         """Send a router's messages over another link, or forget it."""
+        self.on_lost(session)
         is_gone = self.links.lost(router_id, session)
         self._begin_those_that_owe()
         if is_gone:

@@ -81,6 +81,7 @@ class HoldQueue:
         self.schedule = Schedule(at)
         self._on_change = on_change
         self._tickets: dict[Ticket, None] = {}
+        self._is_closed = False
         self.occupancy = Occupancy()
         self._sweep = Sweep(self.settings, self._plan.served)
         self.reservations = self._sweep.reservations
@@ -133,6 +134,12 @@ class HoldQueue:
         self.schedule.held(now)
         self._arrange()
         return None
+
+    def close(self, *, now: float) -> None:
+        """Refuse all that are held, and from now on all that would be: this router stops."""
+        self._is_closed = True
+        for ticket in list(self._tickets):
+            self._settle(ticket, self._refused(ticket, End.SHUTTING_DOWN, now), now)
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets, held before or not, for its tenant."""
@@ -329,6 +336,8 @@ class HoldQueue:
         """Return why a newcomer is not held, if it is not; it may take the place of held
         requests.
         """
+        if self._is_closed:
+            return End.SHUTTING_DOWN
         if ticket.is_refusable and now > ticket.late_s:
             return End.LATE
         if not ticket.request.claim._waits:

@@ -11,7 +11,13 @@ from typing import Any
 from msgspec import Struct
 
 from extproc.phrases import FOR_ADAPTER, FOR_POD, held
-from extproc.rejections import adapter_unavailable, late, no_endpoints, saturated
+from extproc.rejections import (
+    adapter_unavailable,
+    late,
+    no_endpoints,
+    saturated,
+    shutting_down,
+)
 from extproc.types import Pick, Reason, Rejection, RequestInfo
 
 
@@ -226,6 +232,7 @@ class End(StrEnum):
     DISPLACED = "displaced"
     SHED = "shed"  # of a priority below 0, when one of 0 or above was refused
     NO_WAIT = "no_wait"
+    SHUTTING_DOWN = "shutting_down"  # this router stops
     SATURATED = "saturated"  # when it was asked for again, every endpoint was at its cap
     NO_ENDPOINTS = "no_endpoints"  # likewise, none was ready
     LEFT = "left"  # its client did
@@ -242,6 +249,7 @@ _WHY = {
     End.DISPLACED: "The queue is full, and a request of a higher priority took its place",
     End.SHED: "A request of priority 0 or above was refused, so those below 0 are refused too",
     End.NO_WAIT: "Requests of its route do not wait",
+    End.SHUTTING_DOWN: "The router stops",
 }
 
 
@@ -265,11 +273,15 @@ def refusal(
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
     why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request._client_model
+    if end is End.SHUTTING_DOWN:
+        return shutting_down(model, why)
     if ticket.reason == FOR_POD:  # it is not too much that was asked for
         return no_endpoints(model, why)
     if end is End.EXPIRED and ticket.reason == FOR_ADAPTER:
         return adapter_unavailable(model, why=why)
-    return (late if end is End.LATE else saturated)(model, retry_after_s, why)
+    if end is End.LATE:
+        return late(model, retry_after_s, why)
+    return saturated(model, retry_after_s, why, is_expired=end is End.EXPIRED)
 
 
 def _number(number: float) -> str:

@@ -56,7 +56,7 @@ class Incoming:
     """
 
     __slots__ = (
-        *("_arrived_at_s", "_has_body", "_has_length", "_has_trailers", "_hints"),
+        *("_arrived_at_s", "_envoy", "_has_body", "_has_length", "_has_trailers", "_hints"),
         *("_concerns", "_fixed", "_is_complete", "_mode", "_named", "_written"),
         *("_request_id", "_route", "_session", "_subset", "reader"),
     )
@@ -69,10 +69,12 @@ class Incoming:
         now: float,
         *,
         concerns: Callable[[str], bool] | None = None,
+        envoy: str = "",
     ) -> None:
         headers, name = event.headers, settings.session_header
         session = None if name is None else headers.get(name) or None
         self._route, self._subset, self._arrived_at_s = route, event.subset, now
+        self._envoy = envoy
         self._mode = event.body_mode or settings.assumed_body_mode
         self._has_body = not event.end_of_stream and self._mode is not BodyMode.NONE
         self._is_complete = event.end_of_stream
@@ -281,6 +283,7 @@ class Incoming:
             _prefix_hashes=hashes,
             _written=self._written,
             _fixed=self._fixed,
+            _envoy=self._envoy,
         )
 
     # --- answers -----------------------------------------------------------------------------

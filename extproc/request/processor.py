@@ -45,8 +45,8 @@ class ExternalProcessor:
     """Opens a stream per RPC.
 
     Attributes:
-        new_stream: Makes the state machine of one request from its RPC's metadata, and a callable
-            that wakes it up soon.
+        new_stream: Makes the state machine of one request from its RPC's metadata, a callable that
+            wakes it up soon, and the host of its Envoy.
         straight: Decides usual requests without one; None where none is usual.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
@@ -54,7 +54,7 @@ class ExternalProcessor:
         num_broken: RPCs that an error ended, by cause: `PROTOCOL`, `INTERNAL` or `SILENCE`.
     """
 
-    new_stream: Callable[[Metadata, Callable[[], None]], Stream]
+    new_stream: Callable[[Metadata, Callable[[], None], str], Stream]
     codec: Codec
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], TimerHandle]
@@ -142,7 +142,9 @@ class _Session:
         self._call = call
         # A request on the straight way has no stream, before its decision and after.
         self._stream = (
-            service.new_stream(metadata, self._wake_soon) if service.straight is None else None
+            service.new_stream(metadata, self._wake_soon, call.host)
+            if service.straight is None
+            else None
         )
         self._head: Head | None = None
         self._pick: Pick | None = None
@@ -224,7 +226,7 @@ class _Session:
         if self._pick is not None or straight is None or event is None:
             return None
         if head is None:
-            self._head = straight.begin(event, now=now)
+            self._head = straight.begin(event, self._call.host, now=now)
             if self._head is None:
                 return self._begin_stream()
             self._call.send(service.go_on)
@@ -244,7 +246,7 @@ class _Session:
 
     def _begin_stream(self) -> Stream:
         self._head = None  # its headers are large where thousands are held
-        self._stream = self._service.new_stream({}, self._wake_soon)
+        self._stream = self._service.new_stream({}, self._wake_soon, self._call.host)
         return self._stream
 
     def _execute(self, commands: Sequence[m.Command], now: float, most: int | None = 0) -> None:

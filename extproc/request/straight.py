@@ -35,11 +35,13 @@ class Head(Struct, frozen=True):
 
     Attributes:
         arrived_at_s: Monotonic seconds.
+        envoy: The host of the Envoy that has it.
     """
 
     event: m.RequestHeaders
     route: Route
     arrived_at_s: float
+    envoy: str
 
 
 class Straight:
@@ -67,7 +69,7 @@ class Straight:
         """Return whether a request can be usual: read from `model`, and over once it is routed."""
         return not (settings.uses_response_phases or settings.takes_adapter)
 
-    def begin(self, event: m.Event, *, now: float) -> Head | None:
+    def begin(self, event: m.Event, envoy: str, *, now: float) -> Head | None:
         """Return a stream's first event if it is that of a usual request."""
         if type(event) is not m.RequestHeaders or event.body_mode is not _BUFFERED:
             return None
@@ -88,7 +90,7 @@ class Straight:
         route = settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
         if isinstance(route, Rejection) or route.kind is not _INFERENCE:
             return None
-        return Head(event, route, now)
+        return Head(event, route, now, envoy)
 
     def ask(
         self, head: Head, event: m.Event, *, now: float, wake: Callable[[], None]
@@ -122,5 +124,6 @@ class Straight:
             arrived_at_s=head.arrived_at_s,
             _prefix_hashes=hashes,
             _fixed=rejections.RENAMED,
+            _envoy=head.envoy,
         )
         return parts.ask(request, now=now, wake=wake, num_bytes=0)

@@ -56,7 +56,7 @@ class Stream:
     """The state machine of one request. Not reusable."""
 
     __slots__ = (
-        *("_headers", "_incoming", "_is_held", "_list", "_parts", "_request"),
+        *("_envoy", "_headers", "_incoming", "_is_held", "_list", "_parts", "_request"),
         "_response_body_mode",
         *(
             "_response_status",
@@ -76,10 +76,17 @@ class Stream:
     _request: RequestInfo
 
     def __init__(
-        self, parts: StreamParts, settings: StreamSettings, wake: Callable[[], None]
+        self,
+        parts: StreamParts,
+        settings: StreamSettings,
+        wake: Callable[[], None],
+        envoy: str = "",
     ) -> None:
-        """Begin a stream; `wake` has `Wakeup` sent to it soon, but not from within the call."""
-        self._parts = parts
+        """Begin a stream; `wake` has `Wakeup` sent to it soon, but not from within the call.
+
+        `envoy` is the host of the Envoy that has the request.
+        """
+        self._parts, self._envoy = parts, envoy
         self._wake = wake
         self._ticket: Ticket | None = None
         self._settings = settings
@@ -214,7 +221,7 @@ class Stream:
             return self._answer(route, event, now)
         rewrites = self._parts.rewrites
         concerns = rewrites.concerns if rewrites.is_active else None
-        incoming = Incoming(event, route, self._settings, now, concerns=concerns)
+        incoming = Incoming(event, route, self._settings, now, concerns=concerns, envoy=self._envoy)
         self._incoming = incoming
         model = incoming.model_of_headers(event.model)
         if model is not None:

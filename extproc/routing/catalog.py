@@ -295,8 +295,18 @@ class Catalog:
         A rejection if its body cannot go on with the name that they know.
         """
         served = self.planner.serving(name)
-        holders = frozenset[str]() if served is None else self.planner.holders(name)
-        if served is None or not holders:
+        return None if served is None else self.serve(request, self.planner.holders(name), served)
+
+    def serve(
+        self, request: RequestInfo, holders: frozenset[str], served: str = ""
+    ) -> RequestInfo | Rejection | None:
+        """Return a request for some endpoints, which know its adapter as `served` ("": as is
+        declared); None without any.
+
+        A rejection if its body cannot go on with that name.
+        """
+        served = served or self.served(request.model)
+        if not holders:
             return None
         if served != request.model and request._fixed is not None:
             return request._fixed

@@ -286,13 +286,20 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     A new or restarted endpoint may serve a model that no other has; 404 would tell its clients
     never to ask again. One that stays silent, or restarts again and again, is not waited for.
     """
-    up = [view for view in snapshot.endpoints if view.is_ready]
+    up = _up(snapshot)
     has_told = any(view.registered is not None for view in up)
     return has_told and not any(view._is_owing for view in up)
 
 
 def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:
     """Yield the ready endpoints of the subset; without any, every request gets 503."""
-    for view in snapshot.endpoints:
-        if view.is_ready and (subset is None or is_in_subset(view.address, subset)):
+    for view in _up(snapshot):
+        if subset is None or is_in_subset(view.address, subset):
             yield view
+
+
+def _up(snapshot: Snapshot) -> list[EndpointView]:
+    """Return the ready endpoints; without any, the last resorts."""
+    views = snapshot.endpoints
+    ready = [view for view in views if view.is_ready]
+    return ready or [view for view in views if view._is_last_resort]

@@ -17,6 +17,7 @@ from math import inf, isnan
 from operator import attrgetter
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_SLUG_CHARS, plain
@@ -32,6 +33,7 @@ from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Sn
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
 """Whose responses the endpoint may store. Where the path is not known it may be that one."""
 _NUM_PENDING, _IS_FULL = attrgetter("num_pending"), attrgetter("is_full")
+_IS_LAST_RESORT = attrgetter("_is_last_resort")
 FULL_WAIT_S = 0.5
 """Where all endpoints say that they are full, they are asked again at the latest then. Ends of
 requests and reports, which make room, come sooner."""
@@ -133,6 +135,11 @@ class Picker:
             return usable
         # A stored response is on one endpoint alone, in whatever state that is.
         candidates = _best(usable) if request.model else usable
+        resorts = self._resorts(snapshot, request)
+        if not request.model:
+            candidates, resorts = [*candidates, *resorts], []
+        elif resorts and all(view._is_unreachable or view._is_gone for view in candidates):
+            candidates, resorts = resorts, []
         if not candidates:
             return _nobody(snapshot.endpoints, request)
         if candidates[0]._is_gone and request.model and snapshot.now < waits_until_s:
@@ -158,7 +165,7 @@ class Picker:
             reason, terms = plain(str(choice.reason), MAX_SLUG_CHARS), choice.terms
         if session is not None:
             self._remember(session, chosen[0].address)
-        chosen = self._with_fallbacks(chosen, admitted, request)
+        chosen = self._with_fallbacks(chosen, [*admitted, *resorts], request)
         addresses = tuple([view.address for view in chosen])
         num_listed = 1 + self._settings.num_fallbacks
         return Pick(
@@ -221,6 +228,15 @@ class Picker:
             price=choice.price,
             affinity=affinity_of(columns, rows, choice.row, adapter),
         )
+
+    def _resorts(self, snapshot: Snapshot, request: RequestInfo) -> list[EndpointView]:
+        """Return what takes a request that no ready endpoint can, as if it were ready."""
+        resorts = [view for view in snapshot.endpoints if view._is_last_resort]
+        if not resorts:
+            return resorts
+        usable = _usable([replace(view, is_ready=True) for view in resorts], request)
+        found = fitting(usable, request, self._admission)
+        return [] if isinstance(found, Rejection) else [v for v in found if not v._has_flaw]
 
     def _session(self, request: RequestInfo) -> tuple[str | None, bool]:
         """Return the name that the request's session is remembered by, and whether it decides.
@@ -290,6 +306,7 @@ class Picker:
             if adapter is not None:
                 rest.sort(key=lambda view: not view.has_loaded(adapter))
             rest.sort(key=_IS_FULL)  # it may have room by then
+            rest.sort(key=_IS_LAST_RESORT)
             chosen = chosen + rest
         return chosen[:wanted]
 

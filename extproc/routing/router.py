@@ -35,6 +35,7 @@ OBJECTIVE_RATIO = 0.8
 time leaves out the step that runs already, and the sharing of the engine.
 """
 
+_FOR_WANT_OF_ROOM = Reason.SATURATED, Reason.LATE
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
 
@@ -96,7 +97,28 @@ class Router:
             self.catalog.picked(result, known.model)
         elif isinstance(result, Wait):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
+        else:
+            return self._truly(result, known, now)
         return result
+
+    def _truly(self, result: Rejection, request: RequestInfo, now: float) -> Rejection:
+        """Return a rejection for want of room or time; where nobody is there, that says so."""
+        if result.reason not in _FOR_WANT_OF_ROOM or self._is_anybody(request, now):
+            return result
+        return no_endpoints(request._client_model, result.why)
+
+    def _is_anybody(self, request: RequestInfo, now: float) -> bool:
+        """Return whether an endpoint could take a request, if it had room."""
+        catalog, subset = self.catalog, request.subset
+        is_declared = catalog.card(request.model) is not None  # other endpoints may load it
+        model = "" if is_declared else request.model
+        return any(
+            (view.is_ready or view._is_last_resort)
+            and not view._is_gone
+            and (not model or view.has_registered(model))
+            and (subset is None or is_in_subset(view.address, subset))
+            for view in self.pool.snapshot(now=now).endpoints
+        )
 
     def _turn(self, request: RequestInfo, now: float) -> Wait | None:
         """Return a wait for a newcomer whose turn it is not yet."""
@@ -140,7 +162,8 @@ class Router:
         refusal = self.queue.add(ticket, now=now, reach=self.reach(now=now))
         if refusal is not None:
             self.catalog.not_held(request.model, now=now)
-        return refusal or ticket
+            return self._truly(refusal, request, now)
+        return ticket
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""
@@ -151,6 +174,8 @@ class Router:
         self.queue.expire(ticket, now=now)
         if ticket.error is not None:
             raise ticket.error
+        if isinstance(ticket.result, Rejection):
+            return self._truly(ticket.result, ticket.request, now)
         return ticket.result or ticket
 
     def leave(self, ticket: Ticket, *, now: float) -> None:
@@ -237,6 +262,8 @@ class Router:
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self._pick(catalog.proven(request), snapshot, columns)
         found = catalog.find(request, self.models.listed, now=snapshot.now)
+        if not isinstance(found, RequestInfo) and found is not request._fixed:
+            found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found
         if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
             return asleep(request._client_model)
         if isinstance(found, Rejection) and found is not request._fixed:
@@ -303,6 +330,12 @@ class Router:
         )
 
 
+def _last_holders(request: RequestInfo, catalog: Catalog, snapshot: Snapshot) -> frozenset[str]:
+    """Return the endpoints that still serve a declared adapter, and get it where no other can."""
+    resorts = [view.address for view in snapshot.endpoints if view._is_last_resort]
+    return catalog.planner.last_holders(request.model, resorts) if resorts else frozenset()
+
+
 def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
     """Return whether the pods that have a request's adapter are gone, and other pods may load
     it.
@@ -317,7 +350,9 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
 
 def _is_empty(snapshot: Snapshot) -> bool:
     """Return whether nobody is there at all."""
-    return all(view._is_gone or not view.is_ready for view in snapshot.endpoints)
+    return all(
+        view._is_gone or not (view.is_ready or view._is_last_resort) for view in snapshot.endpoints
+    )
 
 
 def _may_come(request: RequestInfo, snapshot: Snapshot) -> bool:

@@ -9,7 +9,7 @@ resolves to 127.0.0.1 (DNS rebinding).
 |---|---|
 | `/` | the live page, added by `add_page` |
 | `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
-| `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [], "warnings": []}` |
+| `/healthz` | 200 or 503: `status` (`ok`, `unavailable`), `reasons`, `warnings`, `completions` |
 | `/debug/snapshot` | `describe_snapshot`, and `queue` as in `queue.status` |
 | `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
 | `/debug/adapters` | `{"adapters": [...], "sources": [...]}`, as in `adapters` |
@@ -140,6 +140,7 @@ class AdminServer(MetricsServer):
         decisions: Returns the last n decisions, newest first, one by one.
         health: Returns the reasons, for people, why requests should not be sent here.
         warnings: Returns what is wrong elsewhere, for people: another router would not do better.
+        completions: Returns how many Envoys' requests end by which source.
         adapters: Returns how declared adapters are, as plain values.
         sources: Returns how the sources of their declarations are.
         add_page: Adds the page at `/`.
@@ -158,6 +159,7 @@ class AdminServer(MetricsServer):
         decisions: Callable[[int], Iterable[Mapping[str, Any]]],
         health: Callable[[], Sequence[str]],
         warnings: Callable[[], Sequence[str]] = tuple,
+        completions: Callable[[], Mapping[str, int]] = dict,
         adapters: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         sources: Callable[[], Sequence[SourceStatus]] = tuple,
         add_page: Callable[[web.Application], None],
@@ -172,7 +174,7 @@ class AdminServer(MetricsServer):
         self._sources = sources
         self._decisions = decisions
         self._health = health
-        self._warnings = warnings
+        self._warnings, self._completions = warnings, completions
         self._add_page = add_page
         self._add_registration = add_registration
         self._debugging = Pacer(max_waiting=MAX_DEBUGGING)
@@ -191,10 +193,13 @@ class AdminServer(MetricsServer):
     async def _get_health(self, request: web.Request) -> web.Response:
         reasons = list(self._health())
         status = "unavailable" if reasons else "ok"
-        return web.json_response(
-            {"status": status, "reasons": reasons, "warnings": list(self._warnings())},
-            status=503 if reasons else 200,
-        )
+        answer = {
+            "status": status,
+            "reasons": reasons,
+            "warnings": list(self._warnings()),
+            "completions": dict(self._completions()),
+        }
+        return web.json_response(answer, status=503 if reasons else 200)
 
     async def _debug(self, make: Callable[[], Awaitable[bytes]]) -> web.Response:
         try:

@@ -26,6 +26,7 @@ def make_admin(at: Address, parts: Parts, why_not_ready: Callable[[], list[str]]
         decisions=parts.recorder.decisions.recent,
         health=why_not_ready,
         warnings=parts.warnings,
+        completions=lambda: parts.accounting.in_force(now=parts.clock()),
         sources=routing.sources.statuses,
         add_page=LivePage(make_feed(parts, why_not_ready).compose, parts.clock).add_to,
         dropped=parts.traffic.http_dropped,

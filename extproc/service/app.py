@@ -42,6 +42,8 @@ UPKEEP_INTERVAL_S = 1.0
 SWITCH_INTERVAL_S = 0.5e-3
 """How long a thread that parses a large page may delay the event loop each time it wakes up; with
 Python's default of 5 ms that adds up to tens of milliseconds per request."""
+REFUSAL_S = 1.0
+"""Time for the answers to requests that are held when the time for a drain is over."""
 DELAY_INTERVAL_S = 0.1
 """Between two measurements of how late the event loop is."""
 
@@ -166,6 +168,7 @@ class App:
             delay_s = max(0.0, clock() - due_s)
             telemetry.loop_delayed(delay_s)
             pace.delayed(delay_s)
+            self._parts.endings.delayed(delay_s)
 
     async def _follow_changes(self) -> None:
         changed = self._parts.changed
@@ -180,8 +183,16 @@ class App:
         log.info("draining: %d streams open", parts.services.processor.num_open)
         self._update_health()
         await asyncio.sleep(config.drain_delay_s)
-        await transport.drain(config.drain_timeout_s)
+        async with asyncio.TaskGroup() as tasks:
+            refusing = tasks.create_task(self._refuse_held(config.drain_timeout_s))
+            await transport.drain(config.drain_timeout_s)
+            refusing.cancel()
         await parts.peering.drain()
+
+    async def _refuse_held(self, within_s: float) -> None:
+        """Have those that are still held hear of the end before it comes."""
+        await asyncio.sleep(max(within_s - REFUSAL_S, within_s / 2))
+        self._parts.routing.router.queue.close(now=self._parts.clock())
 
     def _why_not_ready(self) -> list[str]:
         """Return the reasons, for people; empty when ready."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
+from extproc.fleet.accesslogs import STILL_S
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.evidence import FAILURES, Evidence
 from extproc.fleet.outliers import Outliers, Readmission
 from extproc.peers.relay import Relay
+from extproc.phrases import listed
 from extproc.service.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -45,9 +47,9 @@ class Endings:
     pods: Doubts
     clock: Callable[[], float]
 
-    def complete(self, completion: Completion) -> bool:
-        """Record an access log entry; return False if it is about another router's pick."""
-        flight, is_ours, doubtful = self.accounting.complete(completion, now=self.clock())
+    def complete(self, completion: Completion, log: Hashable = "") -> bool:
+        """Record an entry that a log brought; return False if it is of another router's pick."""
+        flight, is_ours, doubtful = self.accounting.complete(completion, log, now=self.clock())
         if flight is None:
             if is_ours:
                 self.recorder.unmatched()
@@ -80,10 +82,39 @@ class Endings:
         """Send what is queued for other routers."""
         self.recorder.observers.call("relay", self.relay.flush, now=self.clock())
 
+    def lost_log(self, log: Hashable) -> None:
+        """Record that Envoy's own log has closed."""
+        self.accounting.logs.lost(log, now=self.clock())
+
+    def lost_link(self, link: Hashable) -> None:
+        """Record that a link has closed, or that entries may be missing from what it brings."""
+        self.accounting.logs.lost(link, now=self.clock(), is_direct=False)
+
+    def num_losses(self) -> int:
+        """Return how often other routers may have missed entries that were to come from here."""
+        return self.accounting.logs.num_losses + sum(self.relay.num_dropped.values())
+
+    def delayed(self, delay_s: float) -> None:
+        """Record that this process stood still for so long."""
+        if delay_s >= STILL_S:
+            self.accounting.logs.stood_still(now=self.clock())
+
     def tick(self, *, now: float) -> None:
-        """End the picks whose end was not reported in time."""
+        """End the picks whose end was not reported in time, and say which source is in force."""
         self.recorder.given_up([each.pick for each in self.accounting.expire(now=now)])
         self._log_changes()
+        self._look_at_logs(now)
+
+    def _look_at_logs(self, now: float) -> None:
+        accounting = self.accounting
+        found, lost = accounting.look(now=now)
+        if lost:
+            log.warning(
+                "no access log of Envoy at %s tells how its requests end: the pods' own counts do",
+                _hosts(lost),
+            )
+        if found:
+            log.info("the access log of Envoy at %s tells how its requests end", _hosts(found))
 
     def _log_changes(self) -> None:
         for change in self.outliers.take_changes():
@@ -95,3 +126,7 @@ class Endings:
             else:
                 address, cause = change.address, change.cause
                 log.warning("endpoint %s ejected for %g s: %s", address, change.for_s, cause)
+
+
+def _hosts(hosts: list[str]) -> str:
+    return listed([each or "a socket of this machine" for each in hosts])

@@ -120,6 +120,14 @@ def add_gauges(
         "Open access log streams: one for each Envoy worker that has logged something.",
         lambda: completions.num_streams,
     )
+    telemetry.add_gauges(
+        "completions_source",
+        "Envoys whose requests end by this source. access_log: what Envoy's log tells. pages: the "
+        "pods' own counts, as no log of that Envoy tells now, or completions.source is scrape (1). "
+        "response: completions.source is response_phases (1).",
+        "source",
+        lambda: parts.accounting.in_force(now=parts.clock()),
+    )
     add("eds_streams", "Open endpoint discovery streams.", lambda: eds.num_streams)
     add(
         "config_failures",

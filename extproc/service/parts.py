@@ -119,12 +119,13 @@ class Parts:
             on_asked=_both(changed.set, routing.is_wanting.set),
             clocks=clocks,
         )
+        self.endings = endings = Endings(
+            self.accounting, routing.pool.outliers, recorder, relay, self.pods, clocks.clock
+        )
         self.services = Services(
             config,
             routing,
-            Endings(
-                self.accounting, routing.pool.outliers, recorder, relay, self.pods, clocks.clock
-            ),
+            endings,
             tracing=tracing,
             clocks=clocks,
             is_open=self.is_open,
@@ -150,6 +151,8 @@ class Parts:
             ),
             router_id=router_id,
             on_entries=self.services.completions.record_relayed,
+            on_lost=endings.lost_link,
+            num_losses=endings.num_losses,
             on_num_routers=routing.pool.set_num_routers,
             on_garbage=recorder.telemetry.access_log_garbage,
             observers=observers,

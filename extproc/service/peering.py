@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from extproc.config import Config
@@ -41,7 +41,9 @@ class Peering:
         relay: Takes what is for other routers.
         hearing: Takes what they say.
         router_id: First part of our picks' ids.
-        on_entries: Called with access log entries that a peer passed on.
+        on_entries: Called with access log entries that a peer passed on, and its link.
+        on_lost: Called with a link that has closed, or whose peer may have missed entries.
+        num_losses: Returns how often this router may have missed entries for others.
         on_num_routers: Called with the number of routers, including this one, when it changes.
         on_garbage: Called for each message of a peer that cannot be parsed.
         observers: Calls the relay: no request and no access log depends on peers.
@@ -56,6 +58,8 @@ class Peering:
         *,
         router_id: str,
         on_entries: OnEntries,
+        on_lost: Callable[[Hashable], None],
+        num_losses: Callable[[], int],
         on_num_routers: Callable[[int], None],
         on_garbage: Callable[[], None],
         observers: Observers,
@@ -74,6 +78,8 @@ class Peering:
             links=hearing.links,
             listener=hearing,
             on_entries=on_entries,
+            on_lost=on_lost,
+            num_losses=num_losses,
             clock=clocks.clock,
             on_garbage=on_garbage,
             keys=keys_of(config),

@@ -78,6 +78,7 @@ class Services:
             on_foreign=endings.pass_on if config.peers is not None else None,
             on_recorded=endings.flush,
             on_streams=accounting.record_access_logs,
+            on_lost=endings.lost_log,
         )
         self.eds = EdsService(
             config.destination.eds_cluster, on_nack=recorder.eds_refused, on_unusable=_on_unusable

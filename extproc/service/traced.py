@@ -84,13 +84,13 @@ class Traced:
 
 def new_stream_of(
     parts: StreamParts, settings: StreamSettings, recorder: Recorder, tracing: Tracing | None
-) -> Callable[[Metadata, Callable[[], None]], Stream]:
+) -> Callable[[Metadata, Callable[[], None], str], Stream]:
     """Return the factory of streams; tracing costs nothing where it is off."""
     if tracing is None:
-        return lambda _metadata, wake: Stream(parts, settings, wake)
+        return lambda _metadata, wake, envoy: Stream(parts, settings, wake, envoy)
 
-    def new_stream(metadata: Metadata, wake: Callable[[], None]) -> Stream:
+    def new_stream(metadata: Metadata, wake: Callable[[], None], envoy: str) -> Stream:
         traced = Traced(recorder, partial(tracing.begin, metadata))
-        return Stream(replace(parts, observer=traced), settings, wake)
+        return Stream(replace(parts, observer=traced), settings, wake, envoy)
 
     return new_stream

@@ -43,6 +43,7 @@ class Connection:
     Args:
         methods: The methods to serve, by path.
         now: Monotonic seconds.
+        host: The peer's IP address; "" where unknown.
         limits: Bounds on the resources of the peer.
         counters: One per server.
         budget: Memory for the bodies of all connections; one per server.
@@ -57,6 +58,7 @@ class Connection:
         methods: Mapping[str, Method],
         *,
         now: float,
+        host: str = "",
         limits: Limits = DEFAULT_LIMITS,
         counters: Counters | None = None,
         budget: Budget | None = None,
@@ -68,7 +70,7 @@ class Connection:
         self.counters.connections_open += 1
         self.budget = budget if budget is not None else Budget()
         self.outbox = Outbox(on_output_ready, self.budget)
-        streams = Streams(self.outbox, limits, self.counters, self.budget, on_session_error)
+        streams = Streams(self.outbox, limits, self.counters, self.budget, on_session_error, host)
         reader = HeaderReader(lambda fields: judge_request(fields, methods), limits, self.counters)
         self.streams = streams
         self._floods = floods = FloodMeter(limits, self.outbox, now)

@@ -15,12 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from grpc import aio
 
 from extproc.address import Address
 from extproc.wire.budget import Budget
+from extproc.wire.limits import DEFAULT_LIMITS
 from extproc.wire.rpc import Call, Code, Method, Session
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,9 @@ class GrpcioServer:
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.max_concurrent_streams", max_concurrent_streams),
             ("grpc.http2.max_ping_strikes", 0),  # no limit on pings
+            # Ours, as `Limits` has them.
+            ("grpc.keepalive_time_ms", round(DEFAULT_LIMITS.keepalive_s * 1e3)),
+            ("grpc.keepalive_timeout_ms", round(DEFAULT_LIMITS.keepalive_timeout_s * 1e3)),
             ("grpc.so_reuseport", 0),
         ]
         self._server = aio.server(options=options)
@@ -124,6 +129,13 @@ class _Call(Call):
     waited_s: float = 0.0
     kept_bytes: int = 0
     pusher: asyncio.Task[None] | None = None
+
+    @property
+    def host(self) -> str:
+        """The peer's IP address; "" where unknown."""
+        # `ipv4:10.0.0.1:1234`, `ipv6:%5B::1%5D:1234` or `unix:`
+        kind, _, rest = self.context.peer().partition(":")
+        return unquote(rest.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else ""
 
     def send(self, message: bytes) -> None:
         if self.ended is None:

@@ -122,8 +122,8 @@ class Limits:
     stream_window_bytes: int = GRANT_BYTES
     connection_window_bytes: int = 16 * 1024 * 1024
     handshake_timeout_s: float = 10.0
-    keepalive_s: float = 30.0
-    keepalive_timeout_s: float = 10.0
+    keepalive_s: float = 5.0
+    keepalive_timeout_s: float = 5.0
     idle_timeout_s: float = 1800.0
     message_timeout_s: float = 60.0
     stall_timeout_s: float = 60.0

@@ -34,6 +34,11 @@ class Code(IntEnum):
 class Call(Protocol):
     """The transport's side of one RPC: the way back to the peer. To be inherited from."""
 
+    @property
+    def host(self) -> str:
+        """The peer's IP address; "" where unknown, as behind a socket of this machine."""
+        return ""
+
     def send(self, message: bytes) -> None:
         """Queue one message. Ignored after `end` and after the peer has disconnected."""
 

@@ -46,6 +46,11 @@ def _log_session_error(error: Exception, path: str) -> None:
     log.error("session of %s raised", path, exc_info=error)
 
 
+def _host_of(transport: asyncio.BaseTransport | None) -> str:
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""  # that of a Unix socket is a path
+
+
 class _Wire(asyncio.Protocol):
     """One socket, with or without TLS; counted and timed from the moment it is accepted."""
 
@@ -79,6 +84,7 @@ class _Wire(asyncio.Protocol):
         self.connection = Connection(
             server.methods,
             now=self._opened_s,
+            host=_host_of(self._transport),
             limits=server.limits,
             counters=server.counters,
             budget=server.budget,

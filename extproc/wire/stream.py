@@ -29,6 +29,7 @@ class Book(Protocol):
 
     outbox: Outbox
     budget: Budget
+    host: str
 
     def give_up(self, stream: WireStream) -> None:
         """End the stream for want of memory, by its session if it can."""
@@ -82,6 +83,11 @@ class WireStream:
         self.held_bytes = 0
         self.kept_bytes = 0
         self._end_block = grpc.OK_TRAILERS
+
+    @property
+    def host(self) -> str:
+        """The peer's IP address; "" where unknown."""
+        return self._book.host
 
     @property
     def path(self) -> str:

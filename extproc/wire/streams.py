@@ -23,6 +23,7 @@ class Streams:
     """The streams of one connection.
 
     Attributes:
+        host: The peer's IP address; "" where unknown.
         open: Streams not closed yet, by identifier.
         closed: How the latest closed ones ended.
         last_id: Highest identifier used by the peer.
@@ -36,6 +37,7 @@ class Streams:
     counters: Counters
     budget: Budget
     on_session_error: Callable[[Exception, str], None]
+    host: str = ""
     open: dict[int, WireStream] = field(default_factory=dict)
     closed: ClosedStreams = field(default_factory=ClosedStreams)
     last_id: int = 0

@@ -231,3 +231,11 @@ def test_where_an_effect_is_only_wanted_pods_serve_before_and_after_the_check() 
     assert world.planner.holders("a") == frozenset({ONE})
     assert world.planner.proven("a") is None
     assert asked(world) == [ONE], "once"
+
+
+def test_the_last_resorts_for_an_adapter_have_what_is_declared_and_have_shown_it() -> None:
+    one, two = FakePod(ONE), FakePod(TWO, without_effect={"/a"})
+    world = world_of(one, two).declared(Declaration("a", "/a", min_replicas=2), for_s=10)
+
+    assert world.planner.last_holders("a", (ONE, TWO, THREE)) == frozenset({ONE})
+    assert world.planner.last_holders("b", (ONE,)) == frozenset()

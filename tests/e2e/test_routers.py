@@ -234,6 +234,50 @@ async def test_a_router_that_hangs_costs_at_most_what_it_has_half_answered(
     assert max(load.lost_s, default=0.0) < stopped_s, routers.logs()
 
 
+async def test_the_log_leaves_a_router_whose_node_is_gone_and_the_counts_are_true_again(
+    http: aiohttp.ClientSession,
+) -> None:
+    """Nothing passes between Envoy and the router that has the log, and no connection ends."""
+    async with AsyncExitStack() as stack:
+        switches = [await stack.enter_async_context(Switch()) for _ in range(2)]
+        pods = await stack.enter_async_context(own_pods(profile=SLOW))
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        config = router_config(pods, peers={"static": addresses})
+        made = [RouterProcess(config, address=own) for own in addresses]
+        for router in made:
+            await stack.enter_async_context(router)
+        ways = [
+            await switch.to(router.address) for switch, router in zip(switches, made, strict=True)
+        ]
+        running = running_envoy(Mode.ORIGINAL_DST, *ways, shared_access_log=True)
+        envoy = await stack.enter_async_context(running)
+        routers = Fleet(made, envoy, Client(envoy.url, http))
+        await eventually(routers.are_linked)
+        async with Load(routers.client, MODELS, max_tokens=3).running() as load:
+            await load.some()
+            streams = await routers.counters("access_log_streams")
+            has_it = streams.index(max(streams))
+            other = made[1 - has_it]
+            assert streams[1 - has_it] == 0
+            switches[has_it].turn(on=False)
+
+            async def has_moved() -> bool:
+                return await other.counter("extproc_access_log_streams") > 0
+
+            await eventually(has_moved)
+            await load.some()
+            told = 'extproc_completions_total{outcome="completed"}'
+            before = await other.counter(told)
+            await load.some(60)
+            after = await other.counter(told)
+        await eventually(other.has_none_in_flight)
+        health = await other.admin("/healthz")
+        in_force = health["completions"]
+
+    assert after - before >= 50
+    assert in_force == {"access_log": 1, "pages": 0, "response": 0}
+
+
 @pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST], ids=str)
 async def test_a_killed_router_costs_at_most_its_undecided_requests(
     http: aiohttp.ClientSession, mode: Mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,41 @@ def test_limits_times_and_failure_mode_are_set() -> None:
     assert config["max_message_timeout"] == "7s"
     assert config["failure_mode_allow"] is True
     assert config["allow_mode_override"] is True
+
+
+@ALL_MODES
+@pytest.mark.parametrize("shared_access_log", [False, True])
+def test_every_cluster_that_envoy_speaks_grpc_to_is_pinged(
+    mode: Mode, shared_access_log: bool
+) -> None:
+    """Otherwise a stream to a node that is gone without a reset lasts for a quarter of an hour."""
+    routers = ("10.0.0.1:9002", "10.0.0.2:9002")
+    document = rendered(mode=mode, routers=routers, shared_access_log=shared_access_log)
+    named = set(grpc_clusters(document))
+
+    assert len(named) == (1 if shared_access_log else 3)
+    for name in named:
+        (http,) = cluster(document, name)["typed_extension_protocol_options"].values()
+        http2 = http["explicit_http_config"]["http2_protocol_options"]
+        assert http2["connection_keepalive"] == {"interval": "5s", "timeout": "4s"}
+
+
+def grpc_clusters(part: Any) -> Iterator[str]:
+    """The clusters of all gRPC services that a configuration names, wherever."""
+    if isinstance(part, dict):
+        if "envoy_grpc" in part:
+            yield part["envoy_grpc"]["cluster_name"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for each in part:
+            yield from grpc_clusters(each)
+
+
+@ALL_MODES
+def test_the_access_log_keeps_a_mebibyte_while_a_router_stands_still(mode: Mode) -> None:
+    (log,) = manager(rendered(mode=mode))["access_log"]
+
+    assert log["typed_config"]["common_config"]["buffer_size_bytes"] == 1024 * 1024
 
 
 def test_pages_of_listed_origins_may_use_the_api_and_clients_ids_may_stay() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -63,9 +63,16 @@ def encode(*entries: Any) -> bytes:
     return encoded
 
 
+def into(seen: list[Completion]) -> Callable[[Completion, Hashable], None]:
+    return lambda completion, _log: seen.append(completion)
+
+
+def nobody(_completion: Completion, _log: Hashable) -> None: ...
+
+
 def completions(*entries: Any) -> list[Completion]:
     seen: list[Completion] = []
-    CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S).record(encode(*entries))
+    CompletionService(into(seen), wall_clock=lambda: NOW_WALL_S).record(encode(*entries))
     return seen
 
 
@@ -299,9 +306,7 @@ def test_intermediate_entries_are_passed_over() -> None:
 
 def test_the_service_reports_the_number_of_open_logs() -> None:
     told: list[int] = []
-    service = CompletionService(
-        lambda _: None, wall_clock=lambda: NOW_WALL_S, on_streams=told.append
-    )
+    service = CompletionService(nobody, wall_clock=lambda: NOW_WALL_S, on_streams=told.append)
     sessions = [begin(service.methods(), "StreamAccessLogs")[1] for _ in range(2)]
     for session in sessions:
         session.closed()
@@ -310,9 +315,25 @@ def test_the_service_reports_the_number_of_open_logs() -> None:
     assert service.num_streams == 0
 
 
+def test_an_entry_comes_with_what_brought_it_and_the_end_of_a_stream_is_told() -> None:
+    brought: list[Any] = []
+    ended: list[Any] = []
+    service = CompletionService(
+        lambda _, log: brought.append(log), wall_clock=lambda: NOW_WALL_S, on_lost=ended.append
+    )
+    sessions = [begin(service.methods(), "StreamAccessLogs")[1] for _ in range(2)]
+    for session in sessions:
+        session.receive(encode(entry()))
+    sessions[0].closed()
+    service.record_relayed([entry().SerializeToString()], "link")
+
+    assert brought == [*sessions, "link"]
+    assert ended == sessions[:1]
+
+
 def test_a_stream_hands_on_its_messages_and_ends_with_its_peer() -> None:
     seen: list[Completion] = []
-    service = CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S)
+    service = CompletionService(into(seen), wall_clock=lambda: NOW_WALL_S)
     call, session = begin(service.methods(), "StreamAccessLogs")
     session.receive(als_pb2.StreamAccessLogsMessage().SerializeToString())
     session.receive(encode(entry(pick_id="a"), entry(pick_id="b")))
@@ -326,7 +347,7 @@ def test_a_stream_hands_on_its_messages_and_ends_with_its_peer() -> None:
 def test_garbage_ends_the_stream_as_an_invalid_argument() -> None:
     garbage: list[str] = []
     service = CompletionService(
-        lambda _: None,
+        nobody,
         wall_clock=lambda: NOW_WALL_S,
         on_garbage=lambda: garbage.append("once"),
     )
@@ -338,7 +359,7 @@ def test_garbage_ends_the_stream_as_an_invalid_argument() -> None:
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda part: encode(entry()) + part))
 def test_no_message_raises(message: bytes) -> None:
-    service = CompletionService(lambda _: None, wall_clock=lambda: NOW_WALL_S)
+    service = CompletionService(nobody, wall_clock=lambda: NOW_WALL_S)
     call, session = begin(service.methods(), "StreamAccessLogs")
     session.receive(message)
 
@@ -350,7 +371,7 @@ def relaying(*, is_ours: bool) -> tuple[CompletionService, list[Completion], lis
     seen: list[Completion] = []
     passed_on: list[bytes] = []
 
-    def complete(completion: Completion) -> bool:
+    def complete(completion: Completion, _log: Hashable) -> bool:
         seen.append(completion)
         return is_ours
 
@@ -393,7 +414,7 @@ def test_an_unreadable_entry_does_not_cost_the_others() -> None:
         num_garbage += 1
 
     seen: list[Completion] = []
-    service = CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S, on_garbage=count)
+    service = CompletionService(into(seen), wall_clock=lambda: NOW_WALL_S, on_garbage=count)
     service.record_relayed([b"\xff\xff", entry().SerializeToString()])
 
     assert (num_garbage, len(seen)) == (1, 1)
@@ -412,7 +433,7 @@ def refusals(*entries: Any, is_ours: bool = True) -> tuple[list[Any], list[str]]
         return is_ours
 
     service = CompletionService(
-        lambda _: pytest.fail("no request has ended"),
+        lambda *_: pytest.fail("no request has ended"),
         wall_clock=lambda: NOW_WALL_S,
         on_refusal=on_refusal,
         on_foreign=lambda pick_id, _: foreign.append(pick_id),

@@ -228,24 +228,33 @@ def test_a_404_takes_no_model_off_the_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "graces"),
+    ("source", "in_force"),
     [
-        (Source.AUTO, [0.5, 10.0]),
-        (Source.ACCESS_LOG, [10.0, 10.0]),
-        (Source.RESPONSE_PHASES, [10.0, 10.0]),
-        (Source.SCRAPE, [0.5, 0.5]),
+        (Source.AUTO, {"access_log": 1, "pages": 0, "response": 0}),
+        (Source.ACCESS_LOG, {"access_log": 1, "pages": 0, "response": 0}),
+        (Source.RESPONSE_PHASES, {"access_log": 0, "pages": 0, "response": 1}),
+        (Source.SCRAPE, {"access_log": 0, "pages": 1, "response": 0}),
     ],
 )
-def test_endpoints_counts_end_a_pick_early_where_nobody_else_would(
-    source: Source, graces: Sequence[float]
-) -> None:
-    accounting = Books(source=source, scrape_grace_s=0.5, lost_after_s=10.0).accounting
-    seen = []
-    for count in LOGS:
-        accounting.record_access_logs(count)
-        seen.append(accounting.grace_s)
+def test_people_read_which_source_is_in_force(source: Source, in_force: Mapping[str, int]) -> None:
+    books = Books(source=source)
+    books.hear()
 
-    assert seen == graces
+    assert books.accounting.in_force(now=3.0) == in_force
+
+
+def test_an_envoy_whose_log_is_lost_is_named_once_and_again_when_it_is_back() -> None:
+    books = Books()
+    books.hear()
+    books.pool.flights.start(books.pick, now=4.0)
+    looks = [books.accounting.look(now=4.0)]
+    books.accounting.logs.lost("", now=5.0)
+    looks += [books.accounting.look(now=5.0), books.accounting.look(now=6.0)]
+    books.hear()
+    looks.append(books.accounting.look(now=7.0))
+
+    assert looks == [([], []), ([], [""]), ([], []), ([""], [])]
+    assert Books(source=Source.SCRAPE).accounting.look(now=1.0) == ([], [])
 
 
 @pytest.mark.parametrize(

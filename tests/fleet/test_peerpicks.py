@@ -26,7 +26,7 @@ from extproc.fleet.residency import Residency
 from extproc.routing.admission import AdmissionSettings, admit
 from extproc.tenancy import Share
 from extproc.types import EndpointView, Pick
-from tests.builders import address, cards, endpoint, fill, pick, report, request
+from tests.builders import address, by_pages, cards, endpoint, fill, pick, report, request
 
 MAX_AGE_S = PeerPickBounds().max_age_s
 
@@ -357,7 +357,7 @@ def test_no_prompts_are_ahead_of_what_ends_untold() -> None:
     made.record_report(address(1), report(), taken_at_s=5.0)
 
     def reconcile() -> None:
-        made.flights.reconcile(address(1), now=5.0, grace_s=0.0)
+        made.flights.reconcile(address(1), by_pages(0.0), now=5.0)
 
     assert ahead_after_all_end(made, reconcile, now=5.0) <= 0
 
@@ -504,7 +504,7 @@ def test_a_report_without_room_for_told_picks_ends_the_oldest_and_ours_last(
     own(made, "me-1")
     own(made, "me-2")
     made.record_report(address(1), report(num_running=num_running), taken_at_s=10.0)
-    made.flights.reconcile(address(1), now=10.0, grace_s=1.0)
+    made.flights.reconcile(address(1), by_pages(1.0), now=10.0)
 
     assert counts(made)[:2] == left
     if left[1] == 1:
@@ -519,7 +519,7 @@ def test_picks_that_end_by_a_report_have_run_and_those_of_a_pod_that_forgot_them
     assert view(made).gpu_adapters == ("b", "a")  # the last one listed first
     made.told.start(told("x-2"), now=0.0)
     made.record_report(address(1), report(max_loras=2), taken_at_s=10.0)
-    made.flights.reconcile(address(1), now=10.0, grace_s=1.0)
+    made.flights.reconcile(address(1), by_pages(1.0), now=10.0)
 
     assert view(made).gpu_adapters == ("a", "b")
 
@@ -546,7 +546,7 @@ def test_told_picks_that_may_not_have_arrived_are_not_judged() -> None:
     made.told.start(told("x-1"), now=0.0)
     made.told.start(told("x-2"), now=9.5)
     made.record_report(address(1), report(num_running=1), taken_at_s=10.0)
-    made.flights.reconcile(address(1), now=10.0, grace_s=1.0)
+    made.flights.reconcile(address(1), by_pages(1.0), now=10.0)
 
     assert counts(made)[:2] == (0, 2)
 
@@ -822,7 +822,7 @@ class ToldMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def reconcile(self, number: int) -> None:
-        for flight in self.pool.flights.reconcile(address(number), now=self.now, grace_s=1.0):
+        for flight in self.pool.flights.reconcile(address(number), by_pages(1.0), now=self.now):
             del self.flights[flight.pick.id]
 
     @rule()

@@ -33,6 +33,7 @@ from tests.builders import (
     adapter_card,
     address,
     base_card,
+    by_pages,
     cards,
     endpoint,
     fill,
@@ -115,7 +116,7 @@ def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
     made.record_orca(strange, (0.5, 1))
 
     assert made.record_report(strange, report(), taken_at_s=0.0) is False
-    assert made.flights.reconcile(strange, now=0.0, grace_s=0.0) == []
+    assert made.flights.reconcile(strange, by_pages(0.0), now=0.0) == []
     assert made.registry == {}
     with pytest.raises(KeyError):
         made.flights.start(pick(number=9), now=0.0)
@@ -634,7 +635,7 @@ def reconciled(num_running: int, num_waiting: int = 0, *, grace_s: float = 1.0) 
         start(made, str(number), now=float(number))
     seen = report(num_running=num_running, num_waiting=num_waiting)
     made.record_report(address(1), seen, taken_at_s=3.0)
-    lost = made.flights.reconcile(address(1), now=3.5, grace_s=grace_s)
+    lost = made.flights.reconcile(address(1), by_pages(grace_s), now=3.5)
     assert len(made.flights) == 4 - len(lost)
     assert view(made, now=3.0).num_in_flight == 4 - len(lost)
     return [flight.pick.id for flight in lost]
@@ -653,7 +654,7 @@ def test_nothing_is_reconciled_with_an_endpoint_that_never_reported() -> None:
     made = pool()
     start(made)
 
-    assert made.flights.reconcile(address(1), now=99.0, grace_s=0.0) == []
+    assert made.flights.reconcile(address(1), by_pages(0.0), now=99.0) == []
 
 
 # --- what others sent -----------------------------------------------------------------------
@@ -939,7 +940,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, grace_s=st.sampled_from((0.0, 1.0)))
     def reconcile(self, number: int, grace_s: float) -> None:
-        lost = self.pool.flights.reconcile(address(number), now=self.now, grace_s=grace_s)
+        lost = self.pool.flights.reconcile(address(number), by_pages(grace_s), now=self.now)
         life = self.life.get(number)
         if life is None or life not in self.reports:
             assert lost == []

@@ -106,6 +106,23 @@ async def test_a_prompt_of_200_kb_passes_over_http_2(gateway: Gateway) -> None:
     assert (answer.status, answer.served_by) == (200, "pod-1")
 
 
+@pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
+async def test_envoy_gateway_pings_the_routers_for_requests_and_for_the_log(overlay: str) -> None:
+    routers = ["127.0.0.1:9"]
+    services = {"extproc": routers, "extproc-log": routers, "vllm": routers}
+    text = build(MANIFESTS / "overlays" / overlay)
+    found = await asyncio.to_thread(translate, text, services)
+    pings = {}
+    for cluster in found.clusters:
+        (http,) = cluster["typedExtensionProtocolOptions"].values()
+        http2 = http.get("explicitHttpConfig", {}).get("http2ProtocolOptions")
+        if http2 is not None:
+            pings[cluster["name"].partition("/")[0]] = http2.get("connectionKeepalive")
+
+    expected = {"interval": "5s", "timeout": "4s"}
+    assert pings == {"accesslog_als_0_0": expected, "envoyextensionpolicy": expected}
+
+
 async def test_a_request_id_of_a_client_is_replaced(gateway: Gateway) -> None:
     gateway.pods[1].pod.last_requests.clear()
     await gateway.client.chat("only-1", headers={"x-request-id": "mine"})

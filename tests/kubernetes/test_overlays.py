@@ -133,6 +133,22 @@ def test_a_drain_fits_into_the_time_before_the_kill(overlay: str) -> None:
     assert 0 < server.drain_delay_s < drain_s < pod["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
+def test_each_grpc_connection_of_the_proxies_is_pinged(overlay: str) -> None:
+    """Otherwise a stream to a node that is gone without a reset lasts for a quarter of an hour."""
+    text = build(MANIFESTS / "overlays" / overlay)
+    settings = only(text, "EnvoyProxy")["spec"]["telemetry"]["accessLog"]["settings"]
+    services = [sink["als"] for each in settings for sink in each["sinks"] if "als" in sink]
+    services += only(text, "EnvoyExtensionPolicy")["spec"]["extProc"]
+
+    assert len(services) == 2
+    for each in services:
+        assert each["backendSettings"]["http2"]["connectionKeepalive"] == {
+            "interval": "5s",
+            "timeout": "4s",
+        }
+
+
 def test_kustomizations_name_list_elements_and_no_positions() -> None:
     """But in a patch that adds an argument, as arguments have no names."""
     for path in MANIFESTS.rglob("kustomization.yaml"):

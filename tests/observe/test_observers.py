@@ -83,7 +83,7 @@ def test_failures_of_an_observer_do_not_fill_the_log(limited_log: pytest.LogCapt
 def decide(tracing: Any, *, num_waits: int = 0) -> Scene:
     scene = Scene(num_waits=num_waits)
     new_stream = new_stream_of(scene.parts, StreamSettings(), scene.recorder, tracing)
-    stream = new_stream({}, lambda: None)
+    stream = new_stream({}, lambda: None, "")
     stream.handle(request_headers(body_mode=m.BodyMode.BUFFERED), now=1.0)
     commands = stream.handle(m.RequestBody(body(), True), now=1.0)
     for number in range(num_waits):

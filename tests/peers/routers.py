@@ -52,7 +52,7 @@ class Router:
             router_id,
             links=Links(monotonic),
             listener=Deaf(),
-            on_entries=self.taken.extend,
+            on_entries=lambda entries, _link: self.taken.extend(entries),
             clock=monotonic,
             keys=lambda: keys,
             believes_callers=True,

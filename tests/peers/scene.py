@@ -34,6 +34,8 @@ class Router:
         self.clock = clock or Clock()
         self.relay = Relay(RelaySettings())
         self.taken: list[bytes] = []
+        self.lost: list[Any] = []
+        self.num_losses = 0
         self.updates: list[tuple[str, AdapterUpdate]] = []
         self.num_garbage = self.num_owing = 0
         self.picks: Sequence[PeerPick] = ()
@@ -44,7 +46,9 @@ class Router:
         self.service = PeersService(
             self.relay,
             router_id,
-            on_entries=self.taken.extend,
+            on_entries=lambda entries, _link: self.taken.extend(entries),
+            on_lost=self.lost.append,
+            num_losses=lambda: self.num_losses,
             clock=self.clock,
             on_garbage=self._count,
             links=self.links,
@@ -112,6 +116,7 @@ class Wire:
         [method] = far.service.methods()
         far_end = method.open(to_near, {})
         self._ways = [(to_far, far_end), (to_near, near_end)]
+        self.near, self.far = near_end, far_end
 
     def pump(self) -> list[bytes]:
         """Deliver until nothing is under way; return what was, in order."""

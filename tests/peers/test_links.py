@@ -55,6 +55,29 @@ def test_both_ends_learn_who_is_there_and_entries_go_either_way() -> None:
     assert (near.relay.num_sent, far.service.num_received) == (2, 2)
 
 
+def test_a_router_that_may_have_missed_entries_says_so_with_the_next_sign_of_life() -> None:
+    near, far = Router("a"), Router("b")
+    wire = Wire(near, far)
+    near.offer("b", b"1")
+    wire.pump()
+    assert (far.taken, far.lost) == ([b"1"], [])
+    near.num_losses = 1
+    for _ in range(2):
+        near.offer("b", b"2")
+        wire.pump()
+
+    assert (far.lost, near.lost) == ([wire.far], [])
+
+
+def test_a_link_that_closes_may_have_lost_entries() -> None:
+    near, far = Router("a"), Router("b")
+    wire = Wire(near, far)
+    wire.pump()
+    wire.cut()
+
+    assert (far.lost, near.lost) == ([wire.far], [wire.near])
+
+
 def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none() -> None:
     near, far = Router("a"), Router("b")
     far.begin_with()

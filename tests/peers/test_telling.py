@@ -242,7 +242,7 @@ def served(
         router_id,
         links=telling.links,
         listener=Hearing(router, adapters, telling, clock=clock, observers=observers),
-        on_entries=lambda _: None,
+        on_entries=lambda *_: None,
         clock=clock,
         believes_callers=True,
     )

@@ -53,10 +53,13 @@ class FakeRouter:
     spelling: Spelling = LISTED
 
     def stream(
-        self, settings: StreamSettings | None = None, wake: Callable[[], None] = lambda: None
+        self,
+        settings: StreamSettings | None = None,
+        wake: Callable[[], None] = lambda: None,
+        envoy: str = "",
     ) -> Stream:
         """A stream that calls this router."""
-        return Stream(self.parts(), settings or StreamSettings(), wake)
+        return Stream(self.parts(), settings or StreamSettings(), wake, envoy)
 
     def parts(self) -> StreamParts:
         """This router and all else that a stream calls."""

@@ -53,8 +53,8 @@ class Service:
             straight=Straight(self.router.parts(), self.settings) if is_straight else None,
         )
 
-    def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
-        return self.router.stream(self.settings, wake)
+    def new_stream(self, _metadata: Metadata, wake: Callable[[], None], envoy: str) -> Stream:
+        return self.router.stream(self.settings, wake, envoy)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
         self.timers.append(Timer(delay_s, callback))

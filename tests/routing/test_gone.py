@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration
 from extproc.fleet.evidence import Evidence
@@ -227,3 +228,73 @@ def test_a_declared_adapter_is_waited_for_beyond_cold_wait_s_only_where_nobody_i
     lose(made, 1, 2)
     result = queued(made.route(old, now=31.0))
     assert result.reason == FOR_POD
+
+
+# --- endpoints that serve while they terminate -------------------------------------------------
+
+
+def terminate(made: Router, *numbers: int, of: int) -> None:
+    """Have some of the endpoints 1 to `of` be deleted, which serve on."""
+    made.pool.set_endpoints(
+        [
+            replace(endpoint(each, is_ready=each not in numbers), is_last_resort=each in numbers)
+            for each in range(1, of + 1)
+        ]
+    )
+
+
+@pytest.mark.parametrize("policy", ["founding", "least_harm"])
+def test_where_all_terminate_and_serve_requests_go_there_and_do_not_wait(policy: str) -> None:
+    made = router(1, 2, policy=policy)
+    terminate(made, 1, 2, of=2)
+
+    assert routed(made.route(asked(), now=1.0)).address in (address(1), address(2))
+    assert made.models.outage(None, now=1.0) is None
+    assert refused(made.route(asked(model="nope"), now=1.0)) == (404, Reason.MODEL_NOT_FOUND)
+
+
+def test_one_that_is_ready_again_is_sent_what_comes_then() -> None:
+    made = router(1, 2)
+    terminate(made, 1, 2, of=2)
+    terminate(made, 1, of=2)
+
+    assert {routed(made.route(asked(), now=1.0)).address for _ in range(5)} == {address(2)}
+
+
+def test_an_engine_that_has_stopped_is_no_last_resort() -> None:
+    made = router(1)
+    terminate(made, 1, of=1)
+    made.pool.record_health(address(1), is_dead=True, asked_at_s=0.5)
+
+    assert held(made).reason == FOR_POD
+
+
+def test_what_a_terminating_endpoint_has_under_a_declared_name_is_not_always_what_is_declared() -> (
+    None
+):
+    made = router(1, 2)
+    made.pool.record_models(address(2), cards(), now=0.0)
+    declared = Declaration("a", source="/another", origin="test")
+    made.catalog.planner.declare([declared], now=0.0)
+    made.catalog.declare({"a": Offer(declared)}, {frozenset(): BASE})
+    made.catalog.planner.tick(made.pool.pod_states(now=0.2), {}, [], now=0.2)
+    terminate(made, 1, of=2)
+    made.catalog.planner.tick(made.pool.pod_states(now=0.5), {}, [], now=0.5)
+
+    assert not isinstance(made.route(asked(), now=1.0), Pick)
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_an_adapter_that_only_terminating_endpoints_have_is_served_there(is_declared: bool) -> None:
+    """A declared one too, while another endpoint loads it."""
+    made = router(1, 2)
+    made.pool.record_models(address(2), cards(), now=0.0)
+    if is_declared:
+        declared = Declaration("a", source=cards("a")[1].root, origin="test")
+        made.catalog.planner.declare([declared], now=0.0)
+        made.catalog.declare({"a": Offer(declared)}, {frozenset(): BASE})
+        made.catalog.planner.tick(made.pool.pod_states(now=0.2), {}, [], now=0.2)
+    terminate(made, 1, of=2)
+    made.catalog.planner.tick(made.pool.pod_states(now=0.5), {}, [], now=0.5)
+
+    assert routed(made.route(asked(), now=1.0)).address == address(1)

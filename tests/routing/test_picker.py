@@ -24,7 +24,7 @@ from extproc.types import (
     Snapshot,
     Wait,
 )
-from tests.builders import address, endpoint_view, request, snapshot
+from tests.builders import BASE, address, endpoint_view, picker_of, request, snapshot
 from tests.routing.scene import picker, rejected, routed
 from tests.strategies import requests, snapshots
 
@@ -55,6 +55,77 @@ def allowed(snapshot: Snapshot, request: RequestInfo) -> list[EndpointView]:
             or bool({view.address, view.address.split(":")[0]} & request.subset)
         )
     ]
+
+
+# --- last resorts ---
+
+
+def resort(number: int, **fields: Any) -> EndpointView:
+    """An endpoint that serves while it terminates."""
+    return endpoint_view(number, is_ready=False, _is_last_resort=True, **fields)
+
+
+RESORT_PICKERS = pytest.mark.parametrize("policy", sorted(BUILT_IN))
+
+
+@RESORT_PICKERS
+def test_what_serves_while_it_terminates_gets_what_no_ready_endpoint_can_take(policy: str) -> None:
+    seen = snapshot(
+        endpoint_view(1, registered=frozenset({BASE})), resort(2), endpoint_view(3, is_ready=False)
+    )
+    found = picker_of(policy).pick(seen, request("a"))
+
+    assert routed(found).endpoints[0] == address(2)
+    assert all(view.is_ready for view in routed(found).candidates)  # as policies are promised
+
+
+@RESORT_PICKERS
+def test_a_ready_endpoint_goes_first(policy: str) -> None:
+    busy = endpoint_view(1, num_running=9, num_pending=9)
+    found = picker_of(policy).pick(snapshot(busy, resort(2)), request("a"))
+
+    assert routed(found).endpoints[0] == address(1)
+
+
+@pytest.mark.parametrize("flaw", ["_is_unreachable", "_is_gone"])
+def test_a_last_resort_goes_before_an_endpoint_that_nobody_can_connect_to(flaw: str) -> None:
+    dead = endpoint_view(1, **{flaw: True})
+    found = picker().pick(snapshot(dead, resort(2)), request("a"), waits_until_s=9.0)
+
+    assert routed(found).endpoints[0] == address(2)
+
+
+def test_ejected_endpoints_go_before_a_last_resort() -> None:
+    """They answer; one that terminates is about to take its requests with it."""
+    ejected = endpoint_view(1, is_ejected=True)
+    found = picker().pick(snapshot(ejected, resort(2)), request("a"))
+
+    assert routed(found).endpoints[0] == address(1)
+
+
+def test_last_resorts_are_the_last_of_the_fallbacks() -> None:
+    views = [endpoint_view(number, num_pending=number) for number in (1, 2)]
+    seen = snapshot(*views, resort(3), resort(4, registered=frozenset({BASE})))
+    found = picker(num_fallbacks=3).pick(seen, request("a"))
+
+    assert set(routed(found).endpoints[:2]) == {address(1), address(2)}
+    assert routed(found).endpoints[2:] == (address(3),)
+
+
+@pytest.mark.parametrize(
+    ("view", "changes"),
+    [
+        (resort(1, is_ejected=True), {}),
+        (resort(1, registered=frozenset({BASE})), {}),
+        (resort(1), {"subset": frozenset({address(2)})}),
+    ],
+)
+def test_a_last_resort_has_to_be_able_to_take_it(
+    view: EndpointView, changes: dict[str, Any]
+) -> None:
+    found = picker().pick(snapshot(view), request("a", **changes))
+
+    assert rejected(found).reason is Reason.NO_ENDPOINTS
 
 
 # --- who may be chosen ----------------------------------------------------------------------

@@ -19,7 +19,18 @@ from extproc.routing.catalog import Catalog
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
 from extproc.types import EndpointView, LoadReport, Pick, Reason, Rejection
-from tests.builders import BASE, address, cards, endpoint, fill, pick, picker_of, report, request
+from tests.builders import (
+    BASE,
+    address,
+    by_pages,
+    cards,
+    endpoint,
+    fill,
+    pick,
+    picker_of,
+    report,
+    request,
+)
 from tests.routing.scene import rejected, routed
 
 EXPIRY_S = 2.0
@@ -188,7 +199,7 @@ def test_no_pick_ends_by_a_report_whose_numbers_cannot_be_read() -> None:
     pool.flights.start(pick(), now=0.0)
     pool.record_report(address(1), report(has_counts=False), taken_at_s=LATE_S)
 
-    assert pool.flights.reconcile(address(1), now=LATE_S, grace_s=1.0) == []
+    assert pool.flights.reconcile(address(1), by_pages(1.0), now=LATE_S) == []
     assert (view(pool, now=LATE_S).num_running, view(pool, now=LATE_S)._num_foreign) == (1, 0)
 
 

@@ -79,7 +79,9 @@ class Peered:
                 self.router, self.adapters, self.telling, clock=clock, observers=self.observers
             ),
             router_id=router_id,
-            on_entries=self.taken.extend,
+            on_entries=lambda entries, _link: self.taken.extend(entries),
+            on_lost=lambda _: None,
+            num_losses=lambda: 0,
             on_num_routers=self._count,
             on_garbage=lambda: None,
             observers=self.observers,

@@ -132,7 +132,7 @@ async def test_metrics_are_openmetrics_on_request() -> None:
 async def test_health_has_the_reasons() -> None:
     async with serving() as admin:
         status, text, _ = await admin.get("/healthz")
-        healthy = {"status": "ok", "reasons": [], "warnings": []}
+        healthy = {"status": "ok", "reasons": [], "warnings": [], "completions": {}}
         assert (status, json.loads(text)) == (200, healthy)
         admin.reasons = ["draining"]
         status, text, _ = await admin.get("/healthz")
@@ -142,6 +142,7 @@ async def test_health_has_the_reasons() -> None:
         "status": "unavailable",
         "reasons": ["draining"],
         "warnings": [],
+        "completions": {},
     }
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from extproc.lab.fakepod.pod import RunningPod
 from tests import clients
-from tests.service.serving import Service, configuration, serving
+from tests.service.serving import Service, configuration, serving, starting
 from tests.waiting import eventually
 
 
@@ -128,6 +128,29 @@ async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningP
 
         assert isinstance(reply, bytes)
         assert clients.read(reply).destination
+
+
+@pytest.mark.usefixtures("on_each_transport")
+async def test_a_request_that_is_held_when_the_router_stops_hears_of_it(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    endpoints = tmp_path / "endpoints.yaml"
+    endpoints.write_text("[]")
+    config = configuration(pods)
+    config["discovery"] = {"file": str(endpoints)}
+    config["server"]["drain_timeout_s"] = 2
+    async with starting(config) as service:
+        await eventually(service.is_ready)
+        call = service.channel.stream_stream(clients.PROCESS)()
+        for message in (clients.request_headers(), clients.request_body("a")):
+            await call.write(message)
+            assert isinstance(await call.read(), bytes)  # the second: more time for a held one
+        service.app.stop()
+        reply = await call.read()
+
+    assert isinstance(reply, bytes)
+    answer = clients.read(reply)
+    assert (answer.status, answer.body["error"]["code"]) == (503, "shutting_down")
 
 
 async def test_endpoints_beyond_the_limit_are_left_out_the_last_by_address(

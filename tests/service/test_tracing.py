@@ -48,7 +48,7 @@ def spans() -> Iterator[Spans]:
 def begin(scene: Scene, tracing: Tracing | None, metadata: dict[str, str]) -> Stream:
     """A stream over the scene's router."""
     new_stream = new_stream_of(scene.parts, StreamSettings(), scene.recorder, tracing)
-    return new_stream(metadata, lambda: None)
+    return new_stream(metadata, lambda: None, "")
 
 
 def decide(

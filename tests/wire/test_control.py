@@ -208,10 +208,10 @@ def test_handshake_has_a_time_limit() -> None:
 def test_silence_is_probed_and_then_ended() -> None:
     peer = Peer()
     peer.open(1, pseudo_path=WATCH)
-    assert peer.tick(29.0) == []
+    assert peer.tick(4.0) == []
     (ping,) = peer.tick(1.5)
     assert isinstance(ping, hf.PingFrame)
-    assert peer.tick(9.0) == []
+    assert peer.tick(4.0) == []
     peer.tick(2.0)
 
     assert peer.connection.is_over
@@ -222,15 +222,15 @@ def test_silence_is_probed_and_then_ended() -> None:
 def test_any_sign_of_life_ends_the_suspicion() -> None:
     peer = Peer()
     peer.open(1, pseudo_path=WATCH)
-    peer.tick(31.0)
-    peer.now += 5
+    peer.tick(6.0)
+    peer.now += 3
     peer.feed(frames.window_update(0, 1))
-    peer.tick(9.0)
-    peer.tick(9.0)
+    peer.tick(2.0)
+    peer.tick(2.0)
     assert not peer.connection.is_over
-    peer.tick(13.0)
+    peer.tick(3.0)
     peer.feed(frames.ping(peer.pinged(), is_ack=True))
-    peer.tick(11.0)
+    peer.tick(4.0)
 
     assert not peer.connection.is_over
 

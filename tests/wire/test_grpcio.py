@@ -80,7 +80,7 @@ async def status_of(channel: Channel, *messages: bytes, path: str = PROCESS) -> 
 
 def processor(router: Any, **settings: Any) -> ExternalProcessor:
     return ExternalProcessor(
-        new_stream=lambda _metadata, wake: router.stream(StreamSettings(**settings), wake),
+        new_stream=lambda _metadata, *rest: router.stream(StreamSettings(**settings), *rest),
         codec=Codec(),
         clock=time.monotonic,
         call_later=asyncio.get_running_loop().call_later,

@@ -67,8 +67,8 @@ class Servers:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def methods(self) -> list[Method]:
-        def new_stream(_metadata: Any, wake: Any) -> Stream:
-            return FakeRouter().stream(StreamSettings(**self.settings), wake)
+        def new_stream(_metadata: Any, wake: Any, envoy: str) -> Stream:
+            return FakeRouter().stream(StreamSettings(**self.settings), wake, envoy)
 
         processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)
         return [*processor.methods(), Method(SCRIPT, Script)]

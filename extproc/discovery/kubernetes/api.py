@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 RESPONSE_S = 30.0
 """Seconds for the whole response to a list, and for the start of one to a watch."""
 CONNECT_S = 5.0
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+"""Seconds of silence of a watch until the kernel asks whether the server is there, and between two
+questions; and how many go unanswered: so it is noticed within 11 s if its node is gone."""
 MAX_MESSAGE_BYTES = 4096
 """Length of an error's body; the rest is not read."""
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
@@ -149,6 +153,7 @@ class KubernetesClient:
         try:
             async with asyncio.timeout(RESPONSE_S):
                 response = await self._request(access, path, parameters)
+            _keep_alive(response)
             async with asyncio.timeout(within_s), response:
                 yield []
                 rest = b""
@@ -306,6 +311,18 @@ def _session(configuration: Any, source: str) -> aiohttp.ClientSession:
         trust_env=True,  # proxies
         read_bufsize=READ_BUFFER_BYTES,
     )
+
+
+def _keep_alive(response: aiohttp.ClientResponse) -> None:
+    """Have the kernel ask whether the server is there, as a watch sends nothing."""
+    transport = None if response.connection is None else response.connection.transport
+    if transport is None:  # ended already
+        return
+    found = transport.get_extra_info("socket")
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):  # macOS has the first under another name, and a default
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -5,13 +5,16 @@
    are still accounted for.
 2. A pod that has ended keeps its address in its status while another may have it already: it is no
    endpoint. If two objects have the same address nevertheless, the ready one counts.
-3. A pod is one endpoint per port, however many address families it has: two addresses of one
+3. A pod that serves while it is deleted is a *last resort*, as for kube-proxy (KEP-1669). So is one
+   that is not ready and that its Service publishes all the same (`publishNotReadyAddresses`).
+4. A pod is one endpoint per port, however many address families it has: two addresses of one
    server would look like two servers with half the load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -35,6 +38,11 @@ ACTIVE_PORTS_ANNOTATIONS = ("llm-d.ai/active-ports", "inference.networking.k8s.i
 is the older one (kubernetes-sigs/gateway-api-inference-extension, pull request 2256)."""
 
 
+class _State(NamedTuple):
+    is_ready: bool = False
+    is_last_resort: bool = False
+
+
 def pod_endpoints(
     pods: Iterable[Pod], ports: Sequence[int], *, scheme: str = "http"
 ) -> tuple[Endpoint, ...]:
@@ -47,10 +55,10 @@ def pod_endpoints(
     def found() -> Iterator[Endpoint]:
         for pod in pods:
             if pod.status.pod_ip and pod.status.phase not in _ENDED:
-                group, is_ready = (pod.metadata.labels or {}).get(GROUP_LABEL, ""), _is_ready(pod)
+                group, state = (pod.metadata.labels or {}).get(GROUP_LABEL, ""), _state_of_pod(pod)
                 for port in _active(pod, ports):
                     name = pod.metadata.name if len(ports) == 1 else f"{pod.metadata.name}:{port}"
-                    yield _endpoint(pod.status.pod_ip, port, name, scheme, is_ready, group)
+                    yield _endpoint(pod.status.pod_ip, port, name, scheme, state, group)
 
     return _merged(found())
 
@@ -85,8 +93,8 @@ def slice_endpoints(
                 pod = endpoint.target_ref
                 is_second = each.address_type == "IPv6" and pod is not None and pod.uid in v4_pods
                 if number and endpoint.addresses and not is_second:
-                    name, is_ready = pod.name if pod is not None else "", _is_serving(endpoint)
-                    yield _endpoint(endpoint.addresses[0], number, name, scheme, is_ready)
+                    name, state = pod.name if pod is not None else "", _state_in_slice(endpoint)
+                    yield _endpoint(endpoint.addresses[0], number, name, scheme, state)
 
     return _merged(found())
 
@@ -125,21 +133,23 @@ def _active(pod: Pod, ports: Sequence[int]) -> list[int]:
     return [port for port in ports if str(port) in active]
 
 
-def _is_ready(pod: Pod) -> bool:
-    return pod.metadata.deletion_timestamp is None and any(
+def _state_of_pod(pod: Pod) -> _State:
+    is_serving = any(
         condition.type == "Ready" and condition.status == "True"
         for condition in pod.status.conditions or ()
     )
+    is_kept = pod.metadata.deletion_timestamp is None
+    return _State(is_serving and is_kept, is_serving and not is_kept)
 
 
-def _is_serving(endpoint: SliceEndpoint) -> bool:
+def _state_in_slice(endpoint: SliceEndpoint) -> _State:
     # `serving` counts, too: a Service may publish addresses that are not ready as if they were.
     conditions = endpoint.conditions or SliceConditions()
-    return (
-        conditions.ready is not False
-        and conditions.serving is not False
-        and not conditions.terminating
-    )
+    is_serving, is_terminating = conditions.serving is not False, conditions.terminating
+    is_published = conditions.ready is not False
+    if is_published and is_serving and not is_terminating:
+        return _State(is_ready=True)
+    return _State(is_last_resort=is_serving if is_terminating else is_published)
 
 
 def _port_of(each: EndpointSlice, wanted: int | str | None) -> int | None:
@@ -153,19 +163,28 @@ def _port_of(each: EndpointSlice, wanted: int | str | None) -> int | None:
 
 
 def _endpoint(
-    ip: str, port: int, name: str, scheme: str, is_ready: bool, group: str = ""
+    ip: str, port: int, name: str, scheme: str, state: _State, group: str = ""
 ) -> Endpoint:
     address = str(Address(ip, port))
-    return Endpoint(address, f"{scheme}://{address}", name, is_ready, group)
+    return Endpoint(
+        address,
+        f"{scheme}://{address}",
+        name,
+        is_ready=state.is_ready,
+        is_last_resort=state.is_last_resort,
+        group=group,
+    )
 
 
 def _merged(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
     by_address: dict[str, Endpoint] = {}
-    for endpoint in sorted(
-        endpoints, key=lambda each: (each.address, not each.is_ready, each.name)
-    ):
+    for endpoint in sorted(endpoints, key=_place):
         by_address.setdefault(endpoint.address, endpoint)
     return tuple(by_address.values())
+
+
+def _place(endpoint: Endpoint) -> tuple[str, bool, bool, str]:
+    return endpoint.address, not endpoint.is_ready, not endpoint.is_last_resort, endpoint.name
 
 
 # --- From InferenceObjectives to the priorities of the objectives that requests name.

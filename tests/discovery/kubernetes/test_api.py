@@ -108,6 +108,11 @@ async def failure_of(client: KubernetesClient) -> ApiError:
     return raised.value
 
 
+def listed_sockets() -> list[list[str]]:
+    pages = [Path("/proc/net", name).read_text() for name in ("tcp", "tcp6")]
+    return [line.split() for page in pages for line in page.splitlines()]
+
+
 async def lines_of(client: KubernetesClient, within_s: float = 20.0) -> list[bytes]:
     some = client.watch("/pods", {"watch": "1"}, within_s=within_s)
     return [line async for lines in some for line in lines]
@@ -184,6 +189,21 @@ async def test_a_watch_yields_an_empty_batch_at_its_start(
 
     assert await anext(watch) == []
     await watch.aclose()
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel does not list timers")
+async def test_the_kernel_asks_whether_the_server_of_a_silent_watch_is_there(
+    client: KubernetesClient, api: FakeApi
+) -> None:
+    api.holds.clear()
+    watch = client.watch("/pods", {"watch": "1"}, within_s=20.0)
+    await anext(watch)
+    port = f":{int(api.url.rpartition(':')[2]):04X}"
+    sockets = listed_sockets()
+    timers = [fields[5] for fields in sockets if fields[2].endswith(port) and fields[3] == "01"]
+    await watch.aclose()
+
+    assert [timer[:2] for timer in timers] == ["02"]  # keepalive
 
 
 async def test_a_watch_that_does_not_end_is_given_up(

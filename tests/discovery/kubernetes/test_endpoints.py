@@ -118,6 +118,16 @@ def test_a_pod_that_may_get_no_new_requests_is_an_endpoint_that_is_not_ready(pod
     assert [endpoint.is_ready for endpoint in pod_endpoints([pod], [8000])] == [False]
 
 
+@pytest.mark.parametrize(("ready", "is_last_resort"), [("True", True), ("False", False)])
+def test_a_pod_that_serves_while_it_is_deleted_is_a_last_resort(
+    ready: str, is_last_resort: bool
+) -> None:
+    pod = read_pod(ready=ready, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    (found,) = pod_endpoints([pod], [8000])
+
+    assert (found.is_ready, found.is_last_resort) == (False, is_last_resort)
+
+
 @given(st.permutations([read_pod("old", ready="False"), read_pod("new"), read_pod("z", ip="::1")]))
 def test_of_two_pods_with_one_address_the_ready_one_counts(pods: list[Pod]) -> None:
     found = pod_endpoints(pods, [8000])
@@ -126,27 +136,34 @@ def test_of_two_pods_with_one_address_the_ready_one_counts(pods: list[Pod]) -> N
     assert found[0].name == "new"
 
 
+READY, LAST_RESORT, NEITHER = (True, False), (False, True), (False, False)
+
+
 # --- slices -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("conditions", "is_ready"),
+    ("conditions", "state"),
     [
-        ({}, True),
-        ({"ready": None, "serving": None, "terminating": None}, True),
-        ({"ready": True, "serving": True, "terminating": False}, True),
-        ({"ready": False}, False),
-        ({"ready": True, "serving": False}, False),
-        ({"ready": True, "serving": True, "terminating": True}, False),
-        ({"ready": False, "serving": True, "terminating": True}, False),
+        ({}, READY),
+        ({"ready": None, "serving": None, "terminating": None}, READY),
+        ({"ready": True, "serving": True, "terminating": False}, READY),
+        ({"ready": False}, NEITHER),
+        ({"ready": False, "serving": False, "terminating": True}, NEITHER),
+        ({"ready": False, "serving": True, "terminating": True}, LAST_RESORT),
+        # `publishNotReadyAddresses`, as the first of these two:
+        ({"ready": True, "serving": False}, LAST_RESORT),
+        ({"ready": True, "serving": True, "terminating": True}, LAST_RESORT),
+        ({"ready": True, "serving": False, "terminating": True}, NEITHER),
     ],
 )
 def test_conditions_say_whether_new_requests_may_go_there(
-    conditions: dict[str, bool | None], is_ready: bool
+    conditions: dict[str, bool | None], state: tuple[bool, bool]
 ) -> None:
-    found = slice_endpoints([read_slice(an_endpoint("10.0.0.1", "a", **conditions))], None)
+    (found,) = slice_endpoints([read_slice(an_endpoint("10.0.0.1", "a", **conditions))], None)
 
-    assert found == (Endpoint("10.0.0.1:8000", "http://10.0.0.1:8000", "a", is_ready),)
+    assert (found.is_ready, found.is_last_resort) == state
+    assert found.address == "10.0.0.1:8000"
 
 
 def test_an_endpoint_without_conditions_is_ready() -> None:
