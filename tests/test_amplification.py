@@ -6,7 +6,6 @@ series, keys, items and parts of a few bytes, deep nesting, long names.
 
 from __future__ import annotations
 
-import gc
 import tracemalloc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -176,7 +175,6 @@ READERS = {
 
 
 def _peak_bytes(read: Callable[[bytes], object], text: bytes) -> int:
-    gc.collect()
     tracemalloc.start()
     try:
         with suppress(ExtprocError, ValueError, RecursionError):
