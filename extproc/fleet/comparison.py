@@ -5,10 +5,11 @@ is bounded: `MAX_KINDS` kinds in the pool, `MAX_OWN_KINDS` of one endpoint, `MAX
 Requests beyond these bounds do not count.
 
 An endpoint that fails has few requests of each of many models, and other endpoints too. So its
-failures are compared in two ways: kind by kind, and those of all kinds together, of each at most
-`MAX_OF_KIND`: a model that fails everywhere may have been asked for there alone. Either may show
-that it stands out. But all may have begun to fail at the same moment. So requests to other
-endpoints that were sent at the same time, of whatever kind, must not say otherwise.
+failures are compared in two ways: kind by kind, and those of all kinds together. Of a kind that
+others hardly served, at most `MAX_OF_KIND` count: a model that fails everywhere may have been asked
+for there alone. Either way may show that it stands out. But all may have begun to fail at the same
+moment. So requests to other endpoints that were sent at the same time, of whatever kind, must not
+say otherwise, and there must be some.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ MAX_OWN_KINDS = 256
 MAX_SOURCES = 4096
 MAX_FAILED = 256
 """Sources kept of an endpoint's failures, for half of the window."""
-MAX_OF_KIND = 2
-"""Failures in a row of one kind that count where all kinds are compared together."""
+MAX_OF_KIND, MIN_KNOWN = 2, 10
+"""Failures in a row of one kind that count where all kinds are compared together, unless other
+endpoints had so many requests of it and hardly failed."""
 NUM_PRIOR = 40
 """Requests that count as served elsewhere where a request rarely explains a failure, while at most
 one has failed elsewhere."""
@@ -41,6 +43,9 @@ before the row count as far as there are fewer since."""
 NUM_RECENT, NUM_BESIDE = 1024, 40
 """The latest requests of all kinds that are remembered, and those of other endpoints that a row is
 compared with."""
+MIN_BESIDE = 3
+"""Requests to other endpoints that were sent since a row began and have ended: with fewer, it is
+not known whether they fail, too."""
 MIN_FAILED = 2
 """Failures elsewhere, more than half of the requests, that show what all endpoints do now."""
 ANY = None
@@ -277,20 +282,18 @@ class Row:
     """An endpoint's failures since it last served anything.
 
     Attributes:
-        mixed: The first of each kind together.
-        num: Those of all kinds that their requests may explain.
+        mixed: Those of all kinds that their requests may explain.
         since_s: When the first one was sent, and `until_s` the last one.
         is_pure: All that was sent since, up to the last one, has failed. Then it does not matter
             that what was sent before is served.
     """
 
-    __slots__ = ("by_kind", "is_pure", "mixed", "num", "since_s", "until_s")
+    __slots__ = ("by_kind", "is_pure", "mixed", "since_s", "until_s")
 
     def __init__(self) -> None:
         self.since_s, self.until_s, self.is_pure = inf, -inf, True
         self.by_kind: dict[Hashable, Part] = {}
         self.mixed: Part | None = None
-        self.num = 0
 
     def sent(self, at_s: float, outlived_s: float) -> None:
         """Note when a failed request was sent, and when the newest one before that is in flight."""
@@ -301,10 +304,9 @@ class Row:
         """Return whether it goes on after what was sent then has been served."""
         return self.is_pure and sent_at_s < self.since_s < inf
 
-    def add(self, kind: Hashable, since: Count, *, is_rare: bool) -> int:
-        """Count a failure; `since` is that of a first one. Return how many of its kind are in."""
-        part = self.by_kind[kind] = _one_more(self.by_kind.get(kind), since, is_rare=is_rare)
-        return part.num
+    def add(self, kind: Hashable, since: Count, *, is_rare: bool) -> None:
+        """Count a failure; `since` is that of a first one of its kind."""
+        self.by_kind[kind] = _one_more(self.by_kind.get(kind), since, is_rare=is_rare)
 
 
 def _one_more(before: Part | None, since: Count, *, is_rare: bool) -> Part:
@@ -336,13 +338,21 @@ class Own:
         return is_new
 
 
+class _Ended(NamedTuple):
+    """A request that has ended."""
+
+    sent_at_s: float
+    address: str
+    has_failed: bool
+
+
 class Comparison:
     """The successes and failures of all endpoints of a pool."""
 
     def __init__(self) -> None:
         self._all = Tally(MAX_KINDS)
         self._sources = Sources()
-        self._recent: deque[tuple[float, str, bool]] = deque(maxlen=NUM_RECENT)
+        self._recent = deque[_Ended](maxlen=NUM_RECENT)
         self._half = 0  # of the window, as of the last turn
 
     def turn(self, own: Own, now: float) -> None:
@@ -359,7 +369,7 @@ class Comparison:
         """Record a request that an endpoint has served, with an answer of so many bytes."""
         if num_bytes >= ERROR_BYTES:  # a shorter answer may be an error
             self._sources.served(like.source, address)
-        self._recent.append((sent_at_s, address, False))
+        self._recent.append(_Ended(sent_at_s, address, False))
         all_counts, own_counts = self._all.new, own.tally.new
         for kind in (like.kind, ANY):
             count, own_count = all_counts.get(kind), own_counts.get(kind)
@@ -380,15 +390,21 @@ class Comparison:
     def is_hollow(self, own: Own, kind: Hashable, num_bytes: int) -> bool:
         """Return whether an answer is less than half as long as 19 of 20 of those that other
         endpoints gave to requests of a kind."""
-        others = self._others(own, kind)
-        num_served = others.num - others.num_failed
-        if num_served < MIN_ANSWERS:
+        if not self.knows_lengths(own, kind):
             return False
         most, num_short = _size(2 * num_bytes), 0
         for counts, sign in ((self._all, 1), (own.tally, -1)):
             for sizes in counts.sizes_of(kind):
                 num_short += sign * sum(num for size, num in sizes.items() if size <= most)
-        return num_short <= MAX_SHORT_RATIO * num_served
+        return num_short <= MAX_SHORT_RATIO * self._num_served(own, kind)
+
+    def knows_lengths(self, own: Own, kind: Hashable) -> bool:
+        """Return whether other endpoints gave enough answers of a kind to tell a hollow one."""
+        return self._num_served(own, kind) >= MIN_ANSWERS
+
+    def _num_served(self, own: Own, kind: Hashable) -> int:
+        others = self._others(own, kind)
+        return others.num - others.num_failed
 
     def failed(
         self, own: Own, address: str, like: Like, sent_at_s: float, *, is_rare: bool = False
@@ -399,11 +415,9 @@ class Comparison:
         row = own.row
         if not (own.is_new(like.source) or is_repeatable):
             return False
-        num = row.add(like.kind, self._ever_others(own, like.kind), is_rare=is_rare)
-        if num <= MAX_OF_KIND:
-            row.mixed = _one_more(row.mixed, self._ever_mixed(own), is_rare=is_rare)
-        row.num += 1
-        self._recent.append((sent_at_s, address, True))
+        row.add(like.kind, self._ever_others(own, like.kind), is_rare=is_rare)
+        row.mixed = _one_more(row.mixed, self._ever_mixed(own), is_rare=is_rare)
+        self._recent.append(_Ended(sent_at_s, address, True))
         self._count(own, like.kind, failed=True)
         self._count(own, ANY, failed=False)
         self._count(own, EACH, failed=True)
@@ -430,39 +444,53 @@ class Comparison:
         Some of their earlier requests count too: an endpoint that fails draws all requests.
         """
         by_kind = self._judge_kinds(own, row.by_kind)
-        mixed = self._judge_all(own, row.mixed)
+        if row.mixed is None:
+            return by_kind
+        mixed = self._judge_all(own, row)
         found = mixed if mixed.chance < by_kind.chance else by_kind
-        if not row.num:
-            return found
-        num_others, num_failed = self._beside(address, row.since_s, row.until_s)
-        if row.mixed is not None and row.mixed.is_rare and self._is_rarest(own):
+        beside, among = self._beside(address, row.since_s, row.until_s)
+        num_others = beside.num
+        if row.mixed.is_rare and self._is_rarest(own):
             num_others += NUM_PRIOR
-        chance = exp(row_log_chance(row.num, num_others, num_failed))
-        excess = 1 - num_failed / num_others if num_others else 0.0
-        return Judgement(found.num, max(found.chance, chance), min(found.excess, excess))
+        chance = exp(row_log_chance(row.mixed.num, num_others, beside.num_failed))
+        excess = 1 - beside.num_failed / num_others if num_others else 0.0
+        num = max(by_kind.num, mixed.num) if among >= MIN_BESIDE else 0
+        return Judgement(num, max(found.chance, chance), min(found.excess, excess))
 
     def recent_excess(self, address: str) -> float:
         """Return how far the share of failures of an endpoint is above that of others, of the
-        latest requests of all kinds."""
-        num, num_failed = self._beside(address, -inf, inf)
-        own = [failed for _, each, failed in self._recent if each == address]
-        return sum(own) / max(1, len(own)) - num_failed / max(1, num)
+        latest requests of all kinds.
 
-    def _beside(self, address: str, since_s: float, until_s: float) -> tuple[int, int]:
-        """Return how many requests to other endpoints can be compared with those to an endpoint
-        that were sent in some time, and how many of them failed: those that were sent in that time,
-        and where they are few the ones before."""
-        others = [each for each in self._recent if each[1] != address and each[0] <= until_s]
-        among = [each for each in others if each[0] >= since_s][-NUM_BESIDE:]
-        num, num_failed = len(among), sum(failed for _, _, failed in among)
+        0 if others had too few at the time of its latest failures: one that gets none for a while
+        has none that fail, either.
+        """
+        own = [each for each in self._recent if each.address == address]
+        failed = [each.sent_at_s for each in own if each.has_failed][-NUM_BESIDE:]
+        beside, among = self._beside(address, min(failed, default=inf), inf)
+        if among < len(failed) / 4:
+            return 0.0
+        return sum(each.has_failed for each in own) / max(1, len(own)) - beside.num_failed / max(
+            1, beside.num
+        )
+
+    def _beside(self, address: str, since_s: float, until_s: float) -> tuple[Count, int]:
+        """Return the requests to other endpoints that can be compared with those to an endpoint
+        that were sent in some time: those that were sent in that time, at most `NUM_BESIDE`, whose
+        number is returned as well, and where they are fewer the ones before."""
+        others = [
+            each for each in self._recent if each.address != address and each.sent_at_s <= until_s
+        ]
+        among = [each for each in others if each.sent_at_s >= since_s][-NUM_BESIDE:]
+        num, num_failed = len(among), sum(each.has_failed for each in among)
         if num_failed >= MIN_FAILED and 2 * num_failed > num:
-            return num, num_failed  # what was sent before was of another time
-        before = nlargest(NUM_BESIDE - num, (each for each in others if each[0] < since_s))
-        return num + len(before), num_failed + sum(failed for _, _, failed in before)
+            return Count(num, num_failed), num  # what was sent before was of another time
+        before = nlargest(NUM_BESIDE - num, (each for each in others if each.sent_at_s < since_s))
+        num_failed += sum(each.has_failed for each in before)
+        return Count(num + len(before), num_failed), num
 
     def is_shared(self, own: Own, row: Row, chance: float) -> bool:
         """Return whether other endpoints have failures like those of a row with such a chance."""
-        shown = self._judge_kinds(own, row.by_kind), self._judge_all(own, row.mixed)
+        shown = self._judge_kinds(own, row.by_kind), self._judge_all(own, row)
         return all(each.chance >= chance for each in shown)
 
     def _judge_kinds(self, own: Own, by_kind: Mapping[Hashable, Part]) -> Judgement:
@@ -482,18 +510,29 @@ class Comparison:
                 num_expected += part.num * num_failed / num_others
         return Judgement(total, exp(log_chance), 1 - num_expected / total if total else 0.0)
 
-    def _judge_all(self, own: Own, part: Part | None) -> Judgement:
+    def _judge_all(self, own: Own, row: Row) -> Judgement:
         """Judge failures of all kinds together."""
+        part = row.mixed
         if part is None:
             return Judgement(0, 1.0, 0.0)
         later, window = _less(self._ever_mixed(own), part.since), self._mixed(own)
         num_others, num_failed = _comparable(later, window)
         if not num_others:
             return Judgement(0, 1.0, 0.0)
+        num = sum(
+            each.num if self._is_known(own, kind) else min(each.num, MAX_OF_KIND)
+            for kind, each in row.by_kind.items()
+            if kind is not ANY
+        )
         if part.is_rare and self._is_rarest(own):
             num_others += NUM_PRIOR
-        chance = exp(row_log_chance(part.num, num_others, num_failed))
-        return Judgement(part.num, chance, 1 - num_failed / num_others)
+        chance = exp(row_log_chance(num, num_others, num_failed))
+        return Judgement(num, chance, 1 - num_failed / num_others)
+
+    def _is_known(self, own: Own, kind: Hashable) -> bool:
+        """Return whether other endpoints had some requests of a kind and hardly failed."""
+        others = self._others(own, kind)
+        return others.num >= MIN_KNOWN and others.num_failed <= MAX_RARE_RATIO * others.num
 
     def judge_rates(self, own: Own) -> list[Strata]:
         """Return its failure rates: of what requests may explain, and of what they do not."""

@@ -269,7 +269,7 @@ class Outliers:
         if verdict is _SERVED:
             self._comparison.served(health.own, address, like, num_bytes, sent_at_s)
             health.num_judged += 1
-            if health.num_row and not health.own.row.survives(sent_at_s):
+            if health.num_row and self._ends_row(health, like, num_bytes, sent_at_s):
                 health.trust()
             if is_trial and health.passes_trial():
                 self._readmit(address, health, now)
@@ -360,6 +360,12 @@ class Outliers:
         return health.is_out(now), health.broke_s > health.asked_s, is_suspect, ends_s
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _ends_row(self, health: _Health, like: Like, num_bytes: int, sent_at_s: float) -> bool:
+        """Return whether what an endpoint has served shows that it has ceased to fail."""
+        if num_bytes < HOLLOW_BYTES and not self._comparison.knows_lengths(health.own, like.kind):
+            return False  # it may be an error
+        return not health.own.row.survives(sent_at_s)
 
     def _counts(
         self, address: str, health: _Health, verdict: Evidence, like: Like, sent_at_s: float
