@@ -45,15 +45,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from extproc.fleet.comparison import (
-    HOLLOW_BYTES,
-    SHORT_BYTES,
-    Comparison,
-    Like,
-    Own,
-    Row,
-)
+from extproc.fleet.comparison import HOLLOW_BYTES, SHORT_BYTES, Comparison
 from extproc.fleet.evidence import FAILURES, Evidence
+from extproc.fleet.failurerows import Own, Row
+from extproc.fleet.tallies import Like
 
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
@@ -407,7 +402,7 @@ class Outliers:
                 return Cause.FAILED_TRIAL
             if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
                 return Cause.CONSECUTIVE_FAILURES
-        is_far = comparison.recent_excess(address) >= settings.min_excess_ratio
+        is_far = comparison.recent.excess(address) >= settings.min_excess_ratio
         if health.num_judged >= settings.min_requests and is_far:
             for rates in comparison.judge_rates(own):
                 is_far = rates.excess_ratio() >= settings.min_excess_ratio

@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from extproc.fleet.comparison import (
-    HOLLOW_BYTES,
-    MAX_KINDS,
-    MAX_OWN_KINDS,
-    MAX_SOURCES,
-    MIN_BESIDE,
-    WINDOW_S,
-    Count,
-    Like,
-    Sources,
-    Strata,
-)
+from extproc.fleet.chances import Count, Strata
+from extproc.fleet.comparison import HOLLOW_BYTES, MIN_BESIDE
 from extproc.fleet.evidence import Evidence, verdicts
 from extproc.fleet.outliers import (
     MAX_CHANGES,
@@ -40,6 +30,7 @@ from extproc.fleet.outliers import (
     Readmission,
 )
 from extproc.fleet.pool import Pool
+from extproc.fleet.tallies import MAX_KINDS, MAX_OWN_KINDS, MAX_SOURCES, WINDOW_S, Like, Sources
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, fill, pick, request
 
@@ -1016,6 +1007,30 @@ def test_short_answers_do_not_end_a_row_where_it_is_unknown_whether_they_are_err
         made.end("a", SERVED, Like("rare", number), now=0.0, num_bytes=HOLLOW_BYTES - 1)
 
     assert ejected(made, 0.0) == "a"
+
+
+def test_one_where_nobody_listens_is_back_when_the_same_befalls_another() -> None:
+    made = outliers()
+    serve(made)
+    tell(made, "a", *[UNREACHABLE] * 8)
+    before = ejected(made, 0.0)
+    tell(made, "c", *[UNREACHABLE] * 12)
+
+    assert (before, made.num_ejections[Cause.CONSECUTIVE_FAILURES]) == ("a", 1)
+    assert "a" not in ejected(made, 0.0)
+
+
+def test_beyond_its_kinds_an_answer_counts_neither_as_one_nor_by_its_length() -> None:
+    made = outliers()
+    for number in range(MAX_OWN_KINDS):
+        tell(made, "b", SERVED, kind=f"kind-{number}")
+    for number in range(20):
+        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=100)
+
+    assert not made.is_hollow("a", "sql", 100)
+    for number in range(10):
+        made.end("c", SERVED, Like("sql", number), now=0.0)
+    assert made.is_hollow("a", "sql", 100)
 
 
 def test_a_break_that_others_have_too_leaves_nobody_in_doubt() -> None:
