@@ -101,6 +101,7 @@ class AccessLog:
         status: int = 200,
         *,
         first_byte_ms: int = 1,
+        body_bytes: int = 600,
         **headers: str,
     ) -> None:
         """Send the entry of a finished request."""
@@ -114,6 +115,7 @@ class AccessLog:
         common.upstream_remote_address.socket_address.port_value = int(port)
         common.time_to_first_upstream_rx_byte.FromMilliseconds(first_byte_ms)
         entry.response.response_code.value = status
+        entry.response.response_body_bytes = body_bytes
         entry.response.response_code_details = "via_upstream"
         for key, value in headers.items():
             entry.response.response_headers[key.replace("_", "-")] = value

@@ -13,8 +13,9 @@ rejected for picks that the next report does not show (`EndpointView._num_unseen
 3. A pick for an endpoint that is not in the pool is ignored. The name of an adapter is ignored
    until the endpoint lists it: the request counts without it.
 4. A pick whose end is never reported ends with its endpoint, with a report that leaves no room for
-   it, or with its age. An endpoint ends when it leaves or restarts, or when it lists names no more
-   and does not say when it started.
+   it, or with its age. While an access log reports ends, a report counts once the endpoint has
+   served one of our own picks that came well after. An endpoint ends when it leaves or restarts, or
+   when it lists names no more and does not say when it started.
 """
 
 from __future__ import annotations

@@ -501,14 +501,25 @@ def test_what_is_there_again_after_it_was_gone_is_tried_at_once() -> None:
     assert made.outliers.num_ejections[Cause.CONSECUTIVE_FAILURES] == 1
 
 
-def test_a_retry_says_that_the_endpoint_before_it_was_not_reached() -> None:
+def test_a_retry_says_that_the_endpoint_before_it_broke_and_a_call_tells_whether_it_is_there() -> (
+    None
+):
+    """Envoy's log does not say which of its attempts found nobody, and which were cut."""
     made = pool(1, 2, 3)
     made.flights.start(pick("x", endpoints=(address(1), address(2))), now=0.0)
     made.flights.finish("x", now=0.1, verdict=Evidence.SERVED, address=address(2), num_attempts=2)
     made.flights.start(pick("y", endpoints=(address(3), "gone:1")), now=0.0)
     made.flights.finish("y", now=0.1, verdict=Evidence.UNREACHABLE, num_attempts=2)
 
-    assert [each.is_ejected for each in made.snapshot(now=0.1).endpoints] == [True, False, False]
+    def gone(now: float) -> list[bool]:
+        return [each._is_gone for each in made.snapshot(now=now).endpoints]
+
+    assert gone(0.1) == [True, False, True]
+    assert not any(each.is_ejected for each in made.snapshot(now=0.1).endpoints)
+    made.record_models(address(1), cards(), now=0.3, asked_at_s=0.2)
+    made.record_unreachable(address(3))
+    assert gone(0.3) == [False, False, True]
+    assert made.snapshot(now=0.3).endpoints[2]._is_unreachable
 
 
 def test_a_request_that_ends_after_its_endpoint_left_does_not_eject_the_one_that_came() -> None:
