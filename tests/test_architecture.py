@@ -109,7 +109,10 @@ STATE = {
     "adapters.ledger": {"Fleet": "pods as the planner knows them"},
     "adapters.podhistory": {"Pod": "one of them"},
     "adapters.versions": {"Kept": "what is judged of an adapter"},
-    "fleet.comparison": {"Own": "an endpoint's record among others'"},
+    "fleet.failurerows": {
+        "Own": "an endpoint's record among others'",
+        "Row": "its failures since it last served anything",
+    },
     "fleet.foreign": {"ForeignRequests": "an endpoint's requests of other routers"},
     "fleet.prefixes": {"KvCache": "what an endpoint has computed"},
     "fleet.prompts": {"Prompts": "what an endpoint has to compute"},

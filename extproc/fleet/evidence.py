@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from extproc.fleet.comparison import Like
+from extproc.fleet.tallies import Like
 from extproc.types import Pick, RequestInfo
 
 

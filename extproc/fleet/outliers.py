@@ -15,8 +15,8 @@ Rules:
    is: it counts always.
 2. An endpoint is ejected when it fails `consecutive_failures` times in a row, or in a share of at
    least `min_requests` requests. Its failure rate must be `min_excess_ratio` above that of the
-   other endpoints with like requests at the same time. The chance of that with a rate like theirs
-   must be below `MAX_CHANCE`.
+   other endpoints with like requests at the same time, of which some must have ended. The chance of
+   that with a rate like theirs must be below `MAX_CHANCE`.
 3. When other endpoints fail like requests after that, so that it no longer stands out, it is back
    at once.
 4. An unreachable endpoint is ejected at once, but briefly: it may have been killed a moment ago.
@@ -45,15 +45,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from extproc.fleet.comparison import (
-    HOLLOW_BYTES,
-    SHORT_BYTES,
-    Comparison,
-    Like,
-    Own,
-    Row,
-)
+from extproc.fleet.comparison import HOLLOW_BYTES, SHORT_BYTES, Comparison
 from extproc.fleet.evidence import FAILURES, Evidence
+from extproc.fleet.failurerows import Own, Row
+from extproc.fleet.tallies import Like
 
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
@@ -72,6 +67,8 @@ MAX_CHANGES = 100
 """Ejections and readmissions kept for `take_changes`."""
 MAX_CHANCE = 1e-6
 """With a higher one, an endpoint may fail more than other endpoints by coincidence."""
+MAX_CHANCE_AMID = 1e-9
+"""The same while others fail often, too: then it is asked again with each failure."""
 MAX_TRIAL_CHANCE = 0.05
 """The same on trial: it is known to have failed."""
 EXONERATING_CHANCE = 1e-4
@@ -269,7 +266,7 @@ class Outliers:
         if verdict is _SERVED:
             self._comparison.served(health.own, address, like, num_bytes, sent_at_s)
             health.num_judged += 1
-            if health.num_row and not health.own.row.survives(sent_at_s):
+            if health.num_row and self._ends_row(health, like, num_bytes, sent_at_s):
                 health.trust()
             if is_trial and health.passes_trial():
                 self._readmit(address, health, now)
@@ -361,6 +358,12 @@ class Outliers:
 
     # --- inside -----------------------------------------------------------------------------
 
+    def _ends_row(self, health: _Health, like: Like, num_bytes: int, sent_at_s: float) -> bool:
+        """Return whether what an endpoint has served shows that it has ceased to fail."""
+        if num_bytes < HOLLOW_BYTES and not self._comparison.knows_lengths(health.own, like.kind):
+            return False  # it may be an error
+        return not health.own.row.survives(sent_at_s)
+
     def _counts(
         self, address: str, health: _Health, verdict: Evidence, like: Like, sent_at_s: float
     ) -> bool:
@@ -395,17 +398,18 @@ class Outliers:
         settings, own, comparison = self._settings, health.own, self._comparison
         if not (is_trial or self._are_others_steady(health)):
             return None
+        max_chance = MAX_CHANCE if comparison.is_rare_elsewhere(own) else MAX_CHANCE_AMID
         num, chance, excess = comparison.judge(own, own.row, address)
         if excess >= settings.min_excess_ratio:
             if is_trial and chance <= MAX_TRIAL_CHANCE:
                 return Cause.FAILED_TRIAL
-            if num >= settings.consecutive_failures and chance <= MAX_CHANCE:
+            if num >= settings.consecutive_failures and chance <= max_chance:
                 return Cause.CONSECUTIVE_FAILURES
-        is_far = comparison.recent_excess(address) >= settings.min_excess_ratio
+        is_far = comparison.recent.excess(address) >= settings.min_excess_ratio
         if health.num_judged >= settings.min_requests and is_far:
             for rates in comparison.judge_rates(own):
                 is_far = rates.excess_ratio() >= settings.min_excess_ratio
-                if is_far and rates.num >= settings.min_requests and rates.chance() <= MAX_CHANCE:
+                if is_far and rates.num >= settings.min_requests and rates.chance() <= max_chance:
                     return Cause.FAILURE_RATE
         return None
 

@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from extproc.fleet.comparison import (
-    MAX_KINDS,
-    MAX_OWN_KINDS,
-    MAX_SOURCES,
-    WINDOW_S,
-    Count,
-    Like,
-    Sources,
-    Strata,
-)
+from extproc.fleet.chances import Count, Strata
+from extproc.fleet.comparison import HOLLOW_BYTES, MIN_BESIDE
 from extproc.fleet.evidence import Evidence, verdicts
 from extproc.fleet.outliers import (
     MAX_CHANGES,
@@ -38,6 +30,7 @@ from extproc.fleet.outliers import (
     Readmission,
 )
 from extproc.fleet.pool import Pool
+from extproc.fleet.tallies import MAX_KINDS, MAX_OWN_KINDS, MAX_SOURCES, WINDOW_S, Like, Sources
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, fill, pick, request
 
@@ -108,9 +101,10 @@ def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Evidence)
     assert made.take_changes() == []
 
 
-def test_what_a_request_rarely_explains_needs_one_that_was_served_elsewhere() -> None:
+def test_what_a_request_rarely_explains_needs_few_that_were_served_elsewhere() -> None:
     alone, beside = outliers(), outliers()
-    tell(beside, "b", SERVED)
+    tell(alone, "b", *[SERVED] * (MIN_BESIDE - 1))
+    tell(beside, "b", *[SERVED] * MIN_BESIDE)
     for made in (alone, beside):
         tell(made, "a", *[BROKEN] * 5)
 
@@ -490,7 +484,8 @@ def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
 def eject(made: Outliers, address: str, now: float) -> float:
     """Have it fail what another has served; answer for how long it is ejected."""
     other = next(each for each in "cb" if each != address and made._health[each].cause is None)
-    tell(made, other, SERVED, now=now)
+    for _ in range(MIN_BESIDE):
+        tell(made, other, SERVED, now=now)
     for _ in range(20):  # five, where no other was ejected a moment ago
         if not is_out(made, address, now=now):
             tell(made, address, BROKEN, now=now)
@@ -978,11 +973,75 @@ def test_answers_to_what_was_sent_before_do_not_hide_that_all_since_has_failed(
     made = outliers()
     for number in range(NUM_PEERS):
         made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=number / 10)
+    for number in range(MIN_BESIDE):
+        made.end("b", SERVED, Like("sql", -number), now=5.1, sent_at_s=5.0)
     for number in range(6):
         send_and_end(made, FAILED, 5.0 + number / 10, outlived_s, now=5.1 + number / 10)
         send_and_end(made, SERVED, number / 10, -inf, now=5.1 + number / 10)
 
     assert ejected(made, 6.0) == expected
+
+
+def test_what_others_have_not_ended_since_a_row_began_ejects_nobody() -> None:
+    """All may have begun to fail at the same moment, and one of them shows it first."""
+    made = outliers()
+    for number in range(4 * NUM_PEERS):
+        made.end("bc"[number % 2], SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+    for number in range(9):
+        send_and_end(made, BROKEN, 5.0 + number / 10, -inf, now=5.1 + number / 10)
+    before = ejected(made, 6.0)
+    for number in range(MIN_BESIDE):
+        made.end("b", SERVED, Like("sql", -number), now=6.0, sent_at_s=5.5)
+    send_and_end(made, BROKEN, 6.0, -inf, now=6.1)
+
+    assert (before, ejected(made, 6.1)) == ("", "a")
+
+
+def test_a_rate_is_not_compared_with_those_of_others_that_got_nothing_meanwhile() -> None:
+    """One of two gets nothing for a while, and all of a flood of bad ones comes to the other."""
+    made = outliers()
+    for number in range(200):
+        made.end("bc"[number % 2], SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.end("a", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+    for number in range(90):
+        verdict = FAILED if number % 3 else SERVED
+        send_and_end(made, verdict, 5.0 + number / 50, -inf, now=5.1 + number / 50)
+
+    assert ejected(made, 7.0) == ""
+
+
+def test_short_answers_do_not_end_a_row_where_it_is_unknown_whether_they_are_errors() -> None:
+    made = outliers()
+    serve(made)
+    for number in range(6):
+        tell(made, "a", FAILED)
+        made.end("a", SERVED, Like("rare", number), now=0.0, num_bytes=HOLLOW_BYTES - 1)
+
+    assert ejected(made, 0.0) == "a"
+
+
+def test_one_where_nobody_listens_is_back_when_the_same_befalls_another() -> None:
+    made = outliers()
+    serve(made)
+    tell(made, "a", *[UNREACHABLE] * 8)
+    before = ejected(made, 0.0)
+    tell(made, "c", *[UNREACHABLE] * 12)
+
+    assert (before, made.num_ejections[Cause.CONSECUTIVE_FAILURES]) == ("a", 1)
+    assert "a" not in ejected(made, 0.0)
+
+
+def test_beyond_its_kinds_an_answer_counts_neither_as_one_nor_by_its_length() -> None:
+    made = outliers()
+    for number in range(MAX_OWN_KINDS):
+        tell(made, "b", SERVED, kind=f"kind-{number}")
+    for number in range(20):
+        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=100)
+
+    assert not made.is_hollow("a", "sql", 100)
+    for number in range(10):
+        made.end("c", SERVED, Like("sql", number), now=0.0)
+    assert made.is_hollow("a", "sql", 100)
 
 
 def test_a_break_that_others_have_too_leaves_nobody_in_doubt() -> None:

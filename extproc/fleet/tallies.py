@@ -1,0 +1,149 @@
+"""Counts of requests by kind, within a window of time.
+
+A kind is a model and a path. Counts cover the last half to whole `WINDOW_S`, so that what is kept
+is bounded: `MAX_KINDS` kinds in the pool, `MAX_OWN_KINDS` of one endpoint, `MAX_SOURCES` requests.
+Requests beyond these bounds do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from msgspec import field
+
+from extproc.fleet.chances import Count, less
+
+WINDOW_S = 30.0
+"""Counts cover the last half to whole window; as long as the base ejection."""
+MAX_KINDS = 1024
+MAX_OWN_KINDS = 256
+MAX_SOURCES = 4096
+
+
+class Like(NamedTuple):
+    """The properties that make requests alike.
+
+    Attributes:
+        kind: The model and the path, by which endpoints are compared.
+        source: The same for a request that is repeated, and rarely the same for another request.
+    """
+
+    kind: Hashable
+    source: int
+
+
+class Growing(Count, kw_only=True):
+    """A count that another one grows with, which began earlier: `ever`.
+
+    Attributes:
+        sizes: Of those served, how many had answers of a size (`_size`).
+    """
+
+    ever: Count
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def add(self, *, failed: bool) -> None:
+        """Count a request."""
+        self.num += 1
+        self.num_failed += failed
+        self.ever.num += 1
+        self.ever.num_failed += failed
+
+
+class Tally:
+    """Counts by kind: within the window, and since a kind was new.
+
+    Attributes:
+        half: Of the window, by its number.
+        new: Counts in this half, to be added to.
+    """
+
+    __slots__ = ("_ever", "_limit", "_old", "half", "new")
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self.half = limit, 0
+        self._ever: dict[Hashable, Count] = {}
+        self.new: dict[Hashable, Growing] = {}
+        self._old: dict[Hashable, Growing] = {}
+
+    def turn(self, half: int) -> None:
+        """Start a half of the window, by its number, when it is due."""
+        if half > self.half:
+            self._old = self.new if half == self.half + 1 else {}
+            self.half, self.new = half, {}
+            self._ever = {kind: self._ever[kind] for kind in self._old}
+
+    def has_room(self, kind: Hashable) -> bool:
+        """Return whether requests of a kind can be counted."""
+        return kind in self.new or len(self.new) < self._limit
+
+    def begin(self, kind: Hashable) -> Growing:
+        """Return the count of a kind in this half, begun if need be; `has_room` has said yes."""
+        ever = self._ever.get(kind)
+        if ever is None:
+            ever = self._ever[kind] = Count()
+        return self.new.setdefault(kind, Growing(ever=ever))
+
+    def of(self, kind: Hashable) -> Count:
+        """Return the requests of a kind within the window."""
+        new, old = self.new.get(kind, _NOTHING), self._old.get(kind, _NOTHING)
+        return Count(new.num + old.num, new.num_failed + old.num_failed)
+
+    def sizes_of(self, kind: Hashable) -> Iterator[Mapping[int, int]]:
+        """Yield the answers served within the window by size."""
+        for counts in (self.new, self._old):
+            if kind in counts:
+                yield counts[kind].sizes
+
+    def take_back(self, kind: Hashable, own: Tally) -> None:
+        """Forget what an endpoint has had of a kind: in its own counts, and in these of all."""
+        for all_counts, counts in zip(self._all_counts(), own._all_counts(), strict=True):
+            if kind in counts:
+                rest = less(all_counts[kind], counts.pop(kind))
+                all_counts[kind].num, all_counts[kind].num_failed = rest.num, rest.num_failed
+
+    def _all_counts(self) -> tuple[dict[Hashable, Any], ...]:
+        return self.new, self._old, self._ever
+
+    def ever(self, kind: Hashable) -> Count:
+        """Return the requests of a kind since it was new; it is forgotten with its last ones.
+
+        The count goes on: take what is needed of it.
+        """
+        return self._ever.get(kind, _NOTHING)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.new.keys() | self._old.keys())
+
+
+_NOTHING = Count(0, 0)
+
+
+class Sources:
+    """Which requests endpoints have served, within the window."""
+
+    __slots__ = ("_half", "_new", "_old")
+
+    def __init__(self) -> None:
+        self._half = 0
+        self._new: dict[int, str] = {}
+        self._old: dict[int, str] = {}
+
+    def turn(self, half: int) -> None:
+        """Start a half of the window, by its number, when it is due."""
+        if half > self._half:
+            self._old = self._new if half == self._half + 1 else {}
+            self._half, self._new = half, {}
+
+    def served(self, source: int, address: str) -> None:
+        """Record that an endpoint has served a request."""
+        before = self._new.get(source)
+        if before is None and len(self._new) < MAX_SOURCES:
+            self._new[source] = address
+        elif before is not None and before != address:
+            self._new[source] = ""  # several have
+
+    def is_served_elsewhere(self, source: int, address: str) -> bool:
+        """Return whether another endpoint than this one has served it."""
+        return any(half.get(source, address) != address for half in (self._new, self._old))
