@@ -32,7 +32,7 @@ from extproc.fleet.pagereader import PageReader
 from extproc.fleet.podasks import _read_version
 
 KIB = 1024
-OWN_BYTES = 2048 * KIB
+OWN_BYTES = 4096 * KIB
 """That a reader may take for any text."""
 
 Make = Callable[[int], bytes]
@@ -123,12 +123,12 @@ def _metrics(engine: str) -> Callable[[bytes], object]:
 
 READERS = {
     "vLLM's metrics": Reader(
-        lambda page: parse_report(page, PROFILES["vllm"]), 512 * KIB, PAGES, 8
+        lambda page: parse_report(page, PROFILES["vllm"]), 512 * KIB, PAGES, 12
     ),
     "SGLang's metrics": Reader(
-        lambda page: parse_report(page, PROFILES["sglang"]), 512 * KIB, PAGES, 8
+        lambda page: parse_report(page, PROFILES["sglang"]), 512 * KIB, PAGES, 12
     ),
-    "metrics that are compared": Reader(_read_twice, 64 * KIB, PAGES, 8),
+    "metrics that are compared": Reader(_read_twice, 64 * KIB, PAGES, 12),
     "a pod's models": Reader(
         decode_models,
         256 * KIB,

@@ -148,6 +148,7 @@ class Comparison:
 
     def forget(self, own: Own) -> None:
         """Forget an endpoint that has left."""
+        own.turn(self._half)  # it may have had no requests for a while
         for kind in [*own.tally]:
             self._all.take_back(kind, own.tally)
 

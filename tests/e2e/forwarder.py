@@ -13,6 +13,7 @@ class Switch:
         self._is_on.set()
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     def turn(self, *, on: bool) -> None:
         if on:
@@ -24,6 +25,7 @@ class Switch:
         """Return an address that forwards to `target`."""
 
         async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writers.add(writer)
             task = asyncio.ensure_future(self._join(target, reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -43,6 +45,7 @@ class Switch:
         except OSError:
             writer.close()
             return
+        self._writers.add(far_writer)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pump(reader, far_writer))
             group.create_task(self._pump(far_reader, writer))
@@ -66,3 +69,6 @@ class Switch:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:  # some hold bytes that nobody reads
+            writer.transport.abort()
+        await asyncio.sleep(0)  # closed in the loop's next round

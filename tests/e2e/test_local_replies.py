@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from extproc.envoy.bootstrap import Mode
@@ -47,7 +49,9 @@ async def test_bytes_that_are_no_request_get_an_error_in_openai_shape(mode: Mode
     sent = {name: each[0] for name, each in NOT_HTTP.items()}
     if mode is Mode.FULL_DUPLEX:
         del sent["chunk not a number"], sent["upgrade"]
-    options = {"static_pods": ("127.0.0.1:1",)} if mode is Mode.OVERRIDE_HOST else {}
+    options: dict[str, Any] = {}
+    if mode is Mode.OVERRIDE_HOST:  # then without a router, too
+        options = {"static_pods": ("127.0.0.1:1",), "failure_mode_allow": True}
     async with running_envoy(mode, f"127.0.0.1:{free_port()}", num_pods=1, **options) as envoy:
         answers = {name: await raw_request(envoy.port, data) for name, data in sent.items()}
 
@@ -59,7 +63,13 @@ async def answer_from(words: bytes) -> Answer:
     router = f"127.0.0.1:{free_port()}"
     async with (
         server_that_says(words) as pod,
-        running_envoy(Mode.OVERRIDE_HOST, router, num_pods=1, static_pods=(pod,)) as envoy,
+        running_envoy(
+            Mode.OVERRIDE_HOST,
+            router,
+            num_pods=1,
+            static_pods=(pod,),
+            failure_mode_allow=True,
+        ) as envoy,
     ):
         return await raw_request(envoy.port, POST + b"content-length: 2\r\n\r\n{}")
 

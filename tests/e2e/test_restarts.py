@@ -50,7 +50,9 @@ async def test_a_router_that_is_not_ready_costs_no_request_where_envoy_fails_ope
 ) -> None:
     file = tmp_path / "pods"
     async with (
-        behind_envoy(endpoints_file(pods, file), http, Mode.OVERRIDE_HOST) as (router, client),
+        behind_envoy(
+            endpoints_file(pods, file), http, Mode.OVERRIDE_HOST, failure_mode_allow=True
+        ) as (router, client),
     ):
         await router.kill()
         file.unlink()

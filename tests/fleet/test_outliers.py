@@ -645,6 +645,17 @@ def test_one_that_left_and_came_back_starts_from_nothing() -> None:
     assert eject(made, "a", 1.0) == BASE_S
 
 
+@pytest.mark.parametrize("idle_s", [1.0, 16.0, 31.0, 400.0])
+def test_one_that_has_had_no_requests_for_a_while_can_leave(idle_s: float) -> None:
+    made = outliers()
+    tell(made, "a", SERVED)
+    tell(made, "b", UNREACHABLE, now=idle_s)
+    made.set_endpoints("c")
+    made.set_endpoints("abc")
+
+    assert ejected(made, idle_s) == ""
+
+
 def test_turned_off_it_ejects_nobody_and_readmits_who_was() -> None:
     made = outliers()
     eject(made, "a", 0.0)

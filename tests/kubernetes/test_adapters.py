@@ -269,10 +269,13 @@ async def test_an_llmroute_is_for_its_tenants_and_falls_back_where_it_cannot_be_
     await cluster.put(ROUTES, "LLMRoute", "r", {**spec, "tenants": ["ours"]})
     missing = {"name": "missing", "source": "/adapters/missing"}
     await cluster.put(ROUTES, "LLMRoute", "f", {**spec, "adapter": missing, "fallback": "v1"})
-    adapters = {"undeclared": "admit"}  # v1, to which one falls back, is the pods' own
+    sections = {
+        "adapters": {"undeclared": "admit"},  # v1, to which one falls back, is the pods' own
+        "request": {"trusted_headers": ["fairness_id"]},
+    }
     async with (
         pool(cluster),
-        serving(kubeconfig, *flags_of(cluster), adapters=adapters) as (_, client),
+        serving(kubeconfig, *flags_of(cluster), **sections) as (_, client),
     ):
 
         async def is_served() -> bool:

@@ -370,8 +370,8 @@ async def test_lists_of_one_writer_hold_no_other_one_up(media: Opened) -> None:
     lists = [[declared(f"a-{k}-{n:02d}") for n in range(30)] for k in range(4)]
     running = [asyncio.ensure_future(store.put_all(each, by="a")) for each in lists]
     others = []
+    await eventually(lambda: len(medium.written) > 5, every_s=0)
     for number in range(5):
-        await eventually(lambda: len(medium.written) > 5)
         num_before = len(medium.written)
         await store.put(declared(f"b-{number}"), by="b")
         others.append(medium.written.index(f"b-{number}") - num_before)
