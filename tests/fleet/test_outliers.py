@@ -622,18 +622,6 @@ def test_when_the_pool_shrinks_those_return_that_would_return_first() -> None:
     assert ejected(made, 1.0) == "a"
 
 
-@pytest.mark.parametrize("after_s", [WINDOW_S / 2, 2 * WINDOW_S])
-def test_one_that_has_served_nothing_for_long_can_leave(after_s: float) -> None:
-    made = outliers()
-    serve(made, "a")
-    tell(made, "b", SERVED, now=after_s, kind="other")
-    made.set_endpoints("b")
-    made.set_endpoints("abc")
-    tell(made, "a", *[FAILED] * 6, now=after_s)
-
-    assert ejected(made, after_s) == ""  # one other request alone is not enough to compare with
-
-
 def test_one_that_left_and_came_back_starts_from_nothing() -> None:
     made = outliers()
     eject(made, "a", 0.0)
