@@ -25,8 +25,7 @@ def num_failed(how: How, seed: int, *, for_s: float = 20.0) -> int:
 def test_a_pod_that_alone_fails_at_once_is_out_after_six_failures(how: How) -> None:
     found = [num_failed(how, seed) for seed in range(12)]
 
-    assert max(found) <= 8
-    assert sum(num <= 6 for num in found) >= 0.9 * len(found)
+    assert max(found) <= 6
 
 
 def test_a_pod_that_alone_answers_with_an_error_alone_is_out_once_its_models_are_known() -> None:
@@ -34,6 +33,7 @@ def test_a_pod_that_alone_answers_with_an_error_alone_is_out_once_its_models_are
     found = [num_failed(How.ERROR_STREAM, seed) for seed in range(12)]
 
     assert sum(num <= 6 for num in found) >= 0.6 * len(found)
+    assert max(found) <= 12
 
 
 @pytest.mark.parametrize(("how", "for_s"), [(How.CUT, 20.0), (How.SILENT, 150.0)])
