@@ -51,9 +51,11 @@ class RecentEnds:
         return ratio - others.num_failed / others.num
 
     def beside(self, address: str, since_s: float, until_s: float) -> tuple[Count, int]:
-        """Return the requests to other endpoints that can be compared with those to an endpoint
-        that were sent in some time: those that were sent in that time, at most `NUM_BESIDE`, whose
-        number is returned as well, and where they are fewer the ones before."""
+        """Return the requests to other endpoints that an endpoint's own can be compared with.
+
+        They are those that were sent in the given time, at most `NUM_BESIDE`. Where there are
+        fewer, those before fill up. The second number is of those in time.
+        """
         others = [
             each for each in self._ended if each.address != address and each.sent_at_s <= until_s
         ]
