@@ -67,7 +67,7 @@ async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: 
 async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
     pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.service.parts.READINESS_LIMIT_S", 1.0)
+    monkeypatch.setattr("extproc.service.parts.READINESS_LIMIT_S", 4.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [pods[0].address, "127.0.0.1:{1}".format(*silent.getsockname())]
         config = configuration([], discovery={"static": addresses}, scrape={"timeout_s": 60})
