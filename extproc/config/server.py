@@ -53,8 +53,8 @@ class ServerConfig(Section):
         10.0,
         ge=2,
         le=3600,
-        description="Seconds for which the event loop may stand still, in a policy of your own say. "
-        "Then the process writes to standard error where it stands, and ends with status 1, so that "
+        description="Seconds for which the event loop may stand still, as in a policy of your own. "
+        "Then the process writes to standard error where it stands and ends with status 1, so that "
         "it is started again. None: never.",
     )
     max_concurrent_streams: int = Field(
