@@ -29,7 +29,7 @@ from extproc.request.usual import BODY, HEADERS, Head, Layout, Names, read_body,
 
 NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),
-    *("content-type", "content-length", "content-encoding"),
+    *("content-type", "content-length", "content-encoding", "expect"),
 }
 """Request headers that are read. No other headers are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
