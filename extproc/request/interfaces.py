@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as data_field
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -12,6 +13,7 @@ from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import LostRewrites
 from extproc.request.messages import BodyMode
 from extproc.request.steering import FIELDS
 from extproc.routing.rewrites import Rewrites
@@ -97,6 +99,7 @@ class StreamParts:
         rewrites: The names that pods read in `model`.
         lists: Bounds the lists that are sent.
         clock: Monotonic seconds, at the highest resolution, to time decisions.
+        lost_rewrites: Told of rewrites that pods did not read.
     """
 
     router: Chooser
@@ -106,6 +109,7 @@ class StreamParts:
     lists: Lists
     observer: StreamObserver
     clock: Callable[[], float]
+    lost_rewrites: LostRewrites = data_field(default_factory=LostRewrites)
 
     def ask(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int

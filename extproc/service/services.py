@@ -60,6 +60,7 @@ class Services:
             recorder,
             clocks.clock,
         )
+        self.lost_rewrites = parts.lost_rewrites
         settings = configured.stream_settings(config)
         is_straight = tracing is None and Straight.is_possible(settings)  # a span is a stream's
         self.processor = ExternalProcessor(

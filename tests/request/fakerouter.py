@@ -13,6 +13,7 @@ from extproc.rejections import model_not_found
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import LostRewrites
 from extproc.request.stream import Stream
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
@@ -51,6 +52,7 @@ class FakeRouter:
     declared: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
     spelling: Spelling = LISTED
+    lost_rewrites: LostRewrites = field(default_factory=LostRewrites)
 
     def stream(
         self,
@@ -68,7 +70,8 @@ class FakeRouter:
             [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
         )
         rewrites.declare(self.declared)
-        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0)
+        lost = self.lost_rewrites
+        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0, lost)
 
     def asked(self, now: float) -> None:
         pass
