@@ -23,7 +23,7 @@ DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 """A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
 
 DEFAULT_MAX_CONTINUE_WAIT_S = 5.0
-"""Longer than clients wait that then send the body by themselves: curl and .NET 1 s, Apache's 3 s."""
+"""Longer than curl (1 s) and others wait for the 100 before they send the body without it."""
 
 
 class Chooser(Protocol):

@@ -44,8 +44,8 @@ class LostRewrites:
         self._seen_s = now
         self._says = (
             f"{gateway} has undone a rewrite: a pod read {written!r} where the router wrote "
-            f"{served!r}. A filter behind the router puts its own body back. Have the pods list the "
-            "alias themselves, or rewrite in the gateway (docs/canary.md)"
+            f"{served!r}. A filter behind the router puts its own body back. Have the pods list "
+            "the alias themselves, or rewrite in the gateway (docs/canary.md)"
         )
 
     def take_news(self) -> list[str]:
