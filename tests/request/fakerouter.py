@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -11,7 +11,7 @@ from extproc.openai import LISTED, Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
 from extproc.request import messages as m
-from extproc.request.interfaces import StreamParts, StreamSettings
+from extproc.request.interfaces import Decided, StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
 from extproc.request.lostrewrites import LostRewrites
 from extproc.request.stream import Stream
@@ -53,6 +53,7 @@ class FakeRouter:
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
     spelling: Spelling = LISTED
     lost_rewrites: LostRewrites = field(default_factory=LostRewrites)
+    decides: Decided | None = None
 
     def stream(
         self,
@@ -70,8 +71,8 @@ class FakeRouter:
             [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
         )
         rewrites.declare(self.declared)
-        lost = self.lost_rewrites
-        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0, lost)
+        parts = StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0, self.decides)
+        return replace(parts, lost_rewrites=self.lost_rewrites)
 
     def asked(self, now: float) -> None:
         pass
