@@ -117,7 +117,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     is_asleep: bool = False  # an engine behind the server sleeps
 
 
-class ModelCard(Struct, frozen=True):
+class ModelCard(Struct, frozen=True, gc=False):
     """One entry of a server's `/v1/models`."""
 
     id: str  # the name that requests use
