@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from h2.config import H2Configuration
@@ -17,7 +17,7 @@ from h2.events import DataReceived, RequestReceived, StreamEnded
 CUT_HEADER, ID_HEADER = "x-test-cut", "x-test-id"
 MODEL = "m"
 _CHUNK = b'data: {"choices": [{"text": "a token"}]}\n\n'
-_NUM_CHUNKS = 4
+_NUM_CHUNKS = 40
 _DONE = b"data: [DONE]\n\n"
 _PAUSE_S = 0.005
 
@@ -55,10 +55,17 @@ class Part:
 
 @dataclass
 class CuttingPod:
-    """A pod that listens at `address`; requests that have come there, by their ids."""
+    """A pod that listens at `address`; requests that have come there, by their ids.
+
+    Attributes:
+        kill: Ends it as a killed process does: nobody listens, and connections are reset.
+        always: Its answer to every request, whatever that asks for; None for what it asks for.
+    """
 
     address: str
     arrived: defaultdict[str, asyncio.Event]
+    always: Answer | None = None
+    kill: Callable[[], Awaitable[None]] = field(init=False)
 
 
 async def parts(answer: Answer) -> AsyncIterator[Part]:
@@ -122,7 +129,7 @@ async def _serve_1(
             await reader.readuntil(b"0\r\n\r\n")
         pod.arrived[lines[ID_HEADER]].set()
         is_chunked = False
-        async for part in parts(Answer(lines[CUT_HEADER])):
+        async for part in parts(pod.always or Answer(lines[CUT_HEADER])):
             if part.headers is not None:
                 status, headers = part.headers
                 is_chunked = "content-length" not in headers
@@ -226,11 +233,15 @@ async def cutting_pod() -> AsyncIterator[CuttingPod]:
         tasks.discard(task)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        pod.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        yield pod
-    finally:
+
+    async def kill() -> None:
         server.close()
         for each in [*tasks]:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    pod.address, pod.kill = f"127.0.0.1:{server.sockets[0].getsockname()[1]}", kill
+    try:
+        yield pod
+    finally:
+        await kill()
