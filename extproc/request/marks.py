@@ -1,8 +1,8 @@
-"""The mark of a decided request, by which a gateway's further askings about it are known.
+"""The mark of a decided request, by which a gateway's further calls about it are known.
 
 A gateway may have the picker's filter several times in one chain: Envoy AI Gateway has it once per
-match of an HTTPRoute. Each is an asking of its own, about a request that the one before has changed
-by our answer. Decided anew, the askings about one request would count as many, take the room of
+match of an HTTPRoute. Each makes a call of its own, about a request that the one before has changed
+by our answer. Decided anew, the calls about one request would count as many, take the room of
 others and wait for each other.
 
 So an answer with a destination sets a header, too, which names the pick and proves that a router
@@ -25,7 +25,7 @@ from extproc.protocol import DESTINATION_KEY, MARK_HEADER
 from extproc.types import Pick
 
 MAX_AGE_S = 60.0
-"""Of a mark for another router's pick, the clocks' difference included. The next asking follows at
+"""Of a mark for another router's pick, the clocks' difference included. The next call follows at
 once, unless another filter of the gateway takes its time in between."""
 _MAX_CHARS = 256
 _MAC_BYTES = 16
@@ -44,8 +44,8 @@ class Marks:
 
     Attributes:
         num_first: Requests that got a mark.
-        num_repeated: Askings about them that followed.
-        num_unproven: Askings with a mark that says nothing here: made with another key, forged, or
+        num_repeated: Calls about them that followed.
+        num_unproven: Calls with a mark that says nothing here: made with another key, forged, or
             old. Such a request is decided as any other.
     """
 
@@ -102,7 +102,7 @@ class Marks:
         return abs(self._wall_clock() - int(made_s, 16)) <= MAX_AGE_S
 
     def look(self, *, now: float) -> None:
-        """Forget askings that are long ago; to be called about once a second."""
+        """Forget calls that are long ago; to be called about once a second."""
         self._lately.look(now=now)
 
     def per_request(self) -> float:
@@ -123,7 +123,7 @@ class Marks:
         )
         if unproven:
             found += (
-                f". {unproven} askings were decided anew, as another router had decided and the "
+                f". {unproven} calls were decided anew, as another router had decided and the "
                 "routers share no key: peers.key_file"
             )
         return [found]

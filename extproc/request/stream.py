@@ -8,7 +8,7 @@ Rules:
 3. Every delivered event is answered once, in order; there are no other answers.
 4. `End` comes right after the last needed answer and never before one: to Envoy, an RPC that ends
    with OK and an event unanswered means "carry on without me".
-5. A request that another asking has decided goes on as it is, at once, and nothing is counted.
+5. A request that another call has decided goes on as it is, at once, and nothing is counted.
 6. With the response phases in use, the pick is finished here, once, when the stream ends; without
    them only where the request is rejected after it was routed.
 """
@@ -249,7 +249,7 @@ class Stream:
         return None, incoming.await_body(self._settings, comes_early=event.sends_body_early)
 
     def _on_decided(self, event: m.RequestHeaders) -> _Step:
-        """Let the headers of a request go on that another asking about it has decided."""
+        """Let the headers of a request go on that another call about it has decided."""
         mode = event.body_mode or self._settings.assumed_body_mode
         self._is_echoing = mode is BodyMode.FULL_DUPLEX_STREAMED
         has_more = mode in IN_CHUNKS and not event.end_of_stream
