@@ -54,9 +54,9 @@ class RequestConfig(Section):
         DEFAULT_MAX_CONTINUE_WAIT_S,
         ge=0,
         le=3600,
-        description="Seconds that a client with `Expect: 100-continue` gets to send its body without "
-        "that 100, where the gateway leaves it to the pod (Istio). Then it gets a 417, instead of "
-        "waiting for ever.",
+        description="Seconds that a client with `Expect: 100-continue` gets to send its body "
+        "without that 100, where the gateway leaves it to the pod (Istio). Then it gets a 417, "
+        "instead of waiting for ever.",
     )
     paths: tuple[str, ...] = Field(
         tuple(DEFAULT_INFERENCE_PATHS),

@@ -26,13 +26,14 @@ from extproc.protocol import (
 from extproc.request import messages as m
 from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.encoding import Encoder
+from extproc.request.lostrewrites import AI_GATEWAY_HEADER
 from extproc.request.messages import BodyMode
 from extproc.request.usual import BODY, HEADERS, Head, Layout, Names, read_body, read_headers
 
 NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),
-    *("content-type", "content-length", "content-encoding"),
-    *(DESTINATION_KEY, MARK_HEADER),
+    *("content-type", "content-length", "content-encoding", "expect"),
+    *(AI_GATEWAY_HEADER, DESTINATION_KEY, MARK_HEADER),
 }
 """Request headers that are read. No other headers are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))

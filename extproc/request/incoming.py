@@ -23,6 +23,7 @@ from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED, BodyReader
 from extproc.request.controlheaders import read_hints
 from extproc.request.interfaces import StreamSettings
+from extproc.request.lostrewrites import AI_GATEWAY_HEADER
 from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.routing.rewrites import Rewrites
 from extproc.types import Pick, Reason, Rejection, RequestInfo
@@ -44,7 +45,7 @@ def match_route(event: m.RequestHeaders, routes: RouteTable) -> Route | Rejectio
 
 def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return those that a response may need: thousands of requests may be held, 1.5 KB each."""
-    limits = {":path": MAX_PATH_CHARS, "x-request-id": MAX_REQUEST_ID_CHARS}
+    limits = {":path": MAX_PATH_CHARS, "x-request-id": MAX_REQUEST_ID_CHARS, AI_GATEWAY_HEADER: 1}
     return {name: headers[name][:most] for name, most in limits.items() if name in headers}
 
 

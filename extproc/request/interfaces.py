@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as data_field
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -13,6 +14,7 @@ from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import LostRewrites
 from extproc.request.messages import BodyMode
 from extproc.request.steering import FIELDS
 from extproc.routing.rewrites import Rewrites
@@ -22,7 +24,7 @@ DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 """A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
 
 DEFAULT_MAX_CONTINUE_WAIT_S = 5.0
-"""Longer than clients wait that then send the body by themselves: curl and .NET 1 s, Apache's 3 s."""
+"""Longer than curl (1 s) and others wait for the 100 before they send the body without it."""
 
 
 class Chooser(Protocol):
@@ -120,6 +122,7 @@ class StreamParts:
         lists: Bounds the lists that are sent.
         clock: Monotonic seconds, at the highest resolution, to time decisions.
         decided: Knows requests that were decided before; None where the data plane asks once.
+        lost_rewrites: Told of rewrites that pods did not read.
     """
 
     router: Chooser
@@ -130,6 +133,7 @@ class StreamParts:
     observer: StreamObserver
     clock: Callable[[], float]
     decided: Decided | None = None
+    lost_rewrites: LostRewrites = data_field(default_factory=LostRewrites)
 
     def ask(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int

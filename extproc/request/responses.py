@@ -12,6 +12,7 @@ from extproc.request import messages as m
 from extproc.request.body import pieces
 from extproc.request.interfaces import Listing, StreamSettings
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import NOT_FOUND
 from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.request.restoring import Restorer, restorer_of
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
@@ -67,6 +68,18 @@ def release_trailers(mode: BodyMode, restorer: Restorer | None) -> list[m.Comman
     if kept and mode is BodyMode.FULL_DUPLEX_STREAMED:
         return [m.EchoResponseBody(kept), m.ContinueResponseTrailers()]
     return [m.ContinueResponseTrailers()]
+
+
+def is_undone(
+    request: RequestInfo, status: int, data: bytes | None, restorer: Restorer | None
+) -> bool:
+    """Return whether a part of a response tells that its pod has read the client's model.
+
+    The message of an error names it. Where no body comes (None), the status has to do.
+    """
+    if status != NOT_FOUND:
+        return restorer is not None and restorer.is_undone
+    return data is None or request._written.encode() in data
 
 
 def outcome_of(status: int, *, is_whole: bool) -> Outcome:

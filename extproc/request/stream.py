@@ -28,6 +28,7 @@ from extproc.request.body import pieces
 from extproc.request.controlheaders import read_hints
 from extproc.request.incoming import Incoming, kept_headers, match_route
 from extproc.request.interfaces import StreamParts, StreamSettings
+from extproc.request.lostrewrites import gateway_of
 from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.request.responses import ListRequest
 from extproc.request.restoring import Restorer
@@ -59,7 +60,7 @@ class Stream:
 
     __slots__ = (
         *("_envoy", "_headers", "_incoming", "_is_echoing", "_is_held", "_list", "_parts"),
-        "_request",
+        *("_is_rewritten", "_request"),
         "_response_body_mode",
         *(
             "_is_response_whole",
@@ -102,7 +103,7 @@ class Stream:
         self._is_response_whole, self._response_type = False, ""
         self._restorer: Restorer | None = None
         self._tells_modes = True
-        self._is_held = False
+        self._is_held = self._is_rewritten = False
         self.state = State.HEADERS
         self.pick: Pick | None = None
 
@@ -453,6 +454,9 @@ class Stream:
             self._parts.ends.served(pick, served_by, now=now)
         mode, settings = self._response_body_mode, self._settings
         self._restorer = responses.restorer(event, pick, mode, settings)
+        self._is_rewritten = pick is not None and bool(pick.request._written)
+        if mode is BodyMode.NONE or event.end_of_stream:
+            self._look_at_model(None, now)
         return None, [m.ContinueResponseHeaders(drops_length=self._restorer is not None)]
 
     def _on_local_reply(self, event: m.ResponseHeaders, now: float) -> _Step:
@@ -461,10 +465,21 @@ class Stream:
             self._response_body_mode = responses.body_mode(event.body_mode, self._settings)
         return None, [m.ContinueResponseHeaders()]
 
-    def _on_response_body(self, event: m.ResponseBody, _now: float) -> _Step:
+    def _on_response_body(self, event: m.ResponseBody, now: float) -> _Step:
         self._response_bytes += len(event.data)
         self._is_response_whole = event.end_of_stream
-        return None, responses.release_body(event, self._response_body_mode, self._restorer)
+        answer = responses.release_body(event, self._response_body_mode, self._restorer)
+        self._look_at_model(event.data, now)
+        return None, answer
+
+    def _look_at_model(self, data: bytes | None, now: float) -> None:
+        """Find out, once, whether the pod has read what the client wrote instead of our rewrite."""
+        if self._is_rewritten and self.pick is not None:
+            request, status = self.pick.request, self._response_status
+            if responses.is_undone(request, status, data, self._restorer):
+                self._is_rewritten = False
+                gateway, written = gateway_of(self._headers), request._written
+                self._parts.lost_rewrites.note(gateway, written, request.model, now=now)
 
     def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> _Step:
         self._is_response_whole = True

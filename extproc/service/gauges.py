@@ -170,6 +170,13 @@ def add_gauges(
         "pod",
         lambda: parts.accounting.servers.num,
     )
+    telemetry.add_counters(
+        "rewrites_lost",
+        "Requests whose pod read the model that the client wrote, and not the one that the router "
+        "wrote: a filter behind it puts its own body back.",
+        "gateway",
+        lambda: services.lost_rewrites.counts,
+    )
     _add_traffic(telemetry, parts.traffic)
     for part in (parts.peering, parts.discovery, parts.adapters):
         part.add_metrics(telemetry)

@@ -193,6 +193,7 @@ class Parts:
         """Return what is wrong elsewhere, for people: another router would not do better."""
         return [
             *self.traffic.wire.mismatches.warnings(now=self._loop.time()),
+            *self.services.lost_rewrites.warnings(now=self.clock()),
             *self.discovery.warnings(),
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
@@ -212,7 +213,8 @@ class Parts:
 
     def look(self) -> None:
         """Do what is due about once a second: forget what nobody ends, and say who is lost."""
-        for line in self.traffic.wire.mismatches.take_news():
+        news = (self.traffic.wire.mismatches, self.services.lost_rewrites)
+        for line in (line for each in news for line in each.take_news()):
             log.warning("%s", line)
         self.services.tick()
         self.cache_watch.look()

@@ -67,6 +67,7 @@ class Services:
             clocks.clock,
             marks if configured.may_be_asked_again(config) else None,
         )
+        self.lost_rewrites = parts.lost_rewrites
         settings = configured.stream_settings(config)
         is_straight = tracing is None and Straight.is_possible(settings)  # a span is a stream's
         self.processor = ExternalProcessor(

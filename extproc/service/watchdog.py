@@ -22,8 +22,8 @@ class Watchdog:
 
     It counts its own looks instead of reading a clock. So neither a process that was stopped as a
     whole (Ctrl-Z, a frozen container) nor a machine that gives it no core counts as one that hangs.
-    A call that keeps Python's lock (GIL) all the time, as a long match of a regular expression does,
-    stops this thread too: the liveness probe is for that.
+    A call that keeps Python's lock (GIL) all the time, as a long match of a regular expression
+    does, stops this thread too: the liveness probe is for that.
 
     Args:
         max_still_s: Seconds.

@@ -19,7 +19,7 @@ _PLAIN_HTTP: Final = (b"PRI * HTTP", b"GET ", b"HEAD ", b"POST ", b"OPTIONS ")
 
 
 class Mismatch(StrEnum):
-    """What a peer speaks, and what it should."""
+    """A way in which a peer speaks otherwise than it should."""
 
     PLAINTEXT_TO_TLS = "plaintext_to_tls"
     TLS_TO_PLAINTEXT = "tls_to_plaintext"

@@ -25,6 +25,7 @@ from tests.kubernetes.manifests import (
     objects,
     only,
     router_config,
+    without_istio,
 )
 
 
@@ -109,10 +110,7 @@ def test_istio_accepts_the_router_s_own_certificate_and_knows_where_it_is(tmp_pa
 
 
 def test_another_gateway_s_cluster_needs_no_definition_of_istio(tmp_path: Path) -> None:
-    folder = copied(tmp_path, "elsewhere") / "overlays" / "inference-pool"
-    kustomization = folder / "kustomization.yaml"
-    text = kustomization.read_text()
-    kustomization.write_text(re.sub(r"(?m)^- \.\./\.\./components/istio.*\n", "", text))
+    folder = without_istio(copied(tmp_path, "elsewhere")) / "overlays" / "inference-pool"
 
     assert "istio.io" not in build(folder)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from extproc.rejections import model_not_found
 from extproc.request import messages as m
 from extproc.request.interfaces import Decided, StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import LostRewrites
 from extproc.request.stream import Stream
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
@@ -53,6 +54,7 @@ class FakeRouter:
     declared: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
     spelling: Spelling = LISTED
+    lost_rewrites: LostRewrites = field(default_factory=LostRewrites)
     decides: Decided | None = None
 
     def stream(
@@ -71,7 +73,8 @@ class FakeRouter:
             [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
         )
         rewrites.declare(self.declared)
-        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0, self.decides)
+        parts = StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0, self.decides)
+        return replace(parts, lost_rewrites=self.lost_rewrites)
 
     def asked(self, now: float) -> None:
         pass

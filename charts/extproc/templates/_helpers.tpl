@@ -173,6 +173,7 @@ health_checks:
   unhealthy_threshold: 2
   healthy_threshold: 1
   grpc_health_check: {service_name: envoy.service.ext_proc.v3.ExternalProcessor}
+ignore_health_on_host_removal: true # else a router that left the Service is asked until a check fails
 typed_extension_protocol_options:
   envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
     "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
