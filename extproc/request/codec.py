@@ -16,7 +16,9 @@ from google.protobuf.message import DecodeError
 
 from extproc.errors import ProtocolError
 from extproc.protocol import (
+    DESTINATION_KEY,
     DESTINATION_NAMESPACE,
+    MARK_HEADER,
     SERVED_KEY,
     SUBSET_KEY,
     SUBSET_NAMESPACE,
@@ -30,6 +32,7 @@ from extproc.request.usual import BODY, HEADERS, Head, Layout, Names, read_body,
 NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),
     *("content-type", "content-length", "content-encoding"),
+    *(DESTINATION_KEY, MARK_HEADER),
 }
 """Request headers that are read. No other headers are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))

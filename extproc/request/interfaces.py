@@ -65,6 +65,16 @@ class Ends(Protocol):
         """Record that another endpoint than the pick's first one serves the request."""
 
 
+class Decided(Protocol):
+    """Knows requests that have been decided (`request.marks.Marks`)."""
+
+    def of(self, pick: Pick) -> str:
+        """Return the mark of a request that goes to its destination."""
+
+    def knows(self, headers: Mapping[str, str], subset: frozenset[str] | None) -> bool:
+        """Return whether a request with these headers has been decided already."""
+
+
 class StreamObserver(Protocol):
     """Told what happens to requests; nothing of it may raise."""
 
@@ -94,6 +104,7 @@ class StreamParts:
         rewrites: The names that pods read in `model`.
         lists: Bounds the lists that are sent.
         clock: Monotonic seconds, at the highest resolution, to time decisions.
+        decided: Knows requests that were decided before; None where the data plane asks once.
     """
 
     router: Chooser
@@ -103,6 +114,7 @@ class StreamParts:
     lists: Lists
     observer: StreamObserver
     clock: Callable[[], float]
+    decided: Decided | None = None
 
     def ask(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int

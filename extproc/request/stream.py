@@ -8,7 +8,8 @@ Rules:
 3. Every delivered event is answered once, in order; there are no other answers.
 4. `End` comes right after the last needed answer and never before one: to Envoy, an RPC that ends
    with OK and an event unanswered means "carry on without me".
-5. With the response phases in use, the pick is finished here, once, when the stream ends; without
+5. A request that another asking has decided goes on as it is, at once, and nothing is counted.
+6. With the response phases in use, the pick is finished here, once, when the stream ends; without
    them only where the request is rejected after it was routed.
 """
 
@@ -23,10 +24,11 @@ from extproc.paths import Route, RouteKind
 from extproc.queue import Ticket
 from extproc.request import messages as m
 from extproc.request import responses
+from extproc.request.body import pieces
 from extproc.request.controlheaders import read_hints
 from extproc.request.incoming import Incoming, kept_headers, match_route
 from extproc.request.interfaces import StreamParts, StreamSettings
-from extproc.request.messages import BodyMode
+from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.request.responses import ListRequest
 from extproc.request.restoring import Restorer
 from extproc.request.straight import Head
@@ -56,7 +58,8 @@ class Stream:
     """The state machine of one request. Not reusable."""
 
     __slots__ = (
-        *("_envoy", "_headers", "_incoming", "_is_held", "_list", "_parts", "_request"),
+        *("_envoy", "_headers", "_incoming", "_is_echoing", "_is_held", "_list", "_parts"),
+        "_request",
         "_response_body_mode",
         *(
             "_response_status",
@@ -72,6 +75,7 @@ class Stream:
 
     _headers: Mapping[str, str]
     _incoming: Incoming
+    _is_echoing: bool
     _list: ListRequest
     _request: RequestInfo
 
@@ -213,6 +217,9 @@ class Stream:
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
         self._response_body_mode = responses.body_mode(event.response_body_mode, self._settings)
+        decided = self._parts.decided
+        if decided is not None and decided.knows(event.headers, event.subset):
+            return self._on_decided(event)
         route = match_route(event, self._settings.routes)
         if isinstance(route, Rejection):
             return self._reject(route, now)
@@ -227,6 +234,33 @@ class Stream:
         if model is not None:
             return self._decide(model, now)
         return None, incoming.await_body(self._settings, comes_early=event.sends_body_early)
+
+    def _on_decided(self, event: m.RequestHeaders) -> _Step:
+        """Let the headers of a request go on that another asking about it has decided."""
+        mode = event.body_mode or self._settings.assumed_body_mode
+        self._is_echoing = mode is BodyMode.FULL_DUPLEX_STREAMED
+        has_more = mode in IN_CHUNKS and not event.end_of_stream
+        return self._go_on(m.ContinueHeaders(), has_more=has_more, turn=EventResult.KNOWN)
+
+    def _on_decided_body(self, event: m.RequestBody, _now: float) -> _Step:
+        if not self._is_echoing:
+            return self._go_on(m.ContinueBody(), has_more=not event.end_of_stream)
+        echo = [m.EchoBody(part, last and event.end_of_stream) for part, last in pieces(event.data)]
+        return self._go_on(*echo, has_more=not event.end_of_stream)
+
+    def _on_decided_trailers(self, _event: m.RequestTrailers, _now: float) -> _Step:
+        return self._go_on(m.ContinueTrailers(), has_more=False)
+
+    def _on_decided_response(self, _event: m.ResponseHeaders, _now: float) -> _Step:
+        return None, [m.ContinueResponseHeaders()]
+
+    def _go_on(
+        self, *commands: m.Command, has_more: bool, turn: EventResult | None = None
+    ) -> _Step:
+        """Answer a part of a decided request; the RPC ends once it has nothing more to carry."""
+        if has_more or self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return turn, [*commands]
+        return EventResult.OVER, [*commands, _END]
 
     def _answer(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
@@ -315,8 +349,9 @@ class Stream:
     def _follow(self, result: Pick | Rejection | Ticket, now: float) -> _Step:
         if isinstance(result, Pick):
             self.pick = result
-            spelling = self._parts.rewrites.spelling
-            return self._routed_on(self._incoming.release(result, spelling))
+            parts = self._parts
+            mark = "" if parts.decided is None else parts.decided.of(result)
+            return self._routed_on(self._incoming.release(result, parts.rewrites.spelling, mark))
         if isinstance(result, Rejection):
             raise RequestError(result)
         self._ticket = result
@@ -450,7 +485,10 @@ for _state in (State.REST, State.RESPONSE):
     _HANDLERS[_state, m.Wakeup] = Stream._read_rest
     _HANDLERS[_state, m.RequestBody] = Stream._on_rest_body
     _HANDLERS[_state, m.RequestTrailers] = Stream._on_rest_trailers
-for _state in (State.RESPONSE, State.LOCAL_REPLY):
+_HANDLERS[State.DECIDED, m.RequestBody] = Stream._on_decided_body
+_HANDLERS[State.DECIDED, m.RequestTrailers] = Stream._on_decided_trailers
+_HANDLERS[State.DECIDED, m.ResponseHeaders] = Stream._on_decided_response
+for _state in (State.RESPONSE, State.LOCAL_REPLY, State.DECIDED):
     _HANDLERS[_state, m.ResponseBody] = Stream._on_response_body
     _HANDLERS[_state, m.ResponseTrailers] = Stream._on_response_trailers
 _HANDLERS |= {(state, m.Ended): Stream._on_ended for state in State if state is not State.DONE}

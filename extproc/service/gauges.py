@@ -9,6 +9,7 @@ from extproc.fleet.tpot import Tpots
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue
+from extproc.request.marks import Marks
 from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts, Traffic
 from extproc.wire.httpserver import HttpLimit
@@ -160,6 +161,7 @@ def add_gauges(
         "get at most a fifth of the event loop's time.",
         lambda: decisions.num_dropped,
     )
+    _add_askings(telemetry, services.marks)
     _add_traffic(telemetry, parts.traffic)
     for part in (parts.peering, parts.discovery, parts.adapters):
         part.add_metrics(telemetry)
@@ -213,6 +215,22 @@ def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str],
     for (route, priority), count in queue.occupancy.num_by_claim.items():
         counts[route, priorities.cap(str(priority))] += count
     return counts
+
+
+def _add_askings(telemetry: Telemetry, marks: Marks) -> None:
+    telemetry.add_gauge(
+        "askings_per_request",
+        "How often the gateway asks about one request, over the last 5 to 10 minutes. More than 1: "
+        "its chain has the picker's filter several times.",
+        marks.per_request,
+    )
+    telemetry.add_counters(
+        "repeated_askings",
+        "Further askings about a request. answered: without a decision, as its mark is a router's. "
+        "decided: anew, as the mark was made with another key, is old, or is a client's own.",
+        "result",
+        lambda: {"answered": marks.num_repeated, "decided": marks.num_unproven},
+    )
 
 
 def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:

@@ -126,6 +126,7 @@ class Parts:
             config,
             routing,
             endings,
+            router_id=router_id,
             tracing=tracing,
             clocks=clocks,
             is_open=self.is_open,
@@ -191,6 +192,7 @@ class Parts:
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
             *self.adapters.warnings(),
+            *self.services.warnings(),
         ]
 
     def configure(self, config: Config) -> None:

@@ -336,3 +336,26 @@ def test_what_to_do_at_an_alert_is_linked_to_where_you_keep_the_pages() -> None:
     for alert in alerts:
         page = f"docs/alerts.md#{alert['alert'].lower()}"
         assert alert["annotations"]["runbook_url"] == f"https://pages.example/{page}"
+
+
+@pytest.mark.parametrize(
+    ("values", "num_matches"),
+    [
+        ({"mode": "epp"}, 1),
+        ({"mode": "epp", "gateway": {"className": "istio"}}, 1),
+        ({"mode": "epp", "router": {"inferencePool": {"failureMode": "FailOpen"}}}, 40),
+        ({"mode": "epp", "gateway": {"className": "nginx"}}, 40),
+        ({}, 40),
+    ],
+)
+def test_the_route_has_one_match_where_the_picker_refuses_other_paths(
+    values: dict[str, Any], num_matches: int
+) -> None:
+    """A gateway may ask the picker once per match. Where no picker may be asked, or it is not told
+    the path, the route itself lets only inference pass."""
+    [route] = [each for each in rendered(values) if each["kind"] == "HTTPRoute"]
+    matches = [match for rule in route["spec"]["rules"] for match in rule["matches"]]
+
+    assert len(matches) == num_matches
+    if num_matches == 1:
+        assert matches == [{"path": {"type": "PathPrefix", "value": "/"}}]

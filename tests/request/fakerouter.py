@@ -11,7 +11,7 @@ from extproc.openai import LISTED, Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
 from extproc.request import messages as m
-from extproc.request.interfaces import StreamParts, StreamSettings
+from extproc.request.interfaces import Decided, StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
 from extproc.request.stream import Stream
 from extproc.routing.rewrites import Rewrites, Rule
@@ -51,6 +51,7 @@ class FakeRouter:
     declared: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
     spelling: Spelling = LISTED
+    decides: Decided | None = None
 
     def stream(
         self,
@@ -68,7 +69,7 @@ class FakeRouter:
             [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
         )
         rewrites.declare(self.declared)
-        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0)
+        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0, self.decides)
 
     def asked(self, now: float) -> None:
         pass

@@ -44,6 +44,12 @@ app.kubernetes.io/component: endpoint-picker
 {{- if and (include "extproc.policies" .) .Values.envoyGateway.retryResets (not .Values.envoyGateway.originalDestination) }}true{{ end }}
 {{- end }}
 
+{{/* Whether the HTTPRoute lists the paths that pass: a picker refuses others itself, unless FailOpen passes it by
+or the gateway does not tell it the path. */}}
+{{- define "extproc.listsPaths" -}}
+{{- if or (eq .Values.mode "serve") (eq .Values.router.inferencePool.failureMode "FailOpen") (contains "nginx" .Values.gateway.className) }}true{{ end }}
+{{- end }}
+
 {{- define "extproc.policies" -}}
 {{- if and .Values.envoyGateway.create (eq .Values.mode "serve") -}}true{{- end -}}
 {{- end }}
