@@ -66,6 +66,11 @@ class Reply:
         """Whether a model answered."""
         return self.status == HTTPStatus.OK
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it has an error of OpenAI's shape, as routers and models give."""
+        return not self.is_well and b"".join(self.pieces).lstrip().startswith(b'{"error"')
+
     def __str__(self) -> str:
         text = b"".join(self.pieces).decode(errors="replace").strip()[:_MAX_QUOTED_CHARS]
         return f"HTTP {self.status}: {text or 'without a body'}"
@@ -206,7 +211,7 @@ def _is_about(decision: Mapping[str, Any], reply: Reply) -> bool:
 
 async def _answers(gateway: Gateway) -> Evidence:
     reply = await gateway.ask()
-    if reply.is_well or await gateway.picks(reply):
+    if reply.is_well or reply.is_refusal or await gateway.picks(reply):
         return reply.is_well, str(reply)
     return False, f"{reply}; {_UNASKED}"
 
@@ -251,12 +256,13 @@ async def _follows(gateway: Gateway) -> Evidence:
 async def _tells_ends(gateway: Gateway) -> Evidence:
     picks = await gateway.picks(await gateway.ask(max_tokens=8), ended=True)
     ends = [each["outcome"]["outcome"] for each in picks if each["outcome"]]
-    if not ends:
-        return False, (
-            f"nothing within {END_S:g} s: neither Envoy's access log reaches the router, nor the "
-            "response phases of ext_proc. The router counts by the pods' pages"
-        )
-    return ends == ["completed"], f"heard of as {', '.join(ends)}"
+    said = f"a whole response is {', '.join(ends) or f'not heard of within {END_S:g} s'}"
+    if ends == ["completed"]:
+        return True, said
+    return False, (
+        f"{said}: neither Envoy's access log reaches the router, nor do the response phases of "
+        "ext_proc. It counts by the pods' pages"
+    )
 
 
 async def _tells_cuts(gateway: Gateway) -> Evidence:
@@ -323,7 +329,7 @@ async def _ignores_tenants(gateway: Gateway) -> Evidence:
                 f"{name}: {tenant} of a client opens {model}: a filter before the router has to "
                 "set or remove it; an HTTPRoute's filters act after the router"
             )
-    return reply.status in (403, 404), str(reply)
+    return reply.is_refusal, str(reply)
 
 
 async def _warns_of_nothing(gateway: Gateway) -> Evidence:
