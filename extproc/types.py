@@ -53,6 +53,7 @@ class Reason(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
     ENCODED_BODY = "unsupported_content_encoding"
+    EXPECTATION_FAILED = "expectation_failed"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INVALID_HEADER = "invalid_header"
     STORED_RESPONSE = "stored_response_unsupported"

@@ -20,6 +20,9 @@ from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
 DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 """A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
 
+DEFAULT_MAX_CONTINUE_WAIT_S = 5.0
+"""Longer than clients wait that then send the body by themselves: curl and .NET 1 s, Apache's 3 s."""
+
 
 class Chooser(Protocol):
     """Chooses endpoints (`routing.router.Router`)."""
@@ -133,6 +136,7 @@ class StreamSettings(Struct, frozen=True):
     Attributes:
         early_decision_bytes: A streamed body's prefix of this size may decide, so that a body that
             is longer than the data plane buffers does not wait for its end.
+        max_continue_wait_s: Time for the body of a client that expects a 100 (Continue) first.
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
         trusted_headers: Names of the control headers that count (`controlheaders.names_of`).
         removed_headers: Names of the headers that no endpoint sees.
@@ -146,6 +150,7 @@ class StreamSettings(Struct, frozen=True):
     routes: RouteTable = field(default_factory=RouteTable)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES  # larger request bodies get 413
     early_decision_bytes: int = 256 * 1024
+    max_continue_wait_s: float = DEFAULT_MAX_CONTINUE_WAIT_S
     allow_mode_override: bool = False
     uses_response_phases: bool = False
     assumed_body_mode: BodyMode = BodyMode.BUFFERED  # without `protocol_config`

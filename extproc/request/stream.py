@@ -233,7 +233,10 @@ class Stream:
         model = incoming.model_of_headers(event.model)
         if model is not None:
             return self._decide(model, now)
-        return None, incoming.await_body(self._settings, comes_early=event.sends_body_early)
+        answer = incoming.await_body(self._settings, comes_early=event.sends_body_early)
+        if event.headers.get("expect", "").lower() == "100-continue":
+            answer.append(m.WakeAt(now + self._settings.max_continue_wait_s))
+        return None, answer
 
     def _on_decided(self, event: m.RequestHeaders) -> _Step:
         """Let the headers of a request go on that another asking about it has decided."""
@@ -306,6 +309,12 @@ class Stream:
         return (
             self._on_local_reply(event, now) if isinstance(event, m.ResponseHeaders) else (None, [])
         )
+
+    def _on_no_body(self, _event: m.Wakeup, _now: float) -> _Step:
+        """Refuse a client that still waits for a 100, which nobody is going to send."""
+        if not self._incoming.reader.num_bytes:
+            raise RequestError(rejections.EXPECTATION_FAILED)
+        return None, []
 
     def _on_body(self, event: m.RequestBody, now: float) -> _Step:
         self._incoming.add(event)
@@ -467,6 +476,7 @@ _Handler = Callable[[Stream, Any, float], _Step]
 _HANDLERS: dict[tuple[State, type], _Handler] = {
     (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
     (State.HEADERS, m.ResponseHeaders): Stream._on_local_reply,
+    (State.BODY, m.Wakeup): Stream._on_no_body,
     (State.BODY, m.RequestBody): Stream._on_body,
     (State.BODY, m.RequestTrailers): Stream._on_trailers,
     (State.BODY, m.ResponseHeaders): Stream._on_local_reply,

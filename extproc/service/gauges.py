@@ -262,6 +262,14 @@ def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
         lambda: {str(limit): count for limit, count in wire.abuse.items()},
     )
     telemetry.add_counters(
+        "tls_mismatches",
+        "Connections of peers that speak TLS where there is none, or the reverse: "
+        "plaintext_to_tls, tls_to_plaintext or tls_without_http2. /healthz names the peers "
+        "and the remedy.",
+        "kind",
+        lambda: {str(kind): count for kind, count in wire.mismatches.counts.items()},
+    )
+    telemetry.add_counters(
         "http_dropped",
         "Connections of the HTTP ports that were dropped, by limit: connections, "
         "request, answer or ahead.",

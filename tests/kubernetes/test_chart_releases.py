@@ -149,7 +149,7 @@ def test_an_upgrade_that_the_schema_refuses_changes_nothing(
 def test_from_one_gateway_to_another_and_back(api_server: ApiServer, helm: Releases) -> None:
     """What the other mode does not need is deleted, and comes back."""
     helm.install({})
-    helm.upgrade({"mode": "epp", "gateway": {"className": "istio"}})
+    helm.upgrade({"mode": "epp", "gateway": {"className": "other"}})
     kinds = "envoyproxy,inferencepool"
     as_picker = api_server.kubectl("get", kinds, "-n", helm.namespace, "-o", "name")
     helm.rollback(1)

@@ -39,6 +39,32 @@ def error_of(commands: list[m.Command]) -> tuple[int, dict[str, str]]:
     return reply.status, error
 
 
+# --- a client that waits before its body -------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED])
+@pytest.mark.parametrize("written", ["100-continue", "100-Continue"])
+def test_a_client_that_waits_for_a_100_for_ever_is_told_to_send_without(
+    mode: BodyMode, written: str
+) -> None:
+    exchange = begin(max_continue_wait_s=5.0)
+    first = exchange.tell(request_headers(body_mode=mode, headers={"expect": written}))
+    assert first[-1] == m.WakeAt(exchange.now + 5.0)
+
+    status, error = error_of(exchange.tell(m.Wakeup()))
+    assert (status, error["code"]) == (417, "expectation_failed")
+    assert "Expect" in error["message"]
+
+
+def test_a_client_that_sends_its_body_without_the_100_is_routed() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(**DUPLEX, headers={"expect": "100-continue"}))
+    exchange.tell(m.RequestBody(BODY[:5], False))
+
+    assert exchange.tell(m.Wakeup()) == []
+    assert exchange.tell(m.RequestBody(BODY[5:], True))[0] == m.ContinueHeaders(PICK)
+
+
 # --- how the body may come ------------------------------------------------------------------
 
 
