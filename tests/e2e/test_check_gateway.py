@@ -135,6 +135,7 @@ async def test_a_gateway_that_does_all_that_routers_need_passes(tmp_path: Path) 
         assert [name for name, each in checks.items() if each.passed is None] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "requirement", "word"),
     [
@@ -150,6 +151,7 @@ async def test_a_gateway_that_does_not_is_told_what_is_wrong_with_it(
         assert word in failed(checks)[requirement]
 
 
+@pytest.mark.slow
 async def test_a_filter_that_is_there_ten_times_is_found(tmp_path: Path) -> None:
     async with checking(tmp_path, num_filters=10) as checks:
         told = failed(checks)
@@ -158,6 +160,7 @@ async def test_a_filter_that_is_there_ten_times_is_found(tmp_path: Path) -> None
         assert told == {}
 
 
+@pytest.mark.slow
 async def test_a_rule_with_two_pools_is_found(tmp_path: Path) -> None:
     """Half of the requests are served by pods that the router does not know."""
     async with own_pods(1, profile=SLOW) as strangers:
