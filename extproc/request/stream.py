@@ -62,7 +62,10 @@ class Stream:
         "_request",
         "_response_body_mode",
         *(
+            "_is_response_whole",
+            "_response_bytes",
             "_response_status",
+            "_response_type",
             "_restorer",
             "_settings",
             "_tells_modes",
@@ -95,7 +98,8 @@ class Stream:
         self._ticket: Ticket | None = None
         self._settings = settings
         self._response_body_mode = BodyMode.NONE
-        self._response_status = 0
+        self._response_status, self._response_bytes = 0, 0
+        self._is_response_whole, self._response_type = False, ""
         self._restorer: Restorer | None = None
         self._tells_modes = True
         self._is_held = False
@@ -200,6 +204,15 @@ class Stream:
     def _finish(self, pick: Pick, outcome: Outcome, now: float) -> None:
         if self._parts.ends.finish(pick, outcome, now=now):
             self._parts.observer.ended(pick, outcome)
+
+    def _finish_response(self, pick: Pick, now: float) -> None:
+        """End a pick by what has passed of its response."""
+        status, is_whole = self._response_status, self._is_response_whole
+        outcome = responses.outcome_of(status, is_whole=is_whole)
+        verdict = responses.verdict_of(status, is_whole=is_whole, content_type=self._response_type)
+        parts, num_bytes = self._parts, self._response_bytes
+        if parts.ends.finish(pick, outcome, now=now, verdict=verdict, num_bytes=num_bytes):
+            parts.observer.ended(pick, outcome)
 
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
@@ -433,7 +446,8 @@ class Stream:
         return self._routed_on(incoming.release_read()) if incoming.reader.is_read else (None, [])
 
     def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> _Step:
-        self._response_status = event.status
+        self._response_status, self._response_type = event.status, event.content_type
+        self._is_response_whole = event.end_of_stream
         pick, served_by = self.pick, event.served_by
         if served_by and pick is not None and served_by != pick.address:
             self._parts.ends.served(pick, served_by, now=now)
@@ -448,16 +462,18 @@ class Stream:
         return None, [m.ContinueResponseHeaders()]
 
     def _on_response_body(self, event: m.ResponseBody, _now: float) -> _Step:
+        self._response_bytes += len(event.data)
+        self._is_response_whole = event.end_of_stream
         return None, responses.release_body(event, self._response_body_mode, self._restorer)
 
     def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> _Step:
+        self._is_response_whole = True
         return None, responses.release_trailers(self._response_body_mode, self._restorer)
 
     def _on_ended(self, _event: m.Ended, now: float) -> _Step:
         self._leave(now)
         if self.pick is not None and self._settings.uses_response_phases:
-            outcome = responses.outcome_of(self._response_status)
-            self._finish(self.pick, outcome, now)
+            self._finish_response(self.pick, now)
         return None, []
 
     def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:

@@ -162,6 +162,14 @@ def add_gauges(
         lambda: decisions.num_dropped,
     )
     _add_askings(telemetry, services.marks)
+    telemetry.add_counters(
+        "served_elsewhere",
+        "Requests that another pod served than the one chosen, as the gateway reports. fallback: "
+        "one that was named for that. other: one that was not. unknown: one that the router does "
+        "not know.",
+        "pod",
+        lambda: parts.accounting.servers.num,
+    )
     _add_traffic(telemetry, parts.traffic)
     for part in (parts.peering, parts.discovery, parts.adapters):
         part.add_metrics(telemetry)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.fleet.lately import WINDOW_S
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
-from extproc.request.marks import MAX_AGE_S, WINDOW_S, Marks
+from extproc.request.marks import MAX_AGE_S, Marks
 from tests.builders import address, pick, request
 
 KEY, OTHER = b"k" * 44, b"o" * 100
