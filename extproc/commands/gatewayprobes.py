@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -176,16 +177,22 @@ class Gateway:
             await asyncio.sleep(_POLL_S)
         return found
 
-    async def num_repeated(self) -> float:
+    async def num_repeated(self) -> int:
         """Return how often the routers were asked again about a request."""
-        pages = [await self._admin(each, "metrics") for each in self.admins]
-        return sum(
-            sample.value
-            for page in pages
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == "extproc_repeated_askings_total"
-        )
+        return sum((await self._counts("extproc_repeated_askings_total", "result")).values())
+
+    async def served(self) -> Counter[str]:
+        """Return how many requests were served by which kind of pod, as the routers heard."""
+        return await self._counts("extproc_served_by_total", "pod")
+
+    async def _counts(self, name: str, label: str) -> Counter[str]:
+        counts = Counter[str]()
+        for each in self.admins:
+            for family in text_string_to_metric_families(await self._admin(each, "metrics")):
+                for sample in family.samples:
+                    if sample.name == name:
+                        counts[sample.labels[label]] += int(sample.value)
+        return counts
 
     async def warnings(self) -> list[str]:
         """Return what the routers' health names, each with the router's address."""
@@ -235,22 +242,23 @@ async def _is_asked_once(gateway: Gateway) -> Evidence:
 
 
 async def _follows(gateway: Gateway) -> Evidence:
-    found, strays = 0, set[str]()
+    before, strays, num = await gateway.served(), set[str](), 0
     for _ in range(NUM_REQUESTS):
         for each in await gateway.picks(await gateway.ask(), ended=True):
             served, chosen = (each["outcome"] or {}).get("served_by"), each["pick"]["endpoints"]
-            found += bool(served)
-            strays |= (
-                {f"{served} instead of {chosen[0]}"} if served and served not in chosen else set()
-            )
-    if strays:
+            num += bool(served)
+            if served and served not in chosen:
+                strays.add(served)
+    grown = await gateway.served() - before
+    if strays or grown["other"] + grown["unknown"]:
+        others = ", ".join(sorted(strays)) or "pods that the router did not choose"
         return False, (
-            f"{', '.join(sorted(strays))}: the route leads past the router's choice. Two pools in "
-            "one rule, a fallback, a filter (CORS, fault), or an override of the model's name?"
+            f"{others}: the route leads past the router's choice. Two pools in one rule, a filter "
+            "(CORS, fault), a blind fallback, or an override of the model's name?"
         )
-    if not found:
-        return None, "no router is told which pod served a request"
-    return True, f"{found} requests were served where the router said"
+    if not num + grown.total():
+        return None, "the gateway does not report which pod serves a request"
+    return True, f"{max(num, grown.total())} requests were served where the router said"
 
 
 async def _tells_ends(gateway: Gateway) -> Evidence:
