@@ -365,9 +365,10 @@ class Accounting:
         return self._pool.is_unreachable(address)
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Move a pick to the endpoint that served it according to the data plane."""
+        """Record which endpoint served a pick according to the data plane; move the pick there."""
         pool = self._pool
-        pool.flights.move(pick.id, address, now=now)
+        if address != pick.address:
+            pool.flights.move(pick.id, address, now=now)
         self.servers.record(pick, address, is_known=pool.has(address))
 
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:

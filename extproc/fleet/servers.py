@@ -1,4 +1,4 @@
-"""Who served requests in another endpoint's place, as gateways report it."""
+"""Who served requests, as gateways report it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from extproc.fleet.evidence import tried_in_order
 from extproc.fleet.lately import Lately
 from extproc.types import Pick
 
-FALLBACK, OTHER, UNKNOWN = "fallback", "other", "unknown"
+CHOSEN, FALLBACK, OTHER, UNKNOWN = "chosen", "fallback", "other", "unknown"
 
 
 class Servers:
-    """Counts them. Only a fallback that the pick named is as it should be.
+    """Counts them. Only an endpoint that the pick named is as it should be.
 
     Attributes:
-        num: Requests, by whether their endpoint was a `FALLBACK` of the pick, an `OTHER` one that
-            the router knows, or `UNKNOWN` to it.
+        num: Requests, by whether their endpoint was the pick's first, a `FALLBACK` of the pick, an
+            `OTHER` one that the router knows, or `UNKNOWN` to it.
     """
 
     def __init__(self) -> None:
-        self.num = dict.fromkeys((FALLBACK, OTHER, UNKNOWN), 0)
+        self.num = dict.fromkeys((CHOSEN, FALLBACK, OTHER, UNKNOWN), 0)
         self._example = ""
         self._lately = Lately(lambda: (self.num[OTHER], self.num[UNKNOWN]))
 
     def record(self, pick: Pick, address: str, *, is_known: bool) -> None:
-        """Record that an endpoint served in place of the pick's first."""
+        """Record that an endpoint served a pick."""
+        if address == pick.address:
+            self.num[CHOSEN] += 1
+            return
         if address in tried_in_order(pick):
             self.num[FALLBACK] += 1
             return

@@ -79,7 +79,7 @@ class Ends(Protocol):
         """
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Record that another endpoint than the pick's first one serves the request."""
+        """Record which endpoint serves the request: the pick's first one, or another."""
 
 
 class Decided(Protocol):

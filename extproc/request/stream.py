@@ -450,7 +450,7 @@ class Stream:
         self._response_status, self._response_type = event.status, event.content_type
         self._is_response_whole = event.end_of_stream
         pick, served_by = self.pick, event.served_by
-        if served_by and pick is not None and served_by != pick.address:
+        if served_by and pick is not None:
             self._parts.ends.served(pick, served_by, now=now)
         mode, settings = self._response_body_mode, self._settings
         self._restorer = responses.restorer(event, pick, mode, settings)

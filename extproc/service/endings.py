@@ -91,7 +91,7 @@ class Endings:
         return False
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Record that another endpoint than the pick's first one serves the request."""
+        """Record which endpoint serves the request: the pick's first one, or another."""
         self.accounting.served(pick, address, now=now)
 
     def _settle(self, now: float) -> None:

@@ -163,10 +163,10 @@ def add_gauges(
     )
     _add_repeated_calls(telemetry, services.marks)
     telemetry.add_counters(
-        "served_elsewhere",
-        "Requests that another pod served than the one chosen, as the gateway reports. fallback: "
-        "one that was named for that. other: one that was not. unknown: one that the router does "
-        "not know.",
+        "served_by",
+        "Requests by the pod that served them, as gateways of an InferencePool report. chosen: the "
+        "router's choice. fallback: one that it named for that. other: one that it did not name. "
+        "unknown: one that it does not know.",
         "pod",
         lambda: parts.accounting.servers.num,
     )

@@ -9,12 +9,12 @@ from tests.builders import address, pick
 PICK = pick(endpoints=(address(1), address(2)), alternates=(address(3),))
 
 
-def test_a_fallback_that_the_pick_named_is_as_it_should_be() -> None:
+def test_the_choice_and_a_fallback_that_the_pick_named_are_as_they_should_be() -> None:
     servers = Servers()
-    for number in (2, 3):
+    for number in (1, 2, 3):
         servers.record(PICK, address(number), is_known=True)
 
-    assert servers.num == {"fallback": 2, "other": 0, "unknown": 0}
+    assert servers.num == {"chosen": 1, "fallback": 2, "other": 0, "unknown": 0}
     assert servers.warnings() == []
 
 
@@ -23,7 +23,7 @@ def test_others_are_counted_by_whether_they_are_known_and_warned_of_for_a_while(
     servers.record(PICK, address(4), is_known=True)
     servers.record(PICK, "10.9.9.9:8000", is_known=False)
 
-    assert servers.num == {"fallback": 0, "other": 1, "unknown": 1}
+    assert servers.num == {"chosen": 0, "fallback": 0, "other": 1, "unknown": 1}
     [warning] = servers.warnings()
     assert "2 requests" in warning
     assert "10.9.9.9:8000" in warning

@@ -129,7 +129,8 @@ class FakeRouter:
         return len(self.finished) == 1
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        self.moved.append((pick, address, now))
+        if address != pick.address:
+            self.moved.append((pick, address, now))
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         self.rejections.append(rejection)
