@@ -179,7 +179,7 @@ class Gateway:
 
     async def num_repeated(self) -> int:
         """Return how often the routers were asked again about a request."""
-        return sum((await self._counts("extproc_repeated_askings_total", "result")).values())
+        return sum((await self._counts("extproc_repeated_calls_total", "result")).values())
 
     async def served(self) -> Counter[str]:
         """Return how many requests were served by which kind of pod, as the routers heard."""
