@@ -336,6 +336,11 @@ class Outliers:
         if health.cause is Cause.UNREACHABLE and asked_at_s > health.since_s:
             self._readmit(address, health, asked_at_s)
 
+    def has_answered(self, address: str, *, since_s: float) -> bool:
+        """Return whether an endpoint has answered a call of our own, begun since then."""
+        health = self._health.get(address)
+        return health is not None and health.asked_s > since_s
+
     def record_restart(self, address: str, *, now: float) -> None:
         """Record that a new process has started there: end the ejection, begin the trial."""
         health = self._health[address]

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from extproc.fleet.evidence import Evidence
 from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.controlheaders import REMOVED_HEADERS
@@ -63,11 +64,22 @@ class Listing(Protocol):
 class Ends(Protocol):
     """Counts what becomes of picks (`fleet.accounting.Accounting`)."""
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
-        """End a pick, once; return False if something else had reported its end before."""
+    def finish(
+        self,
+        pick: Pick,
+        outcome: Outcome,
+        *,
+        now: float,
+        verdict: Evidence = Evidence.NONE,
+        num_bytes: int = 0,
+    ) -> bool:
+        """End a pick, once, with what its response of so many bytes says of its endpoint.
+
+        Return False if something else has reported its end before, or is to say how it ended.
+        """
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Record that another endpoint than the pick's first one serves the request."""
+        """Record which endpoint serves the request: the pick's first one, or another."""
 
 
 class Decided(Protocol):

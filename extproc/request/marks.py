@@ -1,8 +1,8 @@
-"""The mark of a decided request, by which a gateway's further askings about it are known.
+"""The mark of a decided request, by which a gateway's further calls about it are known.
 
 A gateway may have the picker's filter several times in one chain: Envoy AI Gateway has it once per
-match of an HTTPRoute. Each is an asking of its own, about a request that the one before has changed
-by our answer. Decided anew, the askings about one request would count as many, take the room of
+match of an HTTPRoute. Each makes a call of its own, about a request that the one before has changed
+by our answer. Decided anew, the calls about one request would count as many, take the room of
 others and wait for each other.
 
 So an answer with a destination sets a header, too, which names the pick and proves that a router
@@ -19,15 +19,14 @@ from hashlib import blake2b
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_REQUEST_ID_CHARS
+from extproc.fleet.lately import Lately
 from extproc.fleet.peerpicks import router_of
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
 from extproc.types import Pick
 
 MAX_AGE_S = 60.0
-"""Of a mark for another router's pick, the clocks' difference included. The next asking follows at
+"""Of a mark for another router's pick, the clocks' difference included. The next call follows at
 once, unless another filter of the gateway takes its time in between."""
-WINDOW_S = 300.0
-"""Askings per request are those of this time, up to twice."""
 _MAX_CHARS = 256
 _MAC_BYTES = 16
 _MAX_KEY_BYTES = 64
@@ -45,8 +44,8 @@ class Marks:
 
     Attributes:
         num_first: Requests that got a mark.
-        num_repeated: Askings about them that followed.
-        num_unproven: Askings with a mark that says nothing here: made with another key, forged, or
+        num_repeated: Calls about them that followed.
+        num_unproven: Calls with a mark that says nothing here: made with another key, forged, or
             old. Such a request is decided as any other.
     """
 
@@ -61,8 +60,7 @@ class Marks:
         self._router_id, self._keys = router_id, [_short(key) for key in keys]
         self._is_in_flight, self._wall_clock = is_in_flight, wall_clock
         self.num_first = self.num_repeated = self.num_unproven = 0
-        self._began_s = 0.0
-        self._begun = self._before = (0, 0, 0)
+        self._lately = Lately(lambda: (self.num_first, self.num_repeated, self.num_unproven))
 
     def of(self, pick: Pick) -> str:
         """Return the mark of a request that is about to go to its destination."""
@@ -104,18 +102,17 @@ class Marks:
         return abs(self._wall_clock() - int(made_s, 16)) <= MAX_AGE_S
 
     def look(self, *, now: float) -> None:
-        """Forget askings that are long ago; to be called about once a second."""
-        if now - self._began_s >= WINDOW_S:
-            self._began_s, self._before, self._begun = now, self._begun, self._counts()
+        """Forget calls that are long ago; to be called about once a second."""
+        self._lately.look(now=now)
 
     def per_request(self) -> float:
         """Return how often the gateway asks about one request, of late."""
-        first, repeated, _ = self._late()
+        first, repeated, _ = self._lately.counts()
         return 1.0 + repeated / max(1, first)
 
     def warnings(self) -> list[str]:
         """Return what is wrong with the gateway, for people."""
-        _, repeated, unproven = self._late()
+        _, repeated, unproven = self._lately.counts()
         if not repeated:
             return []
         times = max(2, round(self.per_request()))
@@ -126,17 +123,10 @@ class Marks:
         )
         if unproven:
             found += (
-                f". {unproven} askings were decided anew, as another router had decided and the "
+                f". {unproven} calls were decided anew, as another router had decided and the "
                 "routers share no key: peers.key_file"
             )
         return [found]
-
-    def _counts(self) -> tuple[int, int, int]:
-        return self.num_first, self.num_repeated, self.num_unproven
-
-    def _late(self) -> tuple[int, int, int]:
-        before, counts = self._before, self._counts()
-        return counts[0] - before[0], counts[1] - before[1], counts[2] - before[2]
 
 
 def _short(key: bytes) -> bytes:

@@ -8,7 +8,7 @@ Rules:
 3. Every delivered event is answered once, in order; there are no other answers.
 4. `End` comes right after the last needed answer and never before one: to Envoy, an RPC that ends
    with OK and an event unanswered means "carry on without me".
-5. A request that another asking has decided goes on as it is, at once, and nothing is counted.
+5. A request that another call has decided goes on as it is, at once, and nothing is counted.
 6. With the response phases in use, the pick is finished here, once, when the stream ends; without
    them only where the request is rejected after it was routed.
 """
@@ -63,7 +63,10 @@ class Stream:
         *("_is_rewritten", "_request"),
         "_response_body_mode",
         *(
+            "_is_response_whole",
+            "_response_bytes",
             "_response_status",
+            "_response_type",
             "_restorer",
             "_settings",
             "_tells_modes",
@@ -96,7 +99,8 @@ class Stream:
         self._ticket: Ticket | None = None
         self._settings = settings
         self._response_body_mode = BodyMode.NONE
-        self._response_status = 0
+        self._response_status, self._response_bytes = 0, 0
+        self._is_response_whole, self._response_type = False, ""
         self._restorer: Restorer | None = None
         self._tells_modes = True
         self._is_held = self._is_rewritten = False
@@ -202,6 +206,15 @@ class Stream:
         if self._parts.ends.finish(pick, outcome, now=now):
             self._parts.observer.ended(pick, outcome)
 
+    def _finish_response(self, pick: Pick, now: float) -> None:
+        """End a pick by what has passed of its response."""
+        status, is_whole = self._response_status, self._is_response_whole
+        outcome = responses.outcome_of(status, is_whole=is_whole)
+        verdict = responses.verdict_of(status, is_whole=is_whole, content_type=self._response_type)
+        parts, num_bytes = self._parts, self._response_bytes
+        if parts.ends.finish(pick, outcome, now=now, verdict=verdict, num_bytes=num_bytes):
+            parts.observer.ended(pick, outcome)
+
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
         if self.state in HOLDING:
@@ -240,7 +253,7 @@ class Stream:
         return None, answer
 
     def _on_decided(self, event: m.RequestHeaders) -> _Step:
-        """Let the headers of a request go on that another asking about it has decided."""
+        """Let the headers of a request go on that another call about it has decided."""
         mode = event.body_mode or self._settings.assumed_body_mode
         self._is_echoing = mode is BodyMode.FULL_DUPLEX_STREAMED
         has_more = mode in IN_CHUNKS and not event.end_of_stream
@@ -434,9 +447,10 @@ class Stream:
         return self._routed_on(incoming.release_read()) if incoming.reader.is_read else (None, [])
 
     def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> _Step:
-        self._response_status = event.status
+        self._response_status, self._response_type = event.status, event.content_type
+        self._is_response_whole = event.end_of_stream
         pick, served_by = self.pick, event.served_by
-        if served_by and pick is not None and served_by != pick.address:
+        if served_by and pick is not None:
             self._parts.ends.served(pick, served_by, now=now)
         mode, settings = self._response_body_mode, self._settings
         self._restorer = responses.restorer(event, pick, mode, settings)
@@ -452,6 +466,8 @@ class Stream:
         return None, [m.ContinueResponseHeaders()]
 
     def _on_response_body(self, event: m.ResponseBody, now: float) -> _Step:
+        self._response_bytes += len(event.data)
+        self._is_response_whole = event.end_of_stream
         answer = responses.release_body(event, self._response_body_mode, self._restorer)
         self._look_at_model(event.data, now)
         return None, answer
@@ -466,13 +482,13 @@ class Stream:
                 self._parts.lost_rewrites.note(gateway, written, request.model, now=now)
 
     def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> _Step:
+        self._is_response_whole = True
         return None, responses.release_trailers(self._response_body_mode, self._restorer)
 
     def _on_ended(self, _event: m.Ended, now: float) -> _Step:
         self._leave(now)
         if self.pick is not None and self._settings.uses_response_phases:
-            outcome = responses.outcome_of(self._response_status)
-            self._finish(self.pick, outcome, now)
+            self._finish_response(self.pick, now)
         return None, []
 
     def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:

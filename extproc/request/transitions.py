@@ -36,7 +36,7 @@ class EventResult(StrEnum):
 
     UNREAD = auto()  # others run before the rest of the body is read
     HELD = auto()  # the policy does not choose yet
-    KNOWN = auto()  # the request was decided before, by another asking
+    KNOWN = auto()  # the request was decided before, by another call
     LINED_UP = auto()  # a list has to wait for others
     LISTED = auto()  # a list is on its way
     ROUTED = auto()  # an endpoint is chosen, and more of the request is to come

@@ -161,6 +161,15 @@ def add_gauges(
         "get at most a fifth of the event loop's time.",
         lambda: decisions.num_dropped,
     )
+    _add_repeated_calls(telemetry, services.marks)
+    telemetry.add_counters(
+        "served_by",
+        "Requests by the pod that served them, as gateways of an InferencePool report. chosen: the "
+        "router's choice. fallback: one that it named for that. other: one that it did not name. "
+        "unknown: one that it does not know.",
+        "pod",
+        lambda: parts.accounting.servers.num,
+    )
     telemetry.add_counters(
         "rewrites_lost",
         "Requests whose pod read the model that the client wrote, and not the one that the router "
@@ -168,7 +177,6 @@ def add_gauges(
         "gateway",
         lambda: services.lost_rewrites.counts,
     )
-    _add_askings(telemetry, services.marks)
     _add_traffic(telemetry, parts.traffic)
     for part in (parts.peering, parts.discovery, parts.adapters):
         part.add_metrics(telemetry)
@@ -224,16 +232,16 @@ def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str],
     return counts
 
 
-def _add_askings(telemetry: Telemetry, marks: Marks) -> None:
+def _add_repeated_calls(telemetry: Telemetry, marks: Marks) -> None:
     telemetry.add_gauge(
-        "askings_per_request",
+        "calls_per_request",
         "How often the gateway asks about one request, over the last 5 to 10 minutes. More than 1: "
         "its chain has the picker's filter several times.",
         marks.per_request,
     )
     telemetry.add_counters(
-        "repeated_askings",
-        "Further askings about a request. answered: without a decision, as its mark is a router's. "
+        "repeated_calls",
+        "Further calls about a request. answered: without a decision, as its mark is a router's. "
         "decided: anew, as the mark was made with another key, is old, or is a client's own.",
         "result",
         lambda: {"answered": marks.num_repeated, "decided": marks.num_unproven},

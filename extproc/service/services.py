@@ -61,7 +61,7 @@ class Services:
             routing.router,
             routing.router.models,
             routing.rewrites,
-            accounting,
+            endings,
             Lists(config.request.max_list_bytes_per_s),
             recorder,
             clocks.clock,
@@ -106,7 +106,7 @@ class Services:
 
     def warnings(self) -> list[str]:
         """Return what is wrong with the gateway, for people."""
-        return self.marks.warnings()
+        return [*self.marks.warnings(), *self._endings.accounting.servers.warnings()]
 
     async def aclose(self) -> None:
         """Send the remaining spans."""

@@ -192,6 +192,8 @@ def gateway_config(
     pods: Sequence[str] = (),
     ca_file: Path | None = None,
     num_filters: int = 1,
+    response_body: str = "FULL_DUPLEX_STREAMED",
+    is_http2: bool = False,
 ) -> str:
     """Return an Envoy bootstrap.
 
@@ -202,6 +204,8 @@ def gateway_config(
         ca_file: The authority of the router's certificate; none to trust any, as charts do.
         num_filters: How often the picker's filter is in the chain, as Envoy AI Gateway has it once
             per match of a route.
+        response_body: The mode of responses' bodies.
+        is_http2: Pods are spoken to in HTTP/2.
     """
     bootstrap = yaml.safe_load(_GATEWAY)
     manager = connection_manager(bootstrap)
@@ -212,6 +216,13 @@ def gateway_config(
         del ext_proc["typed_config"]["metadata_options"]
         manager["http_filters"].remove(hints)
     filters = manager["http_filters"]
+    mode = filters[-2]["typed_config"]["processing_mode"]
+    mode["response_body_mode"] = response_body
+    if response_body == "NONE":
+        mode["response_trailer_mode"] = "SKIP"
+    if is_http2:
+        options = "typed_extension_protocol_options"
+        pods_cluster[options] = router_cluster[options]
     filters[-2:-1] = num_filters * filters[-2:-1]
     if pods_cluster["type"] == "STATIC":
         pods_cluster["load_assignment"] = _assignment("pods", pods)

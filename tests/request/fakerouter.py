@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from extproc.fleet.evidence import Evidence
 from extproc.openai import LISTED, Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
@@ -36,6 +37,7 @@ class FakeRouter:
     lists: Lists = field(default_factory=Lists)
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
+    verdicts: list[tuple[Evidence, int]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     rejected_headers: list[Mapping[str, str]] = field(default_factory=list)
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
@@ -113,12 +115,22 @@ class FakeRouter:
     def leave(self, ticket: Ticket, *, now: float) -> None:
         self.tickets_left.append(ticket)
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
+    def finish(
+        self,
+        pick: Pick,
+        outcome: Outcome,
+        *,
+        now: float,
+        verdict: Evidence = Evidence.NONE,
+        num_bytes: int = 0,
+    ) -> bool:
+        self.verdicts.append((verdict, num_bytes))
         self.finished.append((pick, outcome, now))
         return len(self.finished) == 1
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        self.moved.append((pick, address, now))
+        if address != pick.address:
+            self.moved.append((pick, address, now))
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         self.rejections.append(rejection)

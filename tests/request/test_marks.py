@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.fleet.lately import WINDOW_S
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
-from extproc.request.marks import MAX_AGE_S, WINDOW_S, Marks
+from extproc.request.marks import MAX_AGE_S, Marks
 from tests.builders import address, pick, request
 
 KEY, OTHER = b"k" * 44, b"o" * 100
@@ -33,7 +34,7 @@ class Side:
 
 
 def sent(mark: str, **headers: str) -> dict[str, str]:
-    """The headers of the next asking about a decided request."""
+    """The headers of the next call about a decided request."""
     return {
         MARK_HEADER: mark,
         DESTINATION_KEY: ",".join(PICK.endpoints),
@@ -56,7 +57,7 @@ def test_a_request_that_this_router_decided_is_known_while_it_is_in_flight() -> 
     assert (side.marks.num_first, side.marks.num_repeated, side.marks.num_unproven) == (1, 3, 1)
 
 
-def test_a_request_without_a_mark_is_no_asking_again() -> None:
+def test_a_request_without_a_mark_is_no_further_call() -> None:
     side = Side()
     headers = sent(side.marks.of(PICK))
     del headers[MARK_HEADER]
@@ -132,7 +133,7 @@ def test_a_filter_that_allows_other_endpoints_decides_for_itself(
     assert asked(side, sent(side.marks.of(PICK)), allowed) is is_known
 
 
-def test_askings_per_request_are_those_of_late() -> None:
+def test_calls_per_request_are_those_of_late() -> None:
     side = Side()
     marks = side.marks
     assert (marks.per_request(), marks.warnings()) == (1.0, [])
@@ -157,7 +158,7 @@ def test_the_warning_says_where_routers_lack_a_key() -> None:
     assert [asked(side, headers), asked(side, foreign)] == [True, False]
 
     [warning] = side.marks.warnings()
-    assert "1 askings were decided anew" in warning
+    assert "1 calls were decided anew" in warning
     assert "peers.key_file" in warning
 
 

@@ -1,4 +1,4 @@
-"""Of several askings about one request, one decides and is counted; the others let it go on."""
+"""Of several calls about one request, one decides and is counted; the others let it go on."""
 
 from __future__ import annotations
 

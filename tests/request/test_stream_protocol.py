@@ -63,7 +63,7 @@ REQUEST_PHASES = (m.RequestHeaders, m.RequestBody, m.RequestTrailers)
 
 
 def begin_again() -> Exchange:
-    """A stream of a request that another asking has decided."""
+    """A stream of a request that another call has decided."""
     return Exchange(router := FakeRouter(decides=AllDecided()), router.stream())
 
 

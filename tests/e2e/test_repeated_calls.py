@@ -60,7 +60,7 @@ async def gateway(
 
 
 @pytest.mark.parametrize("chart", PLAIN_CHARTS)
-async def test_ten_askings_make_one_decision(
+async def test_ten_calls_make_one_decision(
     pods: list[RunningPod], http: aiohttp.ClientSession, chart: Chart
 ) -> None:
     sizes = (0, 107_000, 1_000_000)
@@ -78,9 +78,9 @@ async def test_ten_askings_make_one_decision(
         assert await total(routers, "extproc_picks_total") == num
         assert await total(routers, "extproc_completions_total") == num
         assert await total(routers, "extproc_completions_total", outcome="completed") == num
-        answered = await total(routers, "extproc_repeated_askings_total", result="answered")
+        answered = await total(routers, "extproc_repeated_calls_total", result="answered")
         assert answered == num * (NUM_FILTERS - 1)
-        assert await total(routers, "extproc_askings_per_request") == NUM_FILTERS
+        assert await total(routers, "extproc_calls_per_request") == NUM_FILTERS
         health = await routers[0].admin("/healthz")
         assert f"asks {NUM_FILTERS} times" in "".join(health["warnings"])
 
@@ -95,13 +95,13 @@ async def test_refusals_are_made_once(pods: list[RunningPod], http: aiohttp.Clie
         ]
         assert answers == [404, 200, 404, 404]
         assert await total(routers, "extproc_rejections_total") == 3
-        assert await total(routers, "extproc_repeated_askings_total") == 0
+        assert await total(routers, "extproc_repeated_calls_total") == 0
 
 
 async def test_two_routers_with_a_key_make_one_decision(
     pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    """The askings about one request reach one router or the other."""
+    """The calls about one request reach one router or the other."""
     key = tmp_path / "key"
     key.write_text(secrets.token_hex(24))
     peers = {"static": [], "key_file": str(key)}
@@ -110,8 +110,8 @@ async def test_two_routers_with_a_key_make_one_decision(
         statuses = {(await client.chat(MODELS[0], padding_bytes=30_000)).status for _ in range(num)}
         assert statuses == {200}
         assert await total(routers, "extproc_picks_total") == num
-        assert await total(routers, "extproc_repeated_askings_total") == num * (NUM_FILTERS - 1)
-        assert await total(routers, "extproc_repeated_askings_total", result="decided") == 0
+        assert await total(routers, "extproc_repeated_calls_total") == num * (NUM_FILTERS - 1)
+        assert await total(routers, "extproc_repeated_calls_total", result="decided") == 0
 
 
 async def test_a_client_that_writes_our_headers_is_decided_as_any_other(
@@ -130,5 +130,5 @@ async def test_a_client_that_writes_our_headers_is_decided_as_any_other(
             assert answer.status == 200
 
         assert await total(routers, "extproc_picks_total") == 3
-        decided = await total(routers, "extproc_repeated_askings_total", result="decided")
+        decided = await total(routers, "extproc_repeated_calls_total", result="decided")
         assert decided == 2
