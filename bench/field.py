@@ -17,6 +17,9 @@ SINK: Final = "sink"
 """Adapter of a pod that takes any body: what is attacked is the gateway, not an honest pod."""
 HONEST: Final = tuple(f"adapter-{n:02d}" for n in range(12))
 """Adapters that only honest pods have; those of `bench.stack` have them, too."""
+DECLARED: Final = tuple(f"declared-{n}" for n in range(4))
+"""Adapters that are declared, with a version: honest pods have loaded them."""
+VERSION: Final = "2"
 LONG: Final = "long"
 """Adapter of a pod whose answers take seconds."""
 SHAKY: Final = tuple(f"shaky-{n}" for n in range(4))

@@ -1,7 +1,8 @@
 """Hostile pods: what a pod may answer to the router's questions, one function a kind.
 
-Each lists models of its own names alone, so no honest request is routed to it by right. Those of
-`SHAKY_PODS` list the shaky adapters, which honest pods have too, and fail every request for them.
+Most list models of their own names alone, so no honest request is routed to them by right. Some
+claim names that are declared, which no honest request may notice. Those of `SHAKY_PODS` list the
+shaky adapters, which honest pods have too, and fail every request for them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from bench.field import SHAKY, SINK, reset
+from bench.field import DECLARED, SHAKY, SINK, VERSION, reset
 
 _MIB: Final = 2**20
 _MAX_HEAD_BYTES: Final = 128 * 1024
@@ -280,6 +281,44 @@ async def unasked_answers(visit: Visit) -> None:
     await visit.behave()
 
 
+async def takes_names(visit: Visit) -> None:
+    """Says that declared names are base models, cards of others, or of versions that there are not;
+    other names each time. It fails what it is asked for.
+    """
+    at = visit.rng.randrange(len(DECLARED))
+    name, other = (DECLARED[(at + n) % len(DECLARED)] for n in range(2))
+    served = f"{name}@{VERSION}"
+    entries = visit.rng.choice(
+        (
+            [{"id": each, "parent": None} for each in (*DECLARED[at:], served)],
+            [{"id": name, "parent": other}, {"id": served, "parent": f"{other}@{VERSION}"}],
+            [{"id": f"{name}@{n}", "root": f"/a/{name}", "parent": "base"} for n in range(100)],
+            [{"id": served, "root": f"/a/{other}", "parent": "base"}],
+            [{"id": "base", "root": name, "parent": name}, {"id": name, "parent": "base"}],
+        )
+    )
+    if visit.path.startswith("/v1/models"):
+        await visit.answer(json.dumps({"data": entries}).encode())
+    elif visit.path.startswith("/metrics"):
+        await visit.answer(page(name, lora=lora_line(",".join((*DECLARED, served)), "1.9e9")))
+    else:
+        await visit.answer(b"no", "500 Internal Server Error")
+
+
+async def hangs_on_checks(visit: Visit) -> None:
+    """Takes every load, says that it has all that is declared, and answers no request."""
+    if visit.path.startswith("/v1/models"):
+        cards = [{"id": "base", "parent": None}]
+        cards += [
+            {"id": f"{name}@{VERSION}", "root": f"/a/{name}", "parent": "base"} for name in DECLARED
+        ]
+        await visit.answer(json.dumps({"data": cards}).encode())
+    elif visit.path.startswith("/v1/") and "lora_adapter" not in visit.path:
+        await asyncio.sleep(60.0)
+    else:
+        await visit.behave()
+
+
 async def takes_all(visit: Visit) -> None:
     """A good pod with one adapter, whose answers are tiny: where hostile clients' bodies go.
 
@@ -322,7 +361,8 @@ PODS: Final[tuple[Answer, ...]] = (
         never_ends,
     ),
     *(endless_head, garbage, garbage_in_pages, compressed, resets, silent, many_models),
-    *(odd_models, many_adapters, fast_errors, redirects, unasked_answers),
+    *(odd_models, many_adapters, fast_errors, redirects, unasked_answers, takes_names),
+    hangs_on_checks,
 )
 SHAKY_PODS: Final[tuple[Answer, ...]] = tuple(
     # A pod that answers 404 is as one that does not know the model.

@@ -11,7 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from bench.field import Field, crowd
+from bench.field import Field, chat, crowd
+from extproc.adapters.declared import MAX_TARGETS
 
 TOKEN: Final = "fuzz-secret"
 """Of the line that `Target` writes into the router's token file."""
@@ -19,7 +20,6 @@ TOKEN_LINE: Final = f"{TOKEN} name=fuzz allow=fuzz-*\n"
 
 _LIST_BYTES: Final = 240 * 1024  # of a list that is taken
 _MAX_NAMES: Final = 5000
-_TARGETS: Final = 100
 
 
 async def lists_at_once(field: Field) -> str:
@@ -28,8 +28,8 @@ async def lists_at_once(field: Field) -> str:
 
 
 async def aliases_of_many_targets(field: Field) -> str:
-    """Names that each stand for a hundred others, and then a list of models again and again."""
-    each = {"targets": [{"model": f"zz{number:03d}"} for number in range(_TARGETS)]}
+    """Names that each stand for as many others as may be, then lists of models without end."""
+    each = {"targets": [{"model": f"zz{number:03d}"} for number in range(MAX_TARGETS)]}
     num = _LIST_BYTES // len(json.dumps(each))
     said = [{"name": _name(field), **each} for _ in range(num)]
     await _declare(field, said)
@@ -53,6 +53,15 @@ async def waits_without_end(field: Field) -> str:
     """Calls that wait for loads that never come."""
     said = json.dumps({"name": _name(field), "source": "hf:org/nowhere"}).encode()
     return await crowd(_send(field, "POST", "/v1/adapters?wait=600", said) for _ in range(8))
+
+
+async def asks_while_checked(field: Field) -> str:
+    """A new name, and requests for it at once: it is loaded, and its effect checked, meanwhile."""
+    name = _name(field)
+    await _declare(field, [{"name": name, "source": f"hf:org/{name}"}])
+    for said in await asyncio.gather(*(field.post(chat(name)) for _ in range(8))):
+        field.note(said)
+    return "left"
 
 
 async def odd_declarations(field: Field) -> str:
@@ -102,5 +111,5 @@ def _head(method: str, path: str, num_bytes: int) -> bytes:
 
 TOKENS: Final = (
     *(lists_at_once, aliases_of_many_targets, declares_and_deletes, waits_without_end),
-    *(odd_declarations, bodies_that_stop),
+    *(asks_while_checked, odd_declarations, bodies_that_stop),
 )

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from bench.field import HONEST, LONG, SHAKY
+from bench.field import DECLARED, HONEST, LONG, SHAKY
 from bench.figures import percentile
 
 NUM_CLIENTS: Final = 10
@@ -71,7 +71,7 @@ class HonestClients:
 
     Attributes:
         phase: What is going on now.
-        asked: Requests for adapters that only honest pods have.
+        asked: Requests for adapters that only honest pods have, or that are declared.
         shaky: Requests for adapters that failing pods list too.
     """
 
@@ -90,7 +90,7 @@ class HonestClients:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
             for _ in range(NUM_CLIENTS):
-                tasks.create_task(self._ask_on(http, HONEST, self.asked))
+                tasks.create_task(self._ask_on(http, (*HONEST, *DECLARED), self.asked))
             tasks.create_task(self._ask_on(http, SHAKY, self.shaky))
 
     def stop(self) -> None:

@@ -26,6 +26,7 @@ class Phase:
         rss_mb: The most that each held.
         delay_p99_ms: Of the router's event loop, at most: how long its passes keep it from what is
             due; None where it could not be asked.
+        longest_delay_ms: Likewise, the longest of all.
         log_bytes: What the router logged.
         attack: What the attackers had done by its end; None where there were none.
     """
@@ -37,6 +38,7 @@ class Phase:
     cores: dict[str, float]
     rss_mb: dict[str, float]
     delay_p99_ms: float | None
+    longest_delay_ms: float | None
     log_bytes: int
     attack: Tally | None
 
@@ -76,6 +78,11 @@ class Result:
         attacks = [each.delay_p99_ms or 0.0 for each in self.phases if each.attack is not None]
         return max(attacks, default=0.0)
 
+    @property
+    def longest_delay_ms(self) -> float:
+        """Of the event loop, ever; 0 where it could not be asked."""
+        return max((each.longest_delay_ms or 0.0 for each in self.phases), default=0.0)
+
 
 def p99_ratios(phases: Sequence[Phase]) -> list[float]:
     """Each attack's p99 over that of the quiet block before it."""
@@ -96,8 +103,13 @@ def render(result: Result) -> str:
     lines += [f"shaky, {each.name}: {each.shaky.failures}" for each in result.phases]
     lines += [f"running when attacks began: {result.running}"]
     ratios = ", ".join(f"{ratio:.2f}" for ratio in result.p99_ratios)
-    lines += ["", f"p99 under attack over quiet: {ratios}; median {result.slowdown:.2f}"]
+    honest = [each.honest for each in result.phases]
+    failed = sum(sum(each.failures.values()) for each in honest)
+    lines += ["", f"honest: {failed} of {sum(each.requests for each in honest):,} failed"]
+    lines += [f"peak of memory, MB: {', '.join(f'{k} {v:.0f}' for k, v in result.peak_mb.items())}"]
+    lines += [f"p99 under attack over quiet: {ratios}; median {result.slowdown:.2f}"]
     lines += [f"p99 of the event loop's delay under attack: {result.delay_p99_ms:.0f} ms at most"]
+    lines += [f"longest delay of it: {result.longest_delay_ms:.0f} ms at most"]
     lines += [f"series {result.num_series}; limits passed {result.abuse}"]
     lines += [f"rejections {result.rejections}"]
     return "\n".join([*lines, *(f"FAULT: {fault}" for fault in result.faults)])

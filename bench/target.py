@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from bench.field import HONEST, LONG, SHAKY
-from bench.figures import parse_counters
+from bench.field import DECLARED, HONEST, LONG, SHAKY, VERSION
+from bench.figures import by_label, parse_counters
 from bench.fuzzattack import Plan, Tally
 from bench.fuzztokens import TOKEN_LINE
 from bench.processes import cpu_s, get, memory, waited_s
@@ -31,6 +31,8 @@ TOKEN_S: Final = 0.2
 """Of the pod whose answers take seconds."""
 _NUM_PODS: Final = 3
 """Honest pods; beside them one of long answers."""
+NUM_PLACES: Final = 32
+"""For adapters in the memory of an honest pod: its own, those that are declared, others."""
 _NUM_LISTED: Final = 2000
 """More adapters of the pod of long answers. It is another one than the honest clients': a list of
 its own takes it tens of milliseconds."""
@@ -66,11 +68,13 @@ class Target(Stack):
         Raises:
             StackError: Something did not start; with its log.
         """
-        names, adapters = [f"pod-{n}" for n in range(_NUM_PODS)], (*HONEST, *SHAKY)
-        pods = {name: PodConfig(name, adapters=adapters, max_loras=16) for name in names}
+        names = [f"pod-{n}" for n in range(_NUM_PODS)]
+        pods = {name: _honest(name) for name in names}
         listed = [f"customer-{n:05d}/support-assistant-v1" for n in range(_NUM_LISTED)]
         slow = replace(INSTANT, step_s=TOKEN_S)
-        pods["long"] = PodConfig("long", adapters=(LONG, *listed), profile=slow)
+        pods["long"] = PodConfig(
+            "long", adapters=(LONG, *listed), profile=slow, loads_at_runtime=False
+        )
         await self.start_pods(pods)
         self.list_pods()
         tokens = self.endpoints.with_name("tokens")
@@ -78,11 +82,18 @@ class Target(Stack):
         declaring = {
             "store": {"sqlite": {"file": str(self.endpoints.with_name("adapters.db"))}},
             "registration": {"token_file": str(tokens)},
+            "declared": [_declared(name) for name in DECLARED],
+            "verify": "effect",
         }
         discovery = {"file": str(self.endpoints), "file_interval_s": 0.2}
         router = await self.start_router({"discovery": discovery, "adapters": declaring, **config})
+        await router.wait_until(self._has_declared)
         gateway = render(replace(bootstrap, routers=(router.address,)))
         await self.start_envoy(gateway, (*HONEST, LONG, listed[-1]), log_level="error")
+
+    async def _has_declared(self) -> bool:
+        samples = await asyncio.to_thread(self.metrics)
+        return by_label(samples, "extproc_adapters", "state").get("ready") == len(DECLARED)
 
     def list_pods(self, hostile: Sequence[str] = ()) -> None:
         """Tell the router of the honest pods and of these."""
@@ -113,6 +124,17 @@ class Target(Stack):
             used[part] += cpu_s(child.pid)
             used[f"{part} waits"] += waited_s(child.pid)
         return used
+
+
+def _honest(name: str) -> PodConfig:
+    """With places for what is declared beside what it has."""
+    return PodConfig(name, adapters=(*HONEST, *SHAKY), max_loras=16, max_cpu_loras=NUM_PLACES)
+
+
+def _declared(name: str) -> dict[str, object]:
+    """Loaded by every honest pod before anybody asks for it."""
+    place = {"source": f"/a/{name}", "version": VERSION, "load": "eager"}
+    return {"name": name, **place, "replicas": {"min": _NUM_PODS}}
 
 
 class Attack(ChildProcess):

@@ -63,6 +63,10 @@ vLLM-Omni's, `render`, `derender` and `generate` need `--enable-scale-out`. Left
 `/invocations` (any of these by the look of its body), `/v1/realtime` (a websocket that names the
 model in a message)."""
 
+PREFIXED_PATHS = {"/anthropic/v1/messages": "/v1/messages", "/cohere/v2/rerank": "/v2/rerank"}
+"""Paths of clients of Envoy AI Gateway, by those that pods get: it takes the prefix off, after the
+router was asked. Each is served where the other one is."""
+
 FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Inference paths whose body is a multipart form; every other listed path takes JSON."""
 
@@ -162,7 +166,10 @@ class RouteTable:
             if f"{path}/".startswith(_OURS):
                 raise ValueError(f"answered by this service, so not an inference path: {path!r}")
         json, form = RouteKind.INFERENCE_JSON, RouteKind.INFERENCE_FORM
-        routes = {p: Route(form if p in FORM_PATHS else json, p) for p in self.inference_paths}
+        listed = set(self.inference_paths)
+        prefixed = [path for path, other in PREFIXED_PATHS.items() if other in listed]
+        names = {path: PREFIXED_PATHS.get(path, path) for path in (*prefixed, *listed)}
+        routes = {p: Route(form if p in FORM_PATHS else json, name) for p, name in names.items()}
         object.__setattr__(self, "_inference", routes)
 
     def match(self, method: str, path: str) -> Route | Rejection:

@@ -23,6 +23,9 @@ PICK_ID_KEY = "id"
 SCORES_KEY = "x-gateway-destination-endpoint-scores"
 """Key of the scores of the destination's endpoints."""
 
+MARK_HEADER = "x-extproc-decision"
+"""Header of a request that has been decided, by which further calls about it are known."""
+
 ALTERNATES_NAMESPACE = "extproc.alternates"
 """Namespace of the addresses to dial where the destination cannot be reached."""
 ALTERNATE_KEYS = ("first", "second")

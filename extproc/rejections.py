@@ -30,6 +30,13 @@ ENCODED_BODY = Rejection(
 )
 """A compressed body's model cannot be read."""
 
+EXPECTATION_FAILED = Rejection(
+    417,
+    Reason.EXPECTATION_FAILED,
+    "This gateway answers no `Expect: 100-continue`. Send the request without that header.",
+)
+"""The data plane leaves the 100 to the endpoint, which is chosen by the body."""
+
 
 def invalid_json(problem: str, at: int) -> Rejection:
     """Return the refusal of a body that has a problem near a byte."""

@@ -36,9 +36,10 @@ class Outcome(StrEnum):
 
     __hash__ = str.__hash__  # an enumeration's own takes ten times as long
 
-    COMPLETED = "completed"  # the endpoint responded with a status below 500
+    COMPLETED = "completed"  # the endpoint's response, of a status below 500, came to its end
     FAILED = "failed"  # 5xx, reset or no connection
     CANCELLED = "cancelled"  # the client left first
+    UNKNOWN = "unknown"  # begun and not seen to its end: broken off, or the client left
     EXPIRED = "expired"  # no end was reported; aged out
 
 
@@ -53,6 +54,7 @@ class Reason(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
     ENCODED_BODY = "unsupported_content_encoding"
+    EXPECTATION_FAILED = "expectation_failed"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INVALID_HEADER = "invalid_header"
     STORED_RESPONSE = "stored_response_unsupported"
@@ -116,7 +118,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     is_asleep: bool = False  # an engine behind the server sleeps
 
 
-class ModelCard(Struct, frozen=True):
+class ModelCard(Struct, frozen=True, gc=False):
     """One entry of a server's `/v1/models`."""
 
     id: str  # the name that requests use

@@ -17,7 +17,18 @@ PACKAGE = ROOT / "extproc"
 
 PURE_LIBRARY = {
     *("__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum"),
-    *("fnmatch", "functools", "hashlib", "heapq", "http", "io", "ipaddress", "itertools", "json"),
+    *(
+        "fnmatch",
+        "functools",
+        "hashlib",
+        "heapq",
+        "hmac",
+        "http",
+        "io",
+        "ipaddress",
+        "itertools",
+        "json",
+    ),
     *("math", "msgspec", "msgspec.structs", "operator", "random", "re", "statistics", "struct"),
     *("types", "typing", "urllib.parse"),
 }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from extproc.paths import (
     DEFAULT_INFERENCE_PATHS,
     FORM_PATHS,
+    PREFIXED_PATHS,
     Route,
     RouteKind,
     RouteTable,
@@ -54,6 +55,18 @@ class TestInference:
         kind = RouteKind.INFERENCE_FORM if path in FORM_PATHS else RouteKind.INFERENCE_JSON
 
         assert route("POST", path) == Route(kind, path)
+
+    @pytest.mark.parametrize(("path", "of_pods"), PREFIXED_PATHS.items())
+    def test_is_routed_by_the_path_of_ai_gateway_s_clients_as_by_that_of_pods(
+        self, path: str, of_pods: str
+    ) -> None:
+        assert route("POST", path) == Route(RouteKind.INFERENCE_JSON, of_pods)
+        assert route("POST", f"{path}?beta=true") == Route(RouteKind.INFERENCE_JSON, of_pods)
+        assert rejection("GET", path) == (405, Reason.METHOD_NOT_ALLOWED)
+        for listed in ((path,), (path, of_pods), (of_pods,)):
+            assert route("POST", path, RouteTable(listed)).path == of_pods
+        others = RouteTable(["/v1/completions"])
+        assert rejection("POST", path, others) == (404, Reason.UNKNOWN_PATH)
 
     def test_takes_a_form_for_transcriptions_and_translations_alone(self) -> None:
         forms = {p for p in DEFAULT_INFERENCE_PATHS if route("POST", p).kind == "inference_form"}

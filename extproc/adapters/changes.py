@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from aiohttp import web
 
-from extproc.adapters.declared import Declaration
+from extproc.adapters.declared import ITEMS_A_PLACE, Declaration
 from extproc.adapters.registrationhttp import RefusedError, tag_in
 from extproc.adapters.scope import Excess, Known
 from extproc.adapters.stores.content import ConflictError, Put, encode
@@ -46,7 +46,8 @@ class Changes:
         self._why_not = why_not
         self._known = known
         self._on_change = on_change
-        self._coming: dict[tuple[str, ...], Counter[str]] = {}  # that are being written, by scope
+        # Those that are being written, by the names of a scope.
+        self._coming: dict[tuple[str, ...], dict[object, Sequence[Declaration]]] = {}
 
     def permit(self, request: web.Request, token: Token, name: str) -> None:
         """Raise RefusedError if a token may not see and change an adapter."""
@@ -67,7 +68,7 @@ class Changes:
     async def put(self, request: web.Request, token: Token, declaration: Declaration) -> Put:
         """Declare an adapter, as `check` permits and the request's tag."""
         self.check(request, token, declaration)
-        with self._room(token, [declaration.name]):
+        with self._room(token, [declaration]):
             put = await self._declarations.put(declaration, if_match=tag_in(request), by=token.name)
         self._tell_put(request, token, declaration, put)
         return put
@@ -76,7 +77,7 @@ class Changes:
         self, request: web.Request, token: Token, declared: Sequence[Declaration], *, replaces: bool
     ) -> list[Put]:
         """Declare all of these, which `check` permits, or none."""
-        with self._room(token, [each.name for each in declared]):
+        with self._room(token, declared):
             puts = await self._declarations.put_all(declared, replaces=replaces, by=token.name)
         for declaration, put in zip(declared, puts, strict=True):
             self._tell_put(request, token, declaration, put)
@@ -91,30 +92,40 @@ class Changes:
         return was_there
 
     @contextmanager
-    def _room(self, token: Token, names: Iterable[str]) -> Iterator[None]:
+    def _room(self, token: Token, declared: Sequence[Declaration]) -> Iterator[None]:
         """Keep room for what a token declares while it is written.
 
         Raises:
             RefusedError: Its part of the store is full.
         """
         most, scope = self._tokens.max_declarations(token), token.scope
-        entries = self._declarations.entries
-        new = {name for name in names if name not in entries}
-        coming = self._coming.setdefault(scope.names, Counter())
-        if most is not None and new:
-            num_there = sum(map(scope.may, entries)) + len(new | (coming.keys() - entries.keys()))
-            if num_there > most:
+        writes = self._coming.setdefault(scope.names, {})
+        if most is not None and any(map(self._growth, declared)):
+            growth = dict[str, int]()
+            for each in chain(declared, *writes.values()):
+                growth[each.name] = max(growth.get(each.name, 0), self._growth(each))
+            entries = self._declarations.entries
+            there = (each.declaration for name, each in entries.items() if scope.may(name))
+            num_there = sum(each.num_places for each in there)
+            if num_there + sum(growth.values()) > most:
                 message = (
-                    f"The names of the token {token.name} may have at most {most} declarations, "
+                    f"The names of the token {token.name} may take at most {most} places, one for "
+                    f"each declaration and each {ITEMS_A_PLACE} of its tenants and targets, "
                     "deleted ones included until pods have let go of them."
                 )
                 raise RefusedError(507, "store_full", message)
-        coming.update(new)
+        writes[key := object()] = declared
         try:
             yield
         finally:
-            coming.subtract(new)
-            self._coming[scope.names] = +coming
+            del writes[key]
+            if not writes:
+                self._coming.pop(scope.names, None)
+
+    def _growth(self, declaration: Declaration) -> int:
+        """Return how many more places will be taken by a name."""
+        there = self._declarations.entries.get(declaration.name)
+        return max(0, declaration.num_places - (there.declaration.num_places if there else 0))
 
     def _tell_put(
         self, request: web.Request, token: Token, declaration: Declaration, put: Put

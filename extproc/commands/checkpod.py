@@ -28,6 +28,7 @@ def check_pod(
 ) -> None:
     """Check that a model server provides what the router needs (docs/model-server.md)."""
     from extproc.commands import podcheck
+    from extproc.commands.checks import render
     from extproc.files.reading import describe_failure, read_key
     from extproc.files.tls import client_context
     from extproc.fleet.engines import PROFILES
@@ -52,8 +53,8 @@ def check_pod(
         )
     )
     for check in checks:
-        typer.echo(podcheck.render(check))
+        typer.echo(render(check))
     for line in podcheck.blind_spots(PROFILES[engine]):
         typer.echo(line)
-    if any(check.passed is False and check.is_required for check in checks):
+    if any(check.fails for check in checks):
         raise typer.Exit(1)

@@ -12,6 +12,7 @@ import typer
 
 from extproc import __version__
 from extproc.commands.adapters import adapters
+from extproc.commands.checkgateway import check_gateway
 from extproc.commands.checkpod import check_pod
 from extproc.commands.demo import demo
 from extproc.commands.envoy import envoy
@@ -67,6 +68,7 @@ app.command(rich_help_panel=RUN)(envoy)
 app.add_typer(adapters, rich_help_panel=RUN)
 app.command(rich_help_panel=CHECK)(check_config)
 app.command(rich_help_panel=CHECK)(check_pod)
+app.command(rich_help_panel=CHECK)(check_gateway)
 app.command(rich_help_panel=OBSERVE)(watch)
 app.command(context_settings=PASSED_ON, rich_help_panel=MEASURE)(lab)
 app.command(rich_help_panel=MEASURE)(fake_pod)

@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from ssl import SSLContext
 
 import msgspec
 from yarl import URL
 
-from extproc.commands.podprobes import (
-    OPTIONAL,
-    REQUIRED,
-    Evidence,
-    Pod,
-    Probe,
-    Response,
-    UntriedError,
-)
+from extproc.commands.checks import Check, Evidence, UntriedError
+from extproc.commands.podprobes import OPTIONAL, REQUIRED, Pod, Probe, Response
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, describe
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024  # of a response: a page of metrics may have megabytes
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result for one requirement.
-
-    Attributes:
-        passed: None if it could not be tried, e.g. without an adapter on the server.
-        is_required: False if routing works without it, only worse.
-    """
-
-    requirement: str
-    passed: bool | None
-    detail: str
-    is_required: bool = True
 
 
 async def check_pod(
@@ -74,17 +51,6 @@ async def check_pod(
         for probes, is_required in ((REQUIRED, True), (OPTIONAL, False))
         for requirement, probe in probes.items()
     ]
-
-
-def render(check: Check) -> str:
-    """Return two lines for a terminal: result and requirement, then the observation."""
-    if check.passed is None:
-        verdict = "skip"
-    elif check.passed:
-        verdict = "pass"
-    else:
-        verdict = "FAIL" if check.is_required else "lack"
-    return f"{verdict}  {check.requirement}\n      {check.detail}"
 
 
 def blind_spots(profile: EngineProfile) -> list[str]:

@@ -17,6 +17,7 @@ from itertools import islice
 import msgspec
 
 from extproc.adapters import effect
+from extproc.commands.checks import Evidence, UntriedError
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.models import decode_models
@@ -73,12 +74,6 @@ class Response:
         return f"HTTP {self.status}, {self.content_type or 'no content type'}: {text}"
 
 
-class UntriedError(Exception):
-    """A requirement cannot be tried on this server; the text says why."""
-
-
-Evidence = tuple[bool | None, str]
-"""Whether a requirement is met, None if it could not be tried; and the observation."""
 Ask = Callable[[str, str, object], Awaitable[Response]]
 Probe = Callable[["Pod"], Awaitable[Evidence]]
 

@@ -10,7 +10,7 @@ from extproc.config.base import Section
 from extproc.paths import DEFAULT_INFERENCE_PATHS, RouteTable
 from extproc.request import steering
 from extproc.request.controlheaders import HINT_HEADERS, TRUSTABLE
-from extproc.request.interfaces import DEFAULT_MAX_BODY_BYTES
+from extproc.request.interfaces import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_CONTINUE_WAIT_S
 from extproc.request.listbudget import DEFAULT_MAX_BYTES_PER_S
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
@@ -50,11 +50,21 @@ class RequestConfig(Section):
         description="Bytes of a streamed body after which the router may decide before the rest "
         "arrives.",
     )
+    max_continue_wait_s: float = Field(
+        DEFAULT_MAX_CONTINUE_WAIT_S,
+        ge=0,
+        le=3600,
+        description="Seconds that a client with `Expect: 100-continue` gets to send its body "
+        "without that 100, where the gateway leaves it to the pod (Istio). Then it gets a 417, "
+        "instead of waiting for ever.",
+    )
     paths: tuple[str, ...] = Field(
         tuple(DEFAULT_INFERENCE_PATHS),
         min_length=1,
         description="Inference paths that are served, each in full, as `/v1/completions`, without "
-        "a trailing slash. Leave out `/v1/models`: the router answers that itself.",
+        "a trailing slash. Leave out `/v1/models`: the router answers that itself. With "
+        "`/v1/messages` and `/v2/rerank` it also serves `/anthropic/v1/messages` and "
+        "`/cohere/v2/rerank`, as clients of Envoy AI Gateway write them.",
     )
     session_header: str | None = Field(
         None,

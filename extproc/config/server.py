@@ -49,6 +49,14 @@ class ServerConfig(Section):
         description="Seconds for which requests are still accepted after the router reports that "
         "it is not ready. Load balancers notice it in this time.",
     )
+    max_stall_s: float | None = Field(
+        10.0,
+        ge=2,
+        le=3600,
+        description="Seconds for which the event loop may stand still, as in a policy of your own. "
+        "Then the process writes to standard error where it stands and ends with status 1, so that "
+        "it is started again. None: never.",
+    )
     max_concurrent_streams: int = Field(
         16_384,
         ge=1,

@@ -6,7 +6,8 @@ Rules:
 2. The access log of a pick's Envoy is believed while it is whole (`accesslogs`): what it has not
    told of runs. Otherwise the endpoints' counts end a pick after a short grace. While its own
    stream reports the end, that is believed.
-3. Only the access log has times, so requests are judged by it alone.
+3. Only the access log has times. A pick's own stream tells how its response ended, as far as that
+   passed by: one that broke off and one whose client left look alike.
 4. A 404 is not believed but checked: the request may have named something else that does not
    exist. Only an endpoint's own 404, to a request that named a model, is evidence on its models.
 """
@@ -29,6 +30,7 @@ from extproc.fleet.flights import Trust
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.peerpicks import router_of
 from extproc.fleet.pool import InFlight, Pool
+from extproc.fleet.servers import Servers
 from extproc.fleet.tpot import Tpots
 from extproc.paths import FIRST_TOKEN_PATHS, GENERATING_PATHS, NO_PATH
 from extproc.types import Outcome, Pick, Rejection
@@ -165,6 +167,7 @@ class Accounting:
     Attributes:
         logs: Which Envoys report ends by an access log.
         tpots: Time per output token.
+        servers: Who served in another endpoint's place.
     """
 
     def __init__(
@@ -183,6 +186,7 @@ class Accounting:
         self.logs = AccessLogs(needs_proof=self._settings.source is not Source.ACCESS_LOG)
         self._trust = self._make_trust()
         self.tpots = Tpots()
+        self.servers = Servers()
 
     # --- sources ----------------------------------------------------------------------------
 
@@ -330,17 +334,46 @@ class Accounting:
         is_in_flight = flights.refused(pick_id, address, now=now)
         return is_in_flight or router_of(pick_id) == self._router_id
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
+    def finish(
+        self,
+        pick: Pick,
+        outcome: Outcome,
+        *,
+        now: float,
+        verdict: Evidence = Evidence.NONE,
+        num_bytes: int = 0,
+    ) -> bool:
         """End a pick whose stream saw the end. Return False if it had ended before."""
-        has_run = outcome is not Outcome.FAILED
-        flight = self._pool.flights.finish(pick.id, now=now, has_run=has_run)
+        flights, flight = self._pool.flights, self._pool.flights.find(pick.id)
+        if verdict is Evidence.UNANSWERED and flight is not None:
+            is_long = now - flight.started_at_s >= UNANSWERED_S
+            verdict = verdict if is_long else Evidence.NONE
+        flight = flights.finish(
+            pick.id,
+            now=now,
+            has_run=outcome is not Outcome.FAILED,
+            verdict=verdict,
+            num_bytes=num_bytes,
+        )
         if flight is not None and outcome is Outcome.COMPLETED:
             flight.tracked.served_s = max(flight.tracked.served_s, flight.started_at_s)
         return flight is not None
 
+    def address_of(self, pick: Pick) -> str:
+        """Return the endpoint that a pick counts at: where it was moved to, if it was."""
+        flight = self._pool.flights.find(pick.id)
+        return pick.address if flight is None else flight.tracked.endpoint.address
+
+    def is_unreachable(self, address: str) -> bool:
+        """Return whether the last call of ours could not connect to an endpoint of the pool."""
+        return self._pool.is_unreachable(address)
+
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Move a pick to the endpoint that served it according to the data plane."""
-        self._pool.flights.move(pick.id, address, now=now)
+        """Record which endpoint served a pick according to the data plane; move the pick there."""
+        pool = self._pool
+        if address != pick.address:
+            pool.flights.move(pick.id, address, now=now)
+        self.servers.record(pick, address, is_known=pool.has(address))
 
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:
         """End the picks that the endpoint's last report does not account for; return them."""

@@ -40,11 +40,16 @@ class Listing(dict[str, ModelCard]):
 NOTHING = Listing({}, frozenset())
 
 
-class _Meaning(Struct):
+class _Meaning(Struct, gc=False):
     """The models of some endpoints under a name."""
 
     card: ModelCard
     num_endpoints: int = 0
+
+
+_Held = _Meaning | dict[_Content, _Meaning]
+"""The meanings of a name. Most have one, which is held without a dictionary: with it each of the
+names that endpoints invent would take 350 bytes more."""
 
 
 class ModelIndex:
@@ -60,7 +65,7 @@ class ModelIndex:
         self.by_name: Mapping[str, ModelCard] = {}
         self.doubted: Mapping[str, ModelCard] = {}
         self.bases_first: Mapping[str, ModelCard] = self.by_name
-        self._meanings: dict[str, dict[_Content, _Meaning]] = {}
+        self._meanings: dict[str, _Held] = {}
         self._recent: deque[frozenset[str]] = deque(maxlen=_MAX_RECENT)
 
     def listing(self, cards: Iterable[ModelCard], before: Listing) -> Listing:
@@ -82,8 +87,11 @@ class ModelIndex:
     def _card_to_keep(self, before: ModelCard | None, now: ModelCard) -> ModelCard:
         if before is not None and (before.parent, before.root) == (now.parent, now.root):
             return before
-        meaning = self._meanings.get(now.id, {}).get(_content(now))
-        return now if meaning is None else meaning.card
+        held, content = self._meanings.get(now.id), _content(now)
+        if isinstance(held, _Meaning):
+            return held.card if _content(held.card) == content else now
+        meaning = held and held.get(content)
+        return meaning.card if meaning else now
 
     def replace(self, before: Listing, after: Listing) -> None:
         """Record that an endpoint lists `after` instead of `before`. O(names of both).
@@ -98,7 +106,7 @@ class ModelIndex:
             old, card = before.get(name), after.get(name)
             if old is card:
                 continue
-            meanings = self._meanings.setdefault(name, {})
+            meanings = _by_content(self._meanings.get(name))
             if card is not None:
                 meanings.setdefault(_content(card), _Meaning(card)).num_endpoints += 1
             if old is not None:
@@ -109,7 +117,9 @@ class ModelIndex:
             if not meanings:
                 del self._meanings[name], by_name[name]
                 is_changed = True
-            elif by_name.get(name) is not (most := majority_card(meanings.values())):
+                continue
+            self._meanings[name] = meanings if len(meanings) > 1 else next(iter(meanings.values()))
+            if by_name.get(name) is not (most := majority_card(meanings.values())):
                 by_name[name] = most
                 is_changed = True
         if doubted != self.doubted:
@@ -119,6 +129,12 @@ class ModelIndex:
         if is_changed:
             self.by_name = by_name
         self.bases_first = {**self.by_name, **doubted} if doubted else self.by_name
+
+
+def _by_content(held: _Held | None) -> dict[_Content, _Meaning]:
+    if isinstance(held, _Meaning):
+        return {_content(held.card): held}
+    return {} if held is None else held
 
 
 def _leave(meanings: dict[_Content, _Meaning], card: ModelCard) -> None:

@@ -80,11 +80,14 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
         raise ModelsError(f"not a list of models: {error}") from None
     if len(entries) > MAX_MODELS:
         raise ModelsError(f"{len(entries)} models, more than {MAX_MODELS}")
-    return tuple(_card(entry) for entry in entries if is_model_name(entry.id))
+    # Of ten thousand adapters most have the same parent: one text for all that are equal.
+    texts = dict[str, str]()
+    return tuple(_card(entry, texts) for entry in entries if is_model_name(entry.id))
 
 
-def _card(entry: _Entry) -> ModelCard:
-    parent, root, owned_by = entry.parent or "", entry.root or "", entry.owned_by or ""
+def _card(entry: _Entry, texts: dict[str, str]) -> ModelCard:
+    said = (entry.parent or "", entry.root or "", entry.owned_by or "")
+    parent, root, owned_by = (texts.setdefault(text, text) for text in said)
     created, length = entry.created or 0.0, entry.max_model_len
     return ModelCard(
         entry.id,

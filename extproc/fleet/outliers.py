@@ -266,6 +266,11 @@ class Outliers:
         if record.cause is Cause.UNREACHABLE and asked_at_s > record.since_s:
             self.ejections.readmit(address, asked_at_s)
 
+    def has_answered(self, address: str, *, since_s: float) -> bool:
+        """Return whether an endpoint has answered a call of our own, begun since then."""
+        health = self._health.get(address)
+        return health is not None and health.asked_s > since_s
+
     def record_restart(self, address: str, *, now: float) -> None:
         """Record that a new process has started there: end the ejection, begin the trial."""
         self._records[address].restart(now)

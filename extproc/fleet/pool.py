@@ -224,6 +224,15 @@ class Pool:
                 tracked.num_silences += 1
             tracked.renew()
 
+    def has(self, address: str) -> bool:
+        """Return whether an endpoint is in the pool."""
+        return address in self._tracked
+
+    def is_unreachable(self, address: str) -> bool:
+        """Return whether our last call could not connect to it."""
+        tracked = self._tracked.get(address)
+        return tracked is not None and tracked.is_unreachable
+
     def record_unreachable(self, address: str) -> None:
         """Record that a call of our own could not connect: refused, or no route.
 

@@ -63,6 +63,8 @@ _UNTIMED = {
     Outcome.COMPLETED: "It was answered; only an access log shows how long that took.",
     Outcome.FAILED: "It failed; only an access log shows more.",
     Outcome.CANCELLED: "Its client left.",
+    Outcome.UNKNOWN: "The end of its answer did not pass by: its pod broke off, or its client "
+    "left. Only an access log tells which.",
     Outcome.EXPIRED: "Its end was not reported: its pod no longer has such a request, or the "
     "request is too old.",
 }

@@ -307,8 +307,9 @@ class Telemetry:
         )
         self._completions = Counter(
             "completions",
-            "Picks that ended. completed: with a response. failed: 5xx, reset or no "
-            "connection. cancelled: the client left. expired: nobody reported the end.",
+            "Picks that ended. completed: with a whole response. failed: 5xx, reset or no "
+            "connection. cancelled: the client left. unknown: a response broke off, or its client "
+            "left, and no access log tells which. expired: nobody reported the end.",
             ("outcome",),
             tuple(Outcome),
         )

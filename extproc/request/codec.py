@@ -16,7 +16,9 @@ from google.protobuf.message import DecodeError
 
 from extproc.errors import ProtocolError
 from extproc.protocol import (
+    DESTINATION_KEY,
     DESTINATION_NAMESPACE,
+    MARK_HEADER,
     SERVED_KEY,
     SUBSET_KEY,
     SUBSET_NAMESPACE,
@@ -24,6 +26,7 @@ from extproc.protocol import (
 from extproc.request import messages as m
 from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.encoding import Encoder
+from extproc.request.lostrewrites import AI_GATEWAY_HEADER
 from extproc.request.messages import BodyMode
 from extproc.request.usual import (
     BODY,
@@ -38,7 +41,8 @@ from extproc.request.usual import (
 
 NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),
-    *("content-type", "content-length", "content-encoding"),
+    *("content-type", "content-length", "content-encoding", "expect"),
+    *(AI_GATEWAY_HEADER, DESTINATION_KEY, MARK_HEADER),
 }
 """Request headers that are read. No other headers are decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))

@@ -20,6 +20,7 @@ from extproc.protocol import (
     ALTERNATES_NAMESPACE,
     DESTINATION_KEY,
     DESTINATION_NAMESPACE,
+    MARK_HEADER,
     PICK_ID_KEY,
     PICK_NAMESPACE,
     SCORES_KEY,
@@ -37,14 +38,15 @@ SHARED_BYTES = 16 * 1024
 """Of a response of ours from which on equal ones are encoded once, and not copied to be sent."""
 
 _TemplateKey = tuple[type, tuple[str, ...], tuple[int, ...], tuple[str, ...]]
-"""Kind of response, destination, lengths of the pick's id and alternates, headers to remove."""
+"""Kind of response, destination, lengths of the pick's id, mark (0 for none) and alternates, and
+the headers to remove."""
 
 _Template = tuple[bytes, tuple[int, ...]]
-"""A format string, and for each of its places the id (0) or one of the alternates (1, 2)."""
+"""A format string, and for each of its places the id (0), the mark (1) or an alternate (2, 3)."""
 
-_BLANKS = "\x7f~}"
-"""Placeholders of the id and the alternates while a template is encoded. They occur in no address
-and in no score: the binary form of a fraction by 17 or less has none of these bytes."""
+_BLANKS = "\x7f|~}"
+"""Placeholders of the id, the mark and the alternates while a template is encoded. They occur in no
+address and in no score: the binary form of a fraction by 17 or less has none of these bytes."""
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
@@ -81,7 +83,7 @@ class Encoder:
 
     def _continue_headers(self, command: m.ContinueHeaders) -> bytes:
         if command.pick is not None:
-            text = self._routed(m.ContinueHeaders, command.pick)
+            text = self._routed(m.ContinueHeaders, command.pick, command.mark)
             if command.content_length is None:
                 return text
             response = pb.ProcessingResponse.FromString(text)
@@ -94,7 +96,7 @@ class Encoder:
     def _continue_body(self, command: m.ContinueBody) -> bytes:
         if command.pick is None:
             return _PLAIN_BODY
-        text = self._routed(m.ContinueBody, command.pick)
+        text = self._routed(m.ContinueBody, command.pick, command.mark)
         if command.body is None:
             return text
         response = pb.ProcessingResponse.FromString(text)
@@ -110,13 +112,13 @@ class Encoder:
             self._list, self._encoded_list = command, _reply(command)
         return self._encoded_list
 
-    def _routed(self, kind: type, pick: Pick) -> bytes:
+    def _routed(self, kind: type, pick: Pick, mark: str) -> bytes:
         """Encode a response that sets a destination.
 
-        Responses for one destination differ in the pick's id and alternates, and rarely in the
-        headers to remove. So the rest is encoded once: a new message takes 7 us, this takes 1 us.
+        Responses for one destination differ in the pick's id, mark and alternates, and rarely in
+        the headers to remove. So the rest is encoded once: a new message takes 7 us, this 1 us.
         """
-        lengths = (len(pick.id), *[len(each) for each in pick.alternates])
+        lengths = (len(pick.id), len(mark), *[len(each) for each in pick.alternates])
         key = (kind, pick.endpoints, lengths, pick.request.hints._header_names)
         template = self._templates.get(key)
         if template is None:
@@ -124,7 +126,7 @@ class Encoder:
                 self._templates.clear()
             template = self._templates[key] = self._make_template(*key)
         text, order = template
-        values = (pick.id, *pick.alternates)
+        values = (pick.id, mark, *pick.alternates)
         return text % tuple([values[place].encode() for place in order])
 
     def _make_template(
@@ -134,13 +136,15 @@ class Encoder:
         lengths: tuple[int, ...],
         unwanted: tuple[str, ...],
     ) -> _Template:
-        """Encode the response without the pick's id (0) and its alternates (1, 2)."""
+        """Encode the response without the pick's id (0), mark (1) and alternates (2, 3)."""
         blanks = [blank * length for blank, length in zip(_BLANKS, lengths, strict=False)]
         response = pb.ProcessingResponse()
         phase = response.request_body if kind is m.ContinueBody else response.request_headers
         _set_destination(response, phase.response, ",".join(endpoints), blanks[0])
-        if len(blanks) > 1:
-            _set_alternates(response, blanks[1:])
+        if len(blanks) > 2:
+            _set_alternates(response, blanks[2:])
+        if blanks[1]:
+            _set_header(phase.response.header_mutation, MARK_HEADER, blanks[1].encode())
         phase.response.header_mutation.remove_headers.extend(unwanted)
         if self._tells_scores:
             _set_scores(response, endpoints)
@@ -148,10 +152,11 @@ class Encoder:
             _set_header(phase.response.header_mutation, ORCA_REQUEST_HEADER, b"JSON")
         text = response.SerializeToString().replace(b"%", b"%%")
         # From the end: the byte before an id of 127 characters is its length.
-        found = [text.rindex(blank.encode()) for blank in blanks]
-        for blank in blanks:
-            text = b"%b".join(text.rsplit(blank.encode(), 1))
-        return text, tuple(sorted(range(len(blanks)), key=found.__getitem__))
+        places = [place for place, length in enumerate(lengths) if length]
+        found = {place: text.rindex(blanks[place].encode()) for place in places}
+        for place in places:
+            text = b"%b".join(text.rsplit(blanks[place].encode(), 1))
+        return text, tuple(sorted(places, key=found.__getitem__))
 
 
 def _set_destination(

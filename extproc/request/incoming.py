@@ -23,6 +23,7 @@ from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED, BodyReader
 from extproc.request.controlheaders import read_hints
 from extproc.request.interfaces import StreamSettings
+from extproc.request.lostrewrites import AI_GATEWAY_HEADER
 from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.routing.rewrites import Rewrites
 from extproc.types import Pick, Reason, Rejection, RequestInfo
@@ -44,7 +45,7 @@ def match_route(event: m.RequestHeaders, routes: RouteTable) -> Route | Rejectio
 
 def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return those that a response may need: thousands of requests may be held, 1.5 KB each."""
-    limits = {":path": MAX_PATH_CHARS, "x-request-id": MAX_REQUEST_ID_CHARS}
+    limits = {":path": MAX_PATH_CHARS, "x-request-id": MAX_REQUEST_ID_CHARS, AI_GATEWAY_HEADER: 1}
     return {name: headers[name][:most] for name, most in limits.items() if name in headers}
 
 
@@ -295,24 +296,24 @@ class Incoming:
             return True
         return self.reader.is_read and (self._is_complete or self._has_trailers)
 
-    def release(self, pick: Pick, spelling: Spelling) -> list[m.Command]:
+    def release(self, pick: Pick, spelling: Spelling, mark: str = "") -> list[m.Command]:
         """Let the parts so far go on to the pick's endpoint, which is to read its model."""
         if not self._has_body:
-            return [m.ContinueHeaders(pick), *self._trailers()]
+            return [m.ContinueHeaders(pick, mark=mark), *self._trailers()]
         body = self._renamed(spelling.full(pick.request.model)) if self.is_rewritten else None
         if body is None and self.reader.cut:
             body = self.reader.rewrite(None)
         length = None if body is None or not self._has_length else len(body)
         if self._mode in _AT_ONCE:
-            return [m.ContinueBody(pick, body, length), *self._trailers()]
+            return [m.ContinueBody(pick, body, length, mark), *self._trailers()]
         if self._mode is BodyMode.STREAMED:
-            return [m.ContinueHeaders(pick), *self.release_read()]
+            return [m.ContinueHeaders(pick, mark=mark), *self.release_read()]
         is_last, num_bytes = not self._has_trailers, self.reader.held_bytes
         echo = (m.EchoBody(data, last and is_last) for data, last in self.reader.pieces())
         first = list[m.Command](islice(echo, MAX_ECHOED))
         if len(first) == MAX_ECHOED:
             first.append(m.EchoRest(echo, num_bytes))
-        return [m.ContinueHeaders(pick, length), *first, *self._trailers()]
+        return [m.ContinueHeaders(pick, length, mark), *first, *self._trailers()]
 
     def _renamed(self, model: str) -> bytes | None:
         """Return the body with the model that the pod reads; None if it may stay as it is."""

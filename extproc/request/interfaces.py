@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as data_field
 from typing import Protocol
 
 from msgspec import Struct, field
 
+from extproc.fleet.evidence import Evidence
 from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import LostRewrites
 from extproc.request.messages import BodyMode
 from extproc.request.steering import FIELDS
 from extproc.routing.rewrites import Rewrites
@@ -19,6 +22,9 @@ from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
 
 DEFAULT_MAX_BODY_BYTES = 26 * 1024 * 1024
 """A form with an audio file of 25 MB, vLLM's own limit (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
+
+DEFAULT_MAX_CONTINUE_WAIT_S = 5.0
+"""Longer than curl (1 s) and others wait for the 100 before they send the body without it."""
 
 
 class Chooser(Protocol):
@@ -58,11 +64,32 @@ class Listing(Protocol):
 class Ends(Protocol):
     """Counts what becomes of picks (`fleet.accounting.Accounting`)."""
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
-        """End a pick, once; return False if something else had reported its end before."""
+    def finish(
+        self,
+        pick: Pick,
+        outcome: Outcome,
+        *,
+        now: float,
+        verdict: Evidence = Evidence.NONE,
+        num_bytes: int = 0,
+    ) -> bool:
+        """End a pick, once, with what its response of so many bytes says of its endpoint.
+
+        Return False if something else has reported its end before, or is to say how it ended.
+        """
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Record that another endpoint than the pick's first one serves the request."""
+        """Record which endpoint serves the request: the pick's first one, or another."""
+
+
+class Decided(Protocol):
+    """Knows requests that have been decided (`request.marks.Marks`)."""
+
+    def of(self, pick: Pick) -> str:
+        """Return the mark of a request that goes to its destination."""
+
+    def knows(self, headers: Mapping[str, str], subset: frozenset[str] | None) -> bool:
+        """Return whether a request with these headers has been decided already."""
 
 
 class StreamObserver(Protocol):
@@ -94,6 +121,8 @@ class StreamParts:
         rewrites: The names that pods read in `model`.
         lists: Bounds the lists that are sent.
         clock: Monotonic seconds, at the highest resolution, to time decisions.
+        decided: Knows requests that were decided before; None where the data plane asks once.
+        lost_rewrites: Told of rewrites that pods did not read.
     """
 
     router: Chooser
@@ -103,6 +132,8 @@ class StreamParts:
     lists: Lists
     observer: StreamObserver
     clock: Callable[[], float]
+    decided: Decided | None = None
+    lost_rewrites: LostRewrites = data_field(default_factory=LostRewrites)
 
     def ask(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
@@ -121,6 +152,7 @@ class StreamSettings(Struct, frozen=True):
     Attributes:
         early_decision_bytes: A streamed body's prefix of this size may decide, so that a body that
             is longer than the data plane buffers does not wait for its end.
+        max_continue_wait_s: Time for the body of a client that expects a 100 (Continue) first.
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
         trusted_headers: Names of the control headers that count (`controlheaders.names_of`).
         removed_headers: Names of the headers that no endpoint sees.
@@ -134,6 +166,7 @@ class StreamSettings(Struct, frozen=True):
     routes: RouteTable = field(default_factory=RouteTable)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES  # larger request bodies get 413
     early_decision_bytes: int = 256 * 1024
+    max_continue_wait_s: float = DEFAULT_MAX_CONTINUE_WAIT_S
     allow_mode_override: bool = False
     uses_response_phases: bool = False
     assumed_body_mode: BodyMode = BodyMode.BUFFERED  # without `protocol_config`

@@ -125,6 +125,7 @@ class ContinueHeaders(Struct, frozen=True):
 
     pick: Pick | None = None  # sets the destination header and metadata
     content_length: int | None = None  # of a body that we change; None leaves the header alone
+    mark: str = ""  # with a pick: of the decision, for further askings; "" for none
     ask_for_body: bool = False  # override the body mode to BUFFERED for this request
     keeps_response: bool = False  # with `ask_for_body`: the response phases are still wanted
 
@@ -135,6 +136,7 @@ class ContinueBody(Struct, frozen=True):
     pick: Pick | None = None
     body: bytes | None = None  # goes on in its place; only with a pick
     content_length: int | None = None  # as in `ContinueHeaders`
+    mark: str = ""  # likewise
 
 
 class EchoBody(Struct, frozen=True):

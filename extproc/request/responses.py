@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from extproc import rejections
+from extproc.fleet.evidence import Evidence
 from extproc.openai import MAX_MODEL_BYTES, error_body, model_body, version_body
 from extproc.phrases import shortened
 from extproc.request import messages as m
 from extproc.request.body import pieces
 from extproc.request.interfaces import Listing, StreamSettings
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import NOT_FOUND
 from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.request.restoring import Restorer, restorer_of
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
+
+_FULL, _GATEWAY_ERRORS = (429, 503), (502, 504)
 
 
 def body_mode(stated: BodyMode | None, settings: StreamSettings) -> BodyMode:
@@ -66,11 +70,42 @@ def release_trailers(mode: BodyMode, restorer: Restorer | None) -> list[m.Comman
     return [m.ContinueResponseTrailers()]
 
 
-def outcome_of(status: int) -> Outcome:
-    """Return how a request ended whose response began with `status`; 0 where none began."""
+def is_undone(
+    request: RequestInfo, status: int, data: bytes | None, restorer: Restorer | None
+) -> bool:
+    """Return whether a part of a response tells that its pod has read the client's model.
+
+    The message of an error names it. Where no body comes (None), the status has to do.
+    """
+    if status != NOT_FOUND:
+        return restorer is not None and restorer.is_undone
+    return data is None or request._written.encode() in data
+
+
+def outcome_of(status: int, *, is_whole: bool) -> Outcome:
+    """Return how a request ended whose response began with `status`; 0 where none began.
+
+    Where the end of a response did not pass by, the data plane does not tell whether the endpoint
+    has broken off or the client has left: either resets the RPC.
+    """
     if status == 0:
         return Outcome.CANCELLED
-    return Outcome.FAILED if status >= 500 else Outcome.COMPLETED
+    if status >= 500:
+        return Outcome.FAILED
+    return Outcome.COMPLETED if is_whole else Outcome.UNKNOWN
+
+
+def verdict_of(status: int, *, is_whole: bool, content_type: str) -> Evidence:
+    """Return what a response says of its endpoint; a local reply of Envoy's is plain text."""
+    if status == 0:
+        return Evidence.UNANSWERED
+    if status in _GATEWAY_ERRORS or (status >= 500 and content_type.startswith("text/plain")):
+        return Evidence.BROKEN
+    if status in _FULL:
+        return Evidence.FULL
+    if status >= 400:
+        return Evidence.NOT_FOUND if status == 404 else Evidence.FAILED
+    return Evidence.SERVED if is_whole else Evidence.NONE
 
 
 def refusal(rejection: Rejection) -> m.Reply:

@@ -48,10 +48,12 @@ class JsonRestorer:
         value: That stands for the model from now on.
         place: Of the value that was changed, in the body; None before.
         is_done: The rest goes on as it comes.
+        is_undone: The pod names the client's model: it has read that one.
     """
 
     def __init__(self, served: str, written: str) -> None:
-        self._served = served
+        self._served, self._written = served, written
+        self.is_undone = False
         self.value = msgspec.json.encode(written)
         self._reader = JsonReader(lambda _model: True, enters=_ENTERED)
         self._num_bytes = self._num_places = 0
@@ -93,8 +95,10 @@ class JsonRestorer:
             at = reader.feed(data, at)
             for first, last in reader.places[self._num_places :]:
                 self._num_places += 1
-                if _is_name(text[first - begin : last - begin], self._served):
+                token = text[first - begin : last - begin]
+                if _is_name(token, self._served):
                     return first - begin, last - begin
+                self.is_undone = self.is_undone or _is_name(token, self._written)
         return None
 
 
@@ -103,9 +107,13 @@ class EventRestorer:
 
     The events of a response begin alike, up to their model. After the first one, that part is
     recognised without reading it again.
+
+    Attributes:
+        is_undone: As of `JsonRestorer`.
     """
 
     def __init__(self, served: str, written: str) -> None:
+        self.is_undone = False
         self._served, self._written = served, written
         self._beginning = self._new_beginning = b""
         self._event: JsonRestorer | None = None  # from the first line of data on
@@ -178,13 +186,18 @@ class EventRestorer:
         """Return a part of a line of data, which stands at `at` of what has come."""
         event = self._event
         if event is not None:
-            return event.feed(line)
+            return self._fed(event, line)
         event = self._event = JsonRestorer(self._served, self._written)
-        new, name_at = event.feed(line), at - len(_FIELD)
+        new, name_at = self._fed(event, line), at - len(_FIELD)
         if event.place is not None and name_at >= 0:
             begin, end = event.place
             self._beginning = data[name_at : at + end]
             self._new_beginning = data[name_at : at + begin] + event.value
+        return new
+
+    def _fed(self, event: JsonRestorer, line: bytes) -> bytes:
+        new = event.feed(line)
+        self.is_undone = self.is_undone or event.is_undone
         return new
 
 

@@ -8,7 +8,8 @@ Rules:
 3. Every delivered event is answered once, in order; there are no other answers.
 4. `End` comes right after the last needed answer and never before one: to Envoy, an RPC that ends
    with OK and an event unanswered means "carry on without me".
-5. With the response phases in use, the pick is finished here, once, when the stream ends; without
+5. A request that another call has decided goes on as it is, at once, and nothing is counted.
+6. With the response phases in use, the pick is finished here, once, when the stream ends; without
    them only where the request is rejected after it was routed.
 """
 
@@ -23,10 +24,12 @@ from extproc.paths import Route, RouteKind
 from extproc.queue import Ticket
 from extproc.request import messages as m
 from extproc.request import responses
+from extproc.request.body import pieces
 from extproc.request.controlheaders import read_hints
 from extproc.request.incoming import Incoming, kept_headers, match_route
 from extproc.request.interfaces import StreamParts, StreamSettings
-from extproc.request.messages import BodyMode
+from extproc.request.lostrewrites import gateway_of
+from extproc.request.messages import IN_CHUNKS, BodyMode
 from extproc.request.responses import ListRequest
 from extproc.request.restoring import Restorer
 from extproc.request.straight import Head
@@ -56,10 +59,14 @@ class Stream:
     """The state machine of one request. Not reusable."""
 
     __slots__ = (
-        *("_envoy", "_headers", "_incoming", "_is_held", "_list", "_parts", "_request"),
+        *("_envoy", "_headers", "_incoming", "_is_echoing", "_is_held", "_list", "_parts"),
+        *("_is_rewritten", "_request"),
         "_response_body_mode",
         *(
+            "_is_response_whole",
+            "_response_bytes",
             "_response_status",
+            "_response_type",
             "_restorer",
             "_settings",
             "_tells_modes",
@@ -72,6 +79,7 @@ class Stream:
 
     _headers: Mapping[str, str]
     _incoming: Incoming
+    _is_echoing: bool
     _list: ListRequest
     _request: RequestInfo
 
@@ -91,10 +99,11 @@ class Stream:
         self._ticket: Ticket | None = None
         self._settings = settings
         self._response_body_mode = BodyMode.NONE
-        self._response_status = 0
+        self._response_status, self._response_bytes = 0, 0
+        self._is_response_whole, self._response_type = False, ""
         self._restorer: Restorer | None = None
         self._tells_modes = True
-        self._is_held = False
+        self._is_held = self._is_rewritten = False
         self.state = State.HEADERS
         self.pick: Pick | None = None
 
@@ -197,6 +206,15 @@ class Stream:
         if self._parts.ends.finish(pick, outcome, now=now):
             self._parts.observer.ended(pick, outcome)
 
+    def _finish_response(self, pick: Pick, now: float) -> None:
+        """End a pick by what has passed of its response."""
+        status, is_whole = self._response_status, self._is_response_whole
+        outcome = responses.outcome_of(status, is_whole=is_whole)
+        verdict = responses.verdict_of(status, is_whole=is_whole, content_type=self._response_type)
+        parts, num_bytes = self._parts, self._response_bytes
+        if parts.ends.finish(pick, outcome, now=now, verdict=verdict, num_bytes=num_bytes):
+            parts.observer.ended(pick, outcome)
+
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
         if self.state in HOLDING:
@@ -213,6 +231,9 @@ class Stream:
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
         self._response_body_mode = responses.body_mode(event.response_body_mode, self._settings)
+        decided = self._parts.decided
+        if decided is not None and decided.knows(event.headers, event.subset):
+            return self._on_decided(event)
         route = match_route(event, self._settings.routes)
         if isinstance(route, Rejection):
             return self._reject(route, now)
@@ -226,7 +247,37 @@ class Stream:
         model = incoming.model_of_headers(event.model)
         if model is not None:
             return self._decide(model, now)
-        return None, incoming.await_body(self._settings, comes_early=event.sends_body_early)
+        answer = incoming.await_body(self._settings, comes_early=event.sends_body_early)
+        if event.headers.get("expect", "").lower() == "100-continue":
+            answer.append(m.WakeAt(now + self._settings.max_continue_wait_s))
+        return None, answer
+
+    def _on_decided(self, event: m.RequestHeaders) -> _Step:
+        """Let the headers of a request go on that another call about it has decided."""
+        mode = event.body_mode or self._settings.assumed_body_mode
+        self._is_echoing = mode is BodyMode.FULL_DUPLEX_STREAMED
+        has_more = mode in IN_CHUNKS and not event.end_of_stream
+        return self._go_on(m.ContinueHeaders(), has_more=has_more, turn=EventResult.KNOWN)
+
+    def _on_decided_body(self, event: m.RequestBody, _now: float) -> _Step:
+        if not self._is_echoing:
+            return self._go_on(m.ContinueBody(), has_more=not event.end_of_stream)
+        echo = [m.EchoBody(part, last and event.end_of_stream) for part, last in pieces(event.data)]
+        return self._go_on(*echo, has_more=not event.end_of_stream)
+
+    def _on_decided_trailers(self, _event: m.RequestTrailers, _now: float) -> _Step:
+        return self._go_on(m.ContinueTrailers(), has_more=False)
+
+    def _on_decided_response(self, _event: m.ResponseHeaders, _now: float) -> _Step:
+        return None, [m.ContinueResponseHeaders()]
+
+    def _go_on(
+        self, *commands: m.Command, has_more: bool, turn: EventResult | None = None
+    ) -> _Step:
+        """Answer a part of a decided request; the RPC ends once it has nothing more to carry."""
+        if has_more or self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return turn, [*commands]
+        return EventResult.OVER, [*commands, _END]
 
     def _answer(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
@@ -273,6 +324,12 @@ class Stream:
             self._on_local_reply(event, now) if isinstance(event, m.ResponseHeaders) else (None, [])
         )
 
+    def _on_no_body(self, _event: m.Wakeup, _now: float) -> _Step:
+        """Refuse a client that still waits for a 100, which nobody is going to send."""
+        if not self._incoming.reader.num_bytes:
+            raise RequestError(rejections.EXPECTATION_FAILED)
+        return None, []
+
     def _on_body(self, event: m.RequestBody, now: float) -> _Step:
         self._incoming.add(event)
         return self._read_on(event, now)
@@ -315,8 +372,9 @@ class Stream:
     def _follow(self, result: Pick | Rejection | Ticket, now: float) -> _Step:
         if isinstance(result, Pick):
             self.pick = result
-            spelling = self._parts.rewrites.spelling
-            return self._routed_on(self._incoming.release(result, spelling))
+            parts = self._parts
+            mark = "" if parts.decided is None else parts.decided.of(result)
+            return self._routed_on(self._incoming.release(result, parts.rewrites.spelling, mark))
         if isinstance(result, Rejection):
             raise RequestError(result)
         self._ticket = result
@@ -389,12 +447,16 @@ class Stream:
         return self._routed_on(incoming.release_read()) if incoming.reader.is_read else (None, [])
 
     def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> _Step:
-        self._response_status = event.status
+        self._response_status, self._response_type = event.status, event.content_type
+        self._is_response_whole = event.end_of_stream
         pick, served_by = self.pick, event.served_by
-        if served_by and pick is not None and served_by != pick.address:
+        if served_by and pick is not None:
             self._parts.ends.served(pick, served_by, now=now)
         mode, settings = self._response_body_mode, self._settings
         self._restorer = responses.restorer(event, pick, mode, settings)
+        self._is_rewritten = pick is not None and bool(pick.request._written)
+        if mode is BodyMode.NONE or event.end_of_stream:
+            self._look_at_model(None, now)
         return None, [m.ContinueResponseHeaders(drops_length=self._restorer is not None)]
 
     def _on_local_reply(self, event: m.ResponseHeaders, now: float) -> _Step:
@@ -403,17 +465,30 @@ class Stream:
             self._response_body_mode = responses.body_mode(event.body_mode, self._settings)
         return None, [m.ContinueResponseHeaders()]
 
-    def _on_response_body(self, event: m.ResponseBody, _now: float) -> _Step:
-        return None, responses.release_body(event, self._response_body_mode, self._restorer)
+    def _on_response_body(self, event: m.ResponseBody, now: float) -> _Step:
+        self._response_bytes += len(event.data)
+        self._is_response_whole = event.end_of_stream
+        answer = responses.release_body(event, self._response_body_mode, self._restorer)
+        self._look_at_model(event.data, now)
+        return None, answer
+
+    def _look_at_model(self, data: bytes | None, now: float) -> None:
+        """Find out, once, whether the pod has read what the client wrote instead of our rewrite."""
+        if self._is_rewritten and self.pick is not None:
+            request, status = self.pick.request, self._response_status
+            if responses.is_undone(request, status, data, self._restorer):
+                self._is_rewritten = False
+                gateway, written = gateway_of(self._headers), request._written
+                self._parts.lost_rewrites.note(gateway, written, request.model, now=now)
 
     def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> _Step:
+        self._is_response_whole = True
         return None, responses.release_trailers(self._response_body_mode, self._restorer)
 
     def _on_ended(self, _event: m.Ended, now: float) -> _Step:
         self._leave(now)
         if self.pick is not None and self._settings.uses_response_phases:
-            outcome = responses.outcome_of(self._response_status)
-            self._finish(self.pick, outcome, now)
+            self._finish_response(self.pick, now)
         return None, []
 
     def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:
@@ -432,6 +507,7 @@ _Handler = Callable[[Stream, Any, float], _Step]
 _HANDLERS: dict[tuple[State, type], _Handler] = {
     (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
     (State.HEADERS, m.ResponseHeaders): Stream._on_local_reply,
+    (State.BODY, m.Wakeup): Stream._on_no_body,
     (State.BODY, m.RequestBody): Stream._on_body,
     (State.BODY, m.RequestTrailers): Stream._on_trailers,
     (State.BODY, m.ResponseHeaders): Stream._on_local_reply,
@@ -450,7 +526,10 @@ for _state in (State.REST, State.RESPONSE):
     _HANDLERS[_state, m.Wakeup] = Stream._read_rest
     _HANDLERS[_state, m.RequestBody] = Stream._on_rest_body
     _HANDLERS[_state, m.RequestTrailers] = Stream._on_rest_trailers
-for _state in (State.RESPONSE, State.LOCAL_REPLY):
+_HANDLERS[State.DECIDED, m.RequestBody] = Stream._on_decided_body
+_HANDLERS[State.DECIDED, m.RequestTrailers] = Stream._on_decided_trailers
+_HANDLERS[State.DECIDED, m.ResponseHeaders] = Stream._on_decided_response
+for _state in (State.RESPONSE, State.LOCAL_REPLY, State.DECIDED):
     _HANDLERS[_state, m.ResponseBody] = Stream._on_response_body
     _HANDLERS[_state, m.ResponseTrailers] = Stream._on_response_trailers
 _HANDLERS |= {(state, m.Ended): Stream._on_ended for state in State if state is not State.DONE}

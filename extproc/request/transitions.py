@@ -24,6 +24,7 @@ class State(StrEnum):
     WAITING = auto()  # the policy holds the request
     REST = auto()  # routed; the data plane still sends parts of the request
     RESPONSE = auto()  # the request is answered; response phases may come
+    DECIDED = auto()  # decided before: nothing but to let all parts go on
     IN_LINE = auto()  # a list of models is asked for, and others come first
     LISTED = auto()  # it is answered, and counts until the RPC has ended
     LOCAL_REPLY = auto()  # the data plane answered the client itself before we routed
@@ -35,6 +36,7 @@ class EventResult(StrEnum):
 
     UNREAD = auto()  # others run before the rest of the body is read
     HELD = auto()  # the policy does not choose yet
+    KNOWN = auto()  # the request was decided before, by another call
     LINED_UP = auto()  # a list has to wait for others
     LISTED = auto()  # a list is on its way
     ROUTED = auto()  # an endpoint is chosen, and more of the request is to come
@@ -64,9 +66,18 @@ TABLE: Final[dict[State, dict[type | EventResult, State]]] = {
         m.ResponseHeaders: State.LOCAL_REPLY,
         EventResult.UNREAD: State.READING,
         EventResult.HELD: State.WAITING,
+        EventResult.KNOWN: State.DECIDED,
         EventResult.LINED_UP: State.IN_LINE,
         EventResult.LISTED: State.LISTED,
         **_ROUTED,
+    },
+    State.DECIDED: {
+        m.RequestBody: State.DECIDED,
+        m.RequestTrailers: State.DECIDED,
+        m.ResponseHeaders: State.DECIDED,
+        m.ResponseBody: State.DECIDED,
+        m.ResponseTrailers: State.DECIDED,
+        EventResult.OVER: State.DONE,
     },
     State.IN_LINE: {
         m.RequestBody: State.IN_LINE,

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from extproc.service.gauges import add_gauges
 from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
 from extproc.service.sideports import SidePorts
+from extproc.service.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class App:
             registry=parts.telemetry.registry,
             dropped=parts.traffic.http_dropped,
         )
+        self._watchdog = Watchdog(config.server.max_stall_s or inf)
         add_gauges(parts, self._live_config, self._why_not_ready)
 
     def stop(self) -> None:
@@ -120,6 +123,7 @@ class App:
             await self._admin.start()
             self.admin_address = str(replace(self._admin_at, port=self._admin.port))
             log.info("serving on %s, admin on %s", self.address, self.admin_address)
+            self._watchdog.start()
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in self._background()]
                 await self._stop.wait()
@@ -127,6 +131,7 @@ class App:
                 for task in background:
                     task.cancel()
         finally:
+            self._watchdog.stop()
             await parts.peering.aclose()
             await parts.services.aclose()
             await parts.pods.aclose()
@@ -165,6 +170,7 @@ class App:
         while True:
             due_s = clock() + DELAY_INTERVAL_S
             await asyncio.sleep(DELAY_INTERVAL_S)
+            self._watchdog.beat()
             delay_s = max(0.0, clock() - due_s)
             telemetry.loop_delayed(delay_s)
             pace.delayed(delay_s)

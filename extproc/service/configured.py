@@ -202,6 +202,13 @@ def stream_settings(config: Config) -> StreamSettings:
     )
 
 
+def may_be_asked_again(config: Config) -> bool:
+    """Return whether the data plane may ask several times about one request, as gateways do that
+    have a filter for each match of a route."""
+    is_gateway = config.request.assumed_body_mode == "full-duplex-streamed"
+    return is_gateway or config.completions.source == "response_phases"
+
+
 def _settings(kind: type[_Settings], *sections: Section, **others: Any) -> _Settings:
     """Return settings of a kind; each is the field of that name in a section, or in `others`.
 

@@ -1,11 +1,12 @@
-"""The ends of picks that access logs and age report, recorded, and what follows from them."""
+"""The ends of picks by their streams, access logs and age, recorded, and what follows from them."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from extproc.fleet.accesslogs import STILL_S
 from extproc.fleet.accounting import Accounting, Completion
@@ -15,10 +16,21 @@ from extproc.fleet.outliers import Outliers
 from extproc.peers.relay import Relay
 from extproc.phrases import listed
 from extproc.service.recorder import Recorder
+from extproc.types import Outcome, Pick
 
 log = logging.getLogger(__name__)
 
 _MIN_DOUBTED = 500  # a client can provoke other statuses as often as it likes
+UNSURE_S = 3.0
+"""Longest wait for a pod's answer to a call of ours that shows whether it has broken off."""
+
+
+class _Unsure(NamedTuple):
+    """A response that broke off, by its pod or by its client."""
+
+    pick: Pick
+    address: str
+    ended_s: float
 
 
 class Doubts(Protocol):
@@ -33,7 +45,7 @@ class Doubts(Protocol):
 
 @dataclass(slots=True)
 class Endings:
-    """Ends picks by access logs and age, and handles the consequences.
+    """Ends picks by their streams, access logs and age, and handles the consequences.
 
     Attributes:
         relay: Takes entries about other routers' picks.
@@ -47,6 +59,54 @@ class Endings:
     relay: Relay
     pods: Doubts
     clock: Callable[[], float]
+    _unsure: deque[_Unsure] = field(default_factory=deque)
+
+    # --- by their own streams ----------------------------------------------------------------
+
+    def finish(
+        self,
+        pick: Pick,
+        outcome: Outcome,
+        *,
+        now: float,
+        verdict: Evidence = Evidence.NONE,
+        num_bytes: int = 0,
+    ) -> bool:
+        """End a pick as `Accounting.finish`, and ask its pod what an end like that may mean.
+
+        Return False where it had ended before, and for an unknown outcome: whether the pod still
+        answers tells more of that, and it is recorded then.
+        """
+        accounting, address = self.accounting, self.accounting.address_of(pick)
+        if not accounting.finish(pick, outcome, now=now, verdict=verdict, num_bytes=num_bytes):
+            return False
+        if verdict is Evidence.NOT_FOUND and pick.request.model:
+            self.pods.look(address)
+        elif outcome is Outcome.UNKNOWN or (
+            verdict in FAILURES and outcome is not Outcome.COMPLETED
+        ):
+            self.pods.doubt(address)
+        if outcome is not Outcome.UNKNOWN:
+            return True
+        self._unsure.append(_Unsure(pick, address, now))
+        return False
+
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        """Record which endpoint serves the request: the pick's first one, or another."""
+        self.accounting.served(pick, address, now=now)
+
+    def _settle(self, now: float) -> None:
+        """Record those that broke off: as failures where the pod cannot be reached since."""
+        while self._unsure:
+            pick, address, ended_s = self._unsure[0]
+            answers = self.outliers.has_answered(address, since_s=ended_s)
+            is_lost = not answers and self.accounting.is_unreachable(address)
+            if not (answers or is_lost) and now - ended_s < UNSURE_S:
+                return
+            self._unsure.popleft()
+            self.recorder.ended(pick, Outcome.FAILED if is_lost else Outcome.UNKNOWN)
+
+    # --- by access logs and age --------------------------------------------------------------
 
     def complete(self, completion: Completion, log: Hashable = "") -> bool:
         """Record an entry that a log brought; return False if it is of another router's pick."""
@@ -102,6 +162,8 @@ class Endings:
 
     def tick(self, *, now: float) -> None:
         """End the picks whose end was not reported in time, and say which source is in force."""
+        self._settle(now)
+        self.accounting.servers.look(now=now)
         self.recorder.given_up([each.pick for each in self.accounting.expire(now=now)])
         self._log_changes()
         self._look_at_logs(now)

@@ -9,6 +9,7 @@ from extproc.fleet.tpot import Tpots
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue
+from extproc.request.marks import Marks
 from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts, Traffic
 from extproc.wire.httpserver import HttpLimit
@@ -160,6 +161,22 @@ def add_gauges(
         "get at most a fifth of the event loop's time.",
         lambda: decisions.num_dropped,
     )
+    _add_repeated_calls(telemetry, services.marks)
+    telemetry.add_counters(
+        "served_by",
+        "Requests by the pod that served them, as gateways of an InferencePool report. chosen: the "
+        "router's choice. fallback: one that it named for that. other: one that it did not name. "
+        "unknown: one that it does not know.",
+        "pod",
+        lambda: parts.accounting.servers.num,
+    )
+    telemetry.add_counters(
+        "rewrites_lost",
+        "Requests whose pod read the model that the client wrote, and not the one that the router "
+        "wrote: a filter behind it puts its own body back.",
+        "gateway",
+        lambda: services.lost_rewrites.counts,
+    )
     _add_traffic(telemetry, parts.traffic)
     for part in (parts.peering, parts.discovery, parts.adapters):
         part.add_metrics(telemetry)
@@ -215,6 +232,22 @@ def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str],
     return counts
 
 
+def _add_repeated_calls(telemetry: Telemetry, marks: Marks) -> None:
+    telemetry.add_gauge(
+        "calls_per_request",
+        "How often the gateway asks about one request, over the last 5 to 10 minutes. More than 1: "
+        "its chain has the picker's filter several times.",
+        marks.per_request,
+    )
+    telemetry.add_counters(
+        "repeated_calls",
+        "Further calls about a request. answered: without a decision, as its mark is a router's. "
+        "decided: anew, as the mark was made with another key, is old, or is a client's own.",
+        "result",
+        lambda: {"answered": marks.num_repeated, "decided": marks.num_unproven},
+    )
+
+
 def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
     add, budget, wire = telemetry.add_gauge, traffic.budget, traffic.wire
     add("wire_connections", "Open gRPC connections.", lambda: wire.connections_open)
@@ -242,6 +275,14 @@ def _add_traffic(telemetry: Telemetry, traffic: Traffic) -> None:
         "stream, and only if a client makes it.",
         "limit",
         lambda: {str(limit): count for limit, count in wire.abuse.items()},
+    )
+    telemetry.add_counters(
+        "tls_mismatches",
+        "Connections of peers that speak TLS where there is none, or the reverse: "
+        "plaintext_to_tls, tls_to_plaintext or tls_without_http2. /healthz names the peers "
+        "and the remedy.",
+        "kind",
+        lambda: {str(kind): count for kind, count in wire.mismatches.counts.items()},
     )
     telemetry.add_counters(
         "http_dropped",

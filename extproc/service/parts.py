@@ -7,6 +7,7 @@ where health or the cluster should hear of something new.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -43,6 +44,8 @@ from extproc.wire.budget import Budget
 from extproc.wire.httpserver import HttpLimit
 from extproc.wire.limits import Counters
 
+log = logging.getLogger(__name__)
+
 READINESS_LIMIT_S = 5.0
 """The longest time for which an endpoint that does not respond delays readiness."""
 
@@ -77,6 +80,7 @@ class Parts:
     ) -> None:
         alone = config.peers is None
         self.clock = clocks.clock
+        self._loop = asyncio.get_running_loop()  # whose time the listeners' is
         self.router_id = router_id = secrets.token_hex(4)
         self.changed = changed = asyncio.Event()
         self.traffic = Traffic(configured.budget(config))
@@ -126,6 +130,7 @@ class Parts:
             config,
             routing,
             endings,
+            router_id=router_id,
             tracing=tracing,
             clocks=clocks,
             is_open=self.is_open,
@@ -187,10 +192,13 @@ class Parts:
     def warnings(self) -> Sequence[str]:
         """Return what is wrong elsewhere, for people: another router would not do better."""
         return [
+            *self.traffic.wire.mismatches.warnings(now=self._loop.time()),
+            *self.services.lost_rewrites.warnings(now=self.clock()),
             *self.discovery.warnings(),
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
             *self.adapters.warnings(),
+            *self.services.warnings(),
         ]
 
     def configure(self, config: Config) -> None:
@@ -205,6 +213,9 @@ class Parts:
 
     def look(self) -> None:
         """Do what is due about once a second: forget what nobody ends, and say who is lost."""
+        news = (self.traffic.wire.mismatches, self.services.lost_rewrites)
+        for line in (line for each in news for line in each.take_news()):
+            log.warning("%s", line)
         self.services.tick()
         self.cache_watch.look()
         self.pods.tick()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 
 from extproc.config import Config
@@ -14,11 +15,13 @@ from extproc.observe.tracing import Tracing
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
+from extproc.request.marks import Marks
 from extproc.request.processor import ExternalProcessor
 from extproc.request.straight import Straight
 from extproc.service import configured
 from extproc.service.clocks import Clocks
 from extproc.service.endings import Endings
+from extproc.service.peeraccess import keys_of
 from extproc.service.routing import Routing
 from extproc.service.traced import new_stream_of
 from extproc.wire.rpc import Method
@@ -33,6 +36,7 @@ class Services:
         config: Checked configuration.
         routing: Chooses endpoints.
         endings: Ends what was chosen.
+        router_id: The prefix of this router's pick ids.
         tracing: Makes spans; closed by `aclose`. None where tracing is off.
         clocks: Clocks and randomness.
         is_open: Whether requests are accepted; called once per request.
@@ -44,6 +48,7 @@ class Services:
         routing: Routing,
         endings: Endings,
         *,
+        router_id: str,
         tracing: Tracing | None,
         clocks: Clocks,
         is_open: Callable[[], bool],
@@ -51,15 +56,18 @@ class Services:
         self._endings, self._clock, self._tracing = endings, clocks.clock, tracing
         recorder, accounting = endings.recorder, endings.accounting
         telemetry = recorder.telemetry
+        self.marks = marks = _marks(config, routing, router_id, clocks)
         parts = StreamParts(
             routing.router,
             routing.router.models,
             routing.rewrites,
-            accounting,
+            endings,
             Lists(config.request.max_list_bytes_per_s),
             recorder,
             clocks.clock,
+            marks if configured.may_be_asked_again(config) else None,
         )
+        self.lost_rewrites = parts.lost_rewrites
         settings = configured.stream_settings(config)
         is_straight = tracing is None and Straight.is_possible(settings)  # a span is a stream's
         self.processor = ExternalProcessor(
@@ -94,6 +102,11 @@ class Services:
         """Expire picks and calls that nobody ends; call it about once a second."""
         self._endings.tick(now=self._clock())
         self.processor.tick()
+        self.marks.look(now=self._clock())
+
+    def warnings(self) -> list[str]:
+        """Return what is wrong with the gateway, for people."""
+        return [*self.marks.warnings(), *self._endings.accounting.servers.warnings()]
 
     async def aclose(self) -> None:
         """Send the remaining spans."""
@@ -103,6 +116,17 @@ class Services:
 
 def _on_unusable(address: str) -> None:
     log.error("endpoint %s left out of EDS: not ip:port", address)
+
+
+def _marks(config: Config, routing: Routing, router_id: str, clocks: Clocks) -> Marks:
+    """Return what knows a request again about which a gateway asks several times."""
+    flights, keys = routing.pool.flights, keys_of(config)()
+    return Marks(
+        router_id,
+        keys or [secrets.token_bytes(32)],
+        is_in_flight=lambda pick_id: flights.find(pick_id) is not None,
+        wall_clock=clocks.wall_clock,
+    )
 
 
 def _codec(config: Config) -> Codec:

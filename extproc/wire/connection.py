@@ -18,6 +18,7 @@ from extproc.wire.dispatch import FrameHandler
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime, server_preface
 from extproc.wire.limits import DEFAULT_LIMITS, ConnectionFault, Counters, ErrorCode, Limits
+from extproc.wire.mismatches import Mismatch, is_tls
 from extproc.wire.outbox import Outbox
 from extproc.wire.requests import judge_request
 from extproc.wire.rpc import Method
@@ -66,6 +67,7 @@ class Connection:
         on_session_error: Callable[[Exception, str], None] = lambda error, path: None,
     ) -> None:
         self.limits = limits
+        self.host = host
         self.counters = counters if counters is not None else Counters()
         self.counters.connections_open += 1
         self.budget = budget if budget is not None else Budget()
@@ -110,7 +112,7 @@ class Connection:
         self.outbox.is_in_pass = True
         try:
             if self._preface_left:
-                position = self._read_preface(data, position)
+                position = self._read_preface(data, position, now)
             if self._unread:
                 position = self._complete_unread(data, position, now)
             position = self._read_frames(data, position, now)
@@ -124,12 +126,16 @@ class Connection:
         self.outbox.is_in_pass = False
         return position
 
-    def _read_preface(self, data: bytes, position: int) -> int:
+    def _read_preface(self, data: bytes, position: int, now: float) -> int:
         """9113 3.4: an invalid connection preface is a connection error, PROTOCOL_ERROR."""
         expected = self._preface_left[: len(data) - position]
         if not data.startswith(expected, position):
+            if self._preface_left is frames.PREFACE and is_tls(data):
+                self.counters.mismatches.note(Mismatch.TLS_TO_PLAINTEXT, self.host, now=now)
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
         self._preface_left = self._preface_left[len(expected) :]
+        if not self._preface_left:
+            self.counters.mismatches.spoke(self.host)
         return position + len(expected)
 
     def _complete_unread(self, data: bytes, position: int, now: float) -> int:

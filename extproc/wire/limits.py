@@ -16,6 +16,7 @@ from enum import IntEnum, StrEnum
 
 from extproc.errors import ExtprocError
 from extproc.wire.budget import GRANT_BYTES
+from extproc.wire.mismatches import Mismatches
 
 
 class ErrorCode(IntEnum):
@@ -151,6 +152,7 @@ class Counters:
         session_errors: Exceptions of sessions.
         header_blocks_cached: Header blocks found in the cache.
         abuse: Violations of each limit.
+        mismatches: Peers that speak TLS where there is none, or the reverse.
     """
 
     connections_open: int = 0
@@ -165,3 +167,4 @@ class Counters:
     session_errors: int = 0
     header_blocks_cached: int = 0
     abuse: dict[Abuse, int] = field(default_factory=lambda: dict.fromkeys(Abuse, 0))
+    mismatches: Mismatches = field(default_factory=Mismatches)

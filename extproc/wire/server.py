@@ -28,6 +28,7 @@ from extproc.address import Address
 from extproc.wire import Abuse, Connection, Counters, Limits
 from extproc.wire.budget import Budget
 from extproc.wire.limits import DEFAULT_LIMITS
+from extproc.wire.mismatches import Mismatch, is_plain_http
 from extproc.wire.rpc import Method
 from extproc.wire.tls import TlsBytes, TlsError
 
@@ -128,8 +129,12 @@ class _Wire(asyncio.Protocol):
         if self._transport is None or self._is_closing:
             return b""
         try:
+            if not tls.has_begun and is_plain_http(data):
+                self._note(Mismatch.PLAINTEXT_TO_TLS)
             data = tls.receive(data)
         except TlsError as error:
+            if error.lacks_http2:
+                self._note(Mismatch.TLS_WITHOUT_HTTP2)
             level = logging.WARNING if error.is_refusal else logging.DEBUG
             log.log(level, "connection from %s: %s", self._peer(), error)
             self._transport.write(tls.data_to_send())
@@ -139,6 +144,10 @@ class _Wire(asyncio.Protocol):
         if tls.is_ready and self.connection is None:
             self._begin()
         return data
+
+    def _note(self, kind: Mismatch) -> None:
+        mismatches = self._server.counters.mismatches
+        mismatches.note(kind, _host_of(self._transport), now=self._loop.time())
 
     def _peer(self) -> str:
         name = self._transport and self._transport.get_extra_info("peername")

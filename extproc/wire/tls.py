@@ -175,11 +175,15 @@ class TlsError(Exception):
 
     Attributes:
         is_refusal: One side refuses the other's certificate: people have to change one.
+        lacks_http2: The peer offers no HTTP/2.
     """
 
-    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+    def __init__(
+        self, message: str, *, is_refusal: bool = False, lacks_http2: bool = False
+    ) -> None:
         super().__init__(message)
         self.is_refusal = is_refusal
+        self.lacks_http2 = lacks_http2
 
 
 class TlsBytes:
@@ -199,6 +203,11 @@ class TlsBytes:
         self._outgoing = ssl.MemoryBIO()
         self.is_ready = False
         self.is_over = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has been received."""
+        return self._tls is not None
 
     def receive(self, data: bytes) -> bytes:
         """Return the plain text of bytes from the socket.
@@ -223,7 +232,7 @@ class TlsBytes:
         except ssl.SSLWantReadError:
             return
         if self._tls.selected_alpn_protocol() != "h2":
-            raise TlsError("no HTTP/2 by ALPN")
+            raise TlsError("no HTTP/2 by ALPN", lacks_http2=True)
         self.is_ready = True
 
     def _read(self) -> bytes:

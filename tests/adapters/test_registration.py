@@ -801,6 +801,27 @@ async def test_a_limited_token_fills_its_part_of_the_store_and_no_more(
     ).status == 201
 
 
+async def test_a_limited_tokens_part_counts_tenants_and_targets(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.adapters.tokens.MAX_DECLARATIONS", 12)
+    port.token_file.write_text(LIMITED)
+    alias = {"name": "a-alias", "targets": [{"model": f"a-{n}"} for n in range(16)]}
+    wide = alias | {"targets": [{"model": f"a-{n}"} for n in range(32)]}
+    replaces = {"If-Match": "*"}
+    for body, headers, status in (
+        (alias, {}, 201),
+        ({"name": "a-1", "load": "lazy"}, {}, 201),
+        (wide, replaces, 200),
+        ({"name": "a-2", "load": "lazy"}, {}, 507),
+        (wide | {"targets": [{"model": f"a-{n}"} for n in range(48)]}, replaces, 507),
+        (alias, replaces, 200),
+        ({"name": "a-2", "load": "lazy"}, {}, 201),
+    ):
+        answer = await port.ask("POST", "/v1/adapters", body, token="secret-a", **headers)
+        assert answer.status == status, answer.text
+
+
 # --- vLLM's paths ---------------------------------------------------------------------------------
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

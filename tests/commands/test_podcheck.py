@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import unused_port
 
 from extproc.commands import podprobes
-from extproc.commands.podcheck import Check, check_pod, render
+from extproc.commands.checks import Check, render
+from extproc.commands.podcheck import check_pod
 from extproc.commands.podprobes import OPTIONAL, REQUIRED
 from extproc.files.tls import client_context, server_context
 from extproc.fleet.engines import PROFILES

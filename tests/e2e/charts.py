@@ -187,15 +187,25 @@ _TO_PODS = {
 
 
 def gateway_config(
-    chart: Chart, router: str, *, pods: Sequence[str] = (), ca_file: Path | None = None
+    chart: Chart,
+    *routers: str,
+    pods: Sequence[str] = (),
+    ca_file: Path | None = None,
+    num_filters: int = 1,
+    response_body: str = "FULL_DUPLEX_STREAMED",
+    is_http2: bool = False,
 ) -> str:
     """Return an Envoy bootstrap.
 
     Args:
         chart: How the gateway reaches the pods.
-        router: The router's address.
+        routers: The routers' addresses.
         pods: Addresses that Envoy knows, where it does not dial the one in the header.
         ca_file: The authority of the router's certificate; none to trust any, as charts do.
+        num_filters: How often the picker's filter is in the chain, as Envoy AI Gateway has it once
+            per match of a route.
+        response_body: The mode of responses' bodies.
+        is_http2: Pods are spoken to in HTTP/2.
     """
     bootstrap = yaml.safe_load(_GATEWAY)
     manager = connection_manager(bootstrap)
@@ -205,13 +215,22 @@ def gateway_config(
         hints, ext_proc = manager["http_filters"][:2]
         del ext_proc["typed_config"]["metadata_options"]
         manager["http_filters"].remove(hints)
+    filters = manager["http_filters"]
+    mode = filters[-2]["typed_config"]["processing_mode"]
+    mode["response_body_mode"] = response_body
+    if response_body == "NONE":
+        mode["response_trailer_mode"] = "SKIP"
+    if is_http2:
+        options = "typed_extension_protocol_options"
+        pods_cluster[options] = router_cluster[options]
+    filters[-2:-1] = num_filters * filters[-2:-1]
     if pods_cluster["type"] == "STATIC":
         pods_cluster["load_assignment"] = _assignment("pods", pods)
     if chart is Chart.OVERRIDE_HOST:
         retry_on = "connect-failure,refused-stream,reset-before-request"
         [host] = manager["route_config"]["virtual_hosts"]
         host["routes"][0]["route"]["retry_policy"] = {"retry_on": retry_on, "num_retries": 2}
-    router_cluster["load_assignment"] = _assignment("router", [router])
+    router_cluster["load_assignment"] = _assignment("router", routers)
     if ca_file is not None:
         tls = router_cluster["transport_socket"]["typed_config"]["common_tls_context"]
         tls["validation_context"] = {"trusted_ca": {"filename": str(ca_file)}}

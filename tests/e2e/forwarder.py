@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 
 class Switch:
@@ -21,12 +22,12 @@ class Switch:
         else:
             self._is_on.clear()
 
-    async def to(self, target: str, *, listen: str = "127.0.0.1:0") -> str:
-        """Return an address that forwards to `target`."""
+    async def to(self, *targets: str, listen: str = "127.0.0.1:0") -> str:
+        """Return an address that forwards to the first of `targets` that can be reached."""
 
         async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._writers.add(writer)
-            task = asyncio.ensure_future(self._join(target, reader, writer))
+            task = asyncio.ensure_future(self._join(targets, reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -36,15 +37,14 @@ class Switch:
         return f"{own_host}:{server.sockets[0].getsockname()[1]}"
 
     async def _join(
-        self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, targets: Sequence[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         await self._is_on.wait()
-        host, _, port = target.rpartition(":")
-        try:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        except OSError:
+        far = await _reached(targets)
+        if far is None:
             writer.close()
             return
+        far_reader, far_writer = far
         self._writers.add(far_writer)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pump(reader, far_writer))
@@ -72,3 +72,15 @@ class Switch:
         for writer in self._writers:  # some hold bytes that nobody reads
             writer.transport.abort()
         await asyncio.sleep(0)  # closed in the loop's next round
+
+
+async def _reached(
+    targets: Sequence[str],
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    for target in targets:
+        host, _, port = target.rpartition(":")
+        try:
+            return await asyncio.open_connection(host, int(port))
+        except OSError:
+            continue
+    return None

@@ -10,7 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.costs import Costs
-from extproc.fleet.accounting import Accounting, AccountingSettings, Ending, Source
+from extproc.fleet.accounting import (
+    UNANSWERED_S,
+    Accounting,
+    AccountingSettings,
+    Ending,
+    Source,
+)
+from extproc.fleet.evidence import Evidence
 from extproc.fleet.listeners import Nobody
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
@@ -48,6 +55,55 @@ class Books:
 
     def view(self, number: int = 1) -> EndpointView:
         return self.pool.snapshot(now=1.0).endpoints[number - 1]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "took_s", "is_judged"),
+    [
+        (Evidence.SERVED, 1.0, False),
+        (Evidence.BROKEN, 1.0, True),
+        (Evidence.NONE, 9.0, False),
+        (Evidence.UNANSWERED, UNANSWERED_S - 0.1, False),
+        (Evidence.UNANSWERED, UNANSWERED_S, True),
+    ],
+)
+def test_an_endpoint_is_judged_by_the_ends_that_streams_report(
+    verdict: Evidence, took_s: float, is_judged: bool
+) -> None:
+    """A client that leaves soon, before any answer, tells nothing of the endpoint."""
+    books = Books(source=Source.RESPONSE_PHASES)
+    outliers = books.pool.outliers
+    assert books.accounting.finish(
+        books.pick, Outcome.FAILED, now=1.0 + took_s, verdict=verdict, num_bytes=9000
+    )
+
+    assert (outliers._health[address(1)].num_row > 0) is is_judged
+
+
+def test_a_pick_is_at_the_endpoint_that_it_was_moved_to() -> None:
+    books = Books()
+    accounting = books.accounting
+    assert accounting.address_of(books.pick) == address(1)
+    accounting.served(books.pick, address(2), now=1.0)
+    assert accounting.address_of(books.pick) == address(2)
+    accounting.finish(books.pick, Outcome.COMPLETED, now=2.0)
+
+    assert accounting.address_of(books.pick) == address(1)
+    assert accounting.servers.num["other"] == 1
+
+
+def test_an_endpoint_is_unreachable_while_the_last_call_could_not_connect() -> None:
+    books = Books()
+    accounting, pool = books.accounting, books.pool
+    assert [accounting.is_unreachable(address(n)) for n in (1, 9)] == [False, False]
+    pool.record_unreachable(address(1))
+    assert accounting.is_unreachable(address(1))
+    assert not pool.outliers.has_answered(address(1), since_s=5.0)
+    pool.record_report(address(1), report(), taken_at_s=6.0, asked_at_s=5.5)
+
+    assert not accounting.is_unreachable(address(1))
+    assert pool.outliers.has_answered(address(1), since_s=5.0)
+    assert not pool.outliers.has_answered(address(9), since_s=5.0)
 
 
 def test_a_pick_counts_where_the_data_plane_says_that_it_is_served() -> None:

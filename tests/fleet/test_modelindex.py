@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
@@ -107,6 +108,20 @@ def test_nothing_is_left_of_names_that_nobody_lists() -> None:
 
     assert not scene.index.by_name
     assert not scene.index._meanings
+
+
+def test_a_name_that_one_endpoint_lists_takes_few_bytes() -> None:
+    """Names cost nothing to invent: 32 endpoints may each list ten thousand of their own."""
+    num, scene = 10_000, Scene()
+    cards = [ModelCard(f"adapter-{number}", "base") for number in range(num)]
+    tracemalloc.start()
+    try:
+        scene.lists_now(0, cards)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert taken_bytes < 250 * num
 
 
 def test_where_as_many_show_either_the_first_stays() -> None:

@@ -91,6 +91,14 @@ def test_an_adapter_with_an_empty_parent_is_a_base_model() -> None:
     assert decode_models(b'{"data":[{"id":"m","parent":""}]}')[0].parent is None
 
 
+def test_adapters_with_the_same_parent_share_its_text() -> None:
+    entry = '{"id":"%s","parent":"the base model"}'
+    one, other = decode_models(f'{{"data":[{entry % "a"},{entry % "b"}]}}'.encode())
+
+    assert one.parent == "the base model"
+    assert one.parent is other.parent
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -51,6 +51,11 @@ def add_address(address: str) -> None:
     _ip("address", "add", f"{address}/32", "dev", "lo")
 
 
+def remove_address(address: str) -> None:
+    """One less. Connections to it stay, and nothing passes: as where its node has gone."""
+    _ip("address", "del", f"{address}/32", "dev", "lo")
+
+
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=10)
 

@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(no_helm()), reason=no_he
 GATEWAYS: list[dict[str, Any]] = [
     {},
     {"envoyGateway": {"originalDestination": True}},
-    {"mode": "epp", "gateway": {"className": "istio"}, "istio": {"destinationRule": True}},
+    {"mode": "epp", "gateway": {"className": "istio"}},
+    {"mode": "epp", "gateway": {"className": "other"}},
     {"mode": "epp", "router": {"inferencePool": {"create": False, "name": "theirs"}}},
     {
         "envoyGateway": {"create": False},
@@ -135,12 +136,106 @@ def test_a_cluster_needs_no_more_than_a_gateway_for_the_defaults() -> None:
     assert not kinds(rendered({})) & {*cluster_wide, "NetworkPolicy"}
 
 
+@pytest.mark.parametrize("class_name", ["istio", "istio-remote"])
+def test_with_istio_a_router_is_spoken_to_in_tls_and_left_where_it_is_gone_or_hangs(
+    class_name: str,
+) -> None:
+    """By default."""
+    found = rendered({"mode": "epp", "gateway": {"className": class_name}}, namespace="elsewhere")
+    policy = one(found, "DestinationRule")["spec"]["trafficPolicy"]
+    (patch,) = one(found, "EnvoyFilter")["spec"]["configPatches"]
+
+    assert policy["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
+    assert policy["outlierDetection"]["consecutiveLocalOriginFailures"] == 1
+    assert policy["outlierDetection"]["maxEjectionPercent"] >= 50, "one of two"
+    assert patch["match"]["cluster"] == {
+        "service": "extproc.elsewhere.svc.cluster.local",
+        "portNumber": 9002,
+    }
+    takes_over(patch["patch"]["value"])
+
+
+def takes_over(cluster: Object) -> None:
+    """Whether a cluster of routers leaves one that hangs within 3 s, and asks another one."""
+    (check,) = cluster["health_checks"]
+    within_s = [float(check[name].removesuffix("s")) for name in ("interval", "timeout")]
+    assert check["unhealthy_threshold"] * max(within_s) <= 2
+    assert check["no_traffic_interval"] == check["interval"]
+    (options,) = cluster["typed_extension_protocol_options"].values()
+    assert {"reset", "connect-failure"} <= set(options["retry_policy"]["retry_on"].split(","))
+    pings = options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]
+    assert float(pings["timeout"].removesuffix("s")) > 2, "a pause breaks no running response"
+
+
+def test_ai_gateway_has_the_cluster_of_its_picker_from_us_and_bodies_of_our_size() -> None:
+    found = rendered({"mode": "epp"}, namespace="elsewhere")
+    patches = one(found, "EnvoyProxy")["spec"]["bootstrap"]["jsonPatches"]
+    (cluster,) = [each["value"] for each in patches if each["path"].startswith("/static_resources")]
+    gateway = one(found, "Gateway")["spec"]
+
+    assert cluster["name"] == "envoy.clusters.endpointpicker_vllm_elsewhere_ext_proc"
+    assert cluster["load_assignment"]["cluster_name"] == cluster["name"]
+    (group,) = cluster["load_assignment"]["endpoints"]
+    (endpoint,) = group["lb_endpoints"]
+    assert endpoint["endpoint"]["address"]["socket_address"]["address"] == "extproc.elsewhere.svc"
+    assert cluster["outlier_detection"]["consecutive_local_origin_failure"] == 1
+    takes_over(cluster)
+    assert gateway["infrastructure"]["parametersRef"]["kind"] == "EnvoyProxy"
+    assert one(found, "ClientTrafficPolicy")["spec"]["connection"]["bufferLimit"] == "26Mi"
+    assert "telemetry" not in one(found, "EnvoyProxy")["spec"], "ends come by response phases"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"gateway": {"className": "other"}}, ""),
+        ({"gateway": {"className": "other"}, "istio": {"destinationRule": True}}, "Destination"),
+        ({"gateway": {"className": "other"}, "envoyGateway": {"create": True}}, "EnvoyProxy"),
+        ({"gateway": {"className": "other"}, "gatewayClass": {"create": True}}, "EnvoyProxy"),
+        ({"envoyGateway": {"create": False}}, ""),
+        (
+            {
+                "gateway": {"className": "istio"},
+                "istio": {"destinationRule": False, "envoyFilter": False},
+            },
+            "",
+        ),
+    ],
+)
+def test_another_gateway_gets_no_object_that_it_has_no_definition_of(
+    values: dict[str, Any], kind: str
+) -> None:
+    theirs = ("networking.istio.io", "gateway.envoyproxy.io")
+    found = [
+        each["kind"]
+        for each in rendered({"mode": "epp", **values})
+        if each["apiVersion"].startswith(theirs)
+    ]
+
+    assert bool(found) == bool(kind)
+    assert any(each.startswith(kind) for each in found) == bool(kind)
+
+
+@pytest.mark.parametrize("values", [{}, {"mode": "epp"}])
+def test_the_kubelet_finds_a_router_that_hangs_within_3_s_and_does_not_wait_for_its_drain(
+    values: dict[str, Any],
+) -> None:
+    (container,) = one(rendered(values), "Deployment")["spec"]["template"]["spec"]["containers"]
+    live, ready = container["livenessProbe"], container["readinessProbe"]
+
+    for probe in (live, ready):
+        assert probe["failureThreshold"] * max(probe["periodSeconds"], probe["timeoutSeconds"]) <= 3
+    assert live["failureThreshold"] > 2, "a pause of 2 s is none"
+    assert live["terminationGracePeriodSeconds"] == 1, "it cannot drain"
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_what_the_chart_is_with_its_values(overlay: str) -> None:
-    """All but the monitoring, which is a component, and the name of the ConfigMap."""
+    """All but what the components have, and the name of the ConfigMap."""
     values = yaml.safe_load(example_values(overlay).read_text(encoding="utf-8"))
     monitoring = {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
-    by_chart = rendered(merged(values, monitoring))
+    istio = {"istio": {"destinationRule": None, "envoyFilter": None}}
+    by_chart = rendered(merged(values, {**monitoring, **istio}))
     text = build(MANIFESTS / "overlays" / overlay)
 
     assert config_of(by_chart) == router_config(text)
@@ -336,3 +431,26 @@ def test_what_to_do_at_an_alert_is_linked_to_where_you_keep_the_pages() -> None:
     for alert in alerts:
         page = f"docs/alerts.md#{alert['alert'].lower()}"
         assert alert["annotations"]["runbook_url"] == f"https://pages.example/{page}"
+
+
+@pytest.mark.parametrize(
+    ("values", "num_matches"),
+    [
+        ({"mode": "epp"}, 1),
+        ({"mode": "epp", "gateway": {"className": "istio"}}, 1),
+        ({"mode": "epp", "router": {"inferencePool": {"failureMode": "FailOpen"}}}, 40),
+        ({"mode": "epp", "gateway": {"className": "nginx"}}, 40),
+        ({}, 40),
+    ],
+)
+def test_the_route_has_one_match_where_the_picker_refuses_other_paths(
+    values: dict[str, Any], num_matches: int
+) -> None:
+    """A gateway may ask the picker once per match. Where no picker may be asked, or it is not told
+    the path, the route itself lets only inference pass."""
+    [route] = [each for each in rendered(values) if each["kind"] == "HTTPRoute"]
+    matches = [match for rule in route["spec"]["rules"] for match in rule["matches"]]
+
+    assert len(matches) == num_matches
+    if num_matches == 1:
+        assert matches == [{"path": {"type": "PathPrefix", "value": "/"}}]

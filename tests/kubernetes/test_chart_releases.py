@@ -12,7 +12,14 @@ import yaml
 
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, missing_programs
 from tests.kubernetes.chart import Releases, example_values, no_helm, releases, without_bookkeeping
-from tests.kubernetes.manifests import MANIFESTS, OVERLAYS, Object, build, objects
+from tests.kubernetes.manifests import (
+    OVERLAYS,
+    Object,
+    build,
+    copied,
+    objects,
+    without_istio,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,9 +63,9 @@ def values_of(overlay: str) -> dict[str, Any]:
     return {**values, **MONITORING}
 
 
-def there(server: ApiServer, namespace: str, overlay: str) -> dict[str, Object]:
+def there(server: ApiServer, namespace: str, text: str) -> dict[str, Object]:
     """What is in the namespace of each object that an overlay applies, as the server keeps it."""
-    wanted = objects(build(MANIFESTS / "overlays" / overlay))
+    wanted = objects(text)
     return {
         f"{each['kind']}/{name}": get(server, namespace, each["kind"], name)
         for each in wanted
@@ -98,20 +105,19 @@ def test_a_release_is_what_kubectl_applies_of_the_overlay(
     api_server: ApiServer, helm: Releases, overlay: str, tmp_path: Path
 ) -> None:
     """Each object as the API server keeps it, with all that it fills in."""
+    text = build(without_istio(copied(tmp_path, helm.namespace)) / "overlays" / overlay)
     helm.install(values_of(overlay))
-    by_chart = there(api_server, helm.namespace, overlay)
+    by_chart = there(api_server, helm.namespace, text)
     helm.uninstall()
-    text = (
-        build(MANIFESTS / "overlays" / overlay)
-        .replace("namespace: llm", f"namespace: {helm.namespace}")
-        .replace("httproute/llm/", f"httproute/{helm.namespace}/")
+    text = text.replace("namespace: llm", f"namespace: {helm.namespace}").replace(
+        "httproute/llm/", f"httproute/{helm.namespace}/"
     )
     text = text.replace(
         "owning-gateway-namespace: llm", f"owning-gateway-namespace: {helm.namespace}"
     )
     api_server.kubectl("apply", "-f", "-", input=text)
 
-    assert there(api_server, helm.namespace, overlay) == by_chart
+    assert there(api_server, helm.namespace, text) == by_chart
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -149,7 +155,7 @@ def test_an_upgrade_that_the_schema_refuses_changes_nothing(
 def test_from_one_gateway_to_another_and_back(api_server: ApiServer, helm: Releases) -> None:
     """What the other mode does not need is deleted, and comes back."""
     helm.install({})
-    helm.upgrade({"mode": "epp", "gateway": {"className": "istio"}})
+    helm.upgrade({"mode": "epp", "gateway": {"className": "other"}})
     kinds = "envoyproxy,inferencepool"
     as_picker = api_server.kubectl("get", kinds, "-n", helm.namespace, "-o", "name")
     helm.rollback(1)

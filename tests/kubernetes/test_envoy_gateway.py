@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ from extproc.lab.fakepod.pod import RunningPod
 from tests.e2e.conftest import pod_config
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client
+from tests.e2e.load import Load
 from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
@@ -49,6 +51,7 @@ from tests.kubernetes.installed import (
     put_routers,
 )
 from tests.kubernetes.manifests import copied
+from tests.kubernetes.network import add_address, remove_address
 from tests.waiting import eventually
 
 CONDITIONS = {
@@ -133,7 +136,7 @@ async def installed(
         # As kube-proxy makes the address of a Service: connections go to a ready pod.
         service = await stack.enter_async_context(Switch())
         log_address = await address_of(cluster, "extproc-log")
-        await service.to(f"{ROUTERS[0]}:9002", listen=log_address)
+        await service.to(*(f"{ip}:9002" for ip in ROUTERS), listen=log_address)
         routers = [InstalledRouter(server, namespace, text, ip) for ip in ROUTERS]
         for router in routers:
             stack.push_async_callback(router.close)
@@ -344,6 +347,37 @@ async def test_a_router_that_is_killed_costs_no_request(installed: Installed) ->
     await installed.routers[0].start()
 
     assert set(statuses) == {200}
+
+
+async def test_the_log_leaves_a_router_whose_node_is_gone(installed: Installed) -> None:
+    """Without a reset: Envoy's pings find it. Requests fail that it had half answered, no later."""
+    routers = installed.routers
+    streams = [await each.counter("extproc_access_log_streams") for each in routers]
+    has_it = streams.index(max(streams))
+    gone, other = ROUTERS[has_it], routers[1 - has_it]
+    assert min(streams) == 0
+    async with Load(installed.client, ["shared"], max_tokens=3).running() as load:
+        await load.some()
+        await asyncio.to_thread(remove_address, gone)
+        gone_s = time.monotonic()
+        try:
+            await put_routers(installed.cluster, [ROUTERS[1 - has_it]])
+
+            async def has_moved() -> bool:
+                return await other.counter("extproc_access_log_streams") > 0
+
+            await eventually(has_moved, within_s=WITHIN_S)
+            told = 'extproc_completions_total{outcome="completed"}'
+            before = await other.counter(told)
+            await load.some(60)
+            after = await other.counter(told)
+        finally:
+            await asyncio.to_thread(add_address, gone)
+            await put_routers(installed.cluster, ROUTERS)
+
+    assert after - before >= 50
+    assert set(load.outcomes) <= {"served", "router_unavailable"}, load.outcomes
+    assert max(load.lost_s, default=0.0) < gone_s
 
 
 async def test_without_a_router_the_gateway_stays_accepted(installed: Installed) -> None:

@@ -29,12 +29,13 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import own_api_server
 from tests.kubernetes.installed import REWRITE, apply, put_pods
 from tests.kubernetes.istio import WITHIN_S, Istiod, Proxy, why_not
-from tests.kubernetes.manifests import MANIFESTS, copied, declaring, router_config
+from tests.kubernetes.manifests import copied, declaring, router_config
 from tests.waiting import eventually
 
 OVERLAY, NAMESPACE, POOL = "inference-pool", "mesh", "vllm"
 PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")
 ROUTER, PROXY = "10.244.0.21", "10.244.0.31"
+CONFIG_DUMP = "http://127.0.0.1:15000/config_dump"
 TENANT = Path(__file__).parents[2] / "examples" / "istio" / "tenant.yaml"
 
 pytestmark = [
@@ -80,8 +81,6 @@ async def mesh(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> A
         pods = await stack.enter_async_context(running_pods(*configs, hosts=PODS, port=8000))
         folder = copied(tmp_path_factory.mktemp("overlay"), NAMESPACE) / "overlays" / OVERLAY
         text = await asyncio.to_thread(apply, server, NAMESPACE, folder)
-        rule = str(MANIFESTS / "components" / "istio" / "destinationrule.yaml")
-        server.kubectl("-n", NAMESPACE, "apply", "--server-side", "-f", rule)
         cluster = await stack.enter_async_context(Cluster(server, NAMESPACE))
         await put_pods(cluster)
         # The Service that Istio makes for a pool, and the router's.
@@ -120,6 +119,25 @@ async def mesh(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> A
 
         await eventually(is_served, within_s=WITHIN_S, every_s=0.5)
         yield found
+
+
+async def test_the_picker_s_cluster_is_what_the_overlay_says(mesh: Mesh) -> None:
+    """TLS, health checks and retries, in whatever namespace."""
+    async with aiohttp.ClientSession() as http, http.get(CONFIG_DUMP) as response:
+        dump = await response.json(content_type=None)
+    found = [
+        each["cluster"]
+        for part in dump["configs"]
+        for each in part.get("dynamic_active_clusters", ())
+        if each["cluster"]["name"] == f"outbound|9002||extproc.{NAMESPACE}.svc.cluster.local"
+    ]
+    (options,) = [each["typed_extension_protocol_options"].values() for each in found]
+    (cluster,) = found
+
+    assert cluster["health_checks"][0]["grpc_health_check"]
+    assert cluster["outlier_detection"]["consecutive_local_origin_failure"] == 1
+    assert cluster["transport_socket"]["name"] == "envoy.transport_sockets.tls"
+    assert [each["retry_policy"]["num_retries"] for each in options] == [5]
 
 
 @contextmanager

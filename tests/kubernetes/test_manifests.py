@@ -32,6 +32,7 @@ from tests.kubernetes.manifests import (
     copied,
     only,
     router_config,
+    without_istio,
 )
 from tests.waiting import eventually
 
@@ -59,9 +60,10 @@ def test_an_overlay_is_applied_by_one_command(
 
 
 def test_deleting_an_overlay_deletes_no_llmroute(
-    api_server: ApiServer, llm: str, crds: Path
+    api_server: ApiServer, llm: str, crds: Path, tmp_path: Path
 ) -> None:
     """The definition is an artefact of its own."""
+    manifests = without_istio(copied(tmp_path, llm))
     api_server.kubectl("apply", "-k", str(MANIFESTS / "definitions"))
     api_server.kubectl("wait", "--for=condition=Established", "crd/llmroutes.llm.extproc")
     route = {
@@ -72,7 +74,7 @@ def test_deleting_an_overlay_deletes_no_llmroute(
     }
     api_server.kubectl("apply", "-f", "-", input=json.dumps(route))
     for overlay in OVERLAYS:
-        folder = str(MANIFESTS / "overlays" / overlay)
+        folder = str(manifests / "overlays" / overlay)
         api_server.kubectl(*APPLY, folder)
         api_server.kubectl("delete", "-k", folder, "--wait=false")
 
@@ -153,7 +155,8 @@ class Applied:
 def applied(
     request: pytest.FixtureRequest, cluster: Cluster, crds: Path, tmp_path: Path
 ) -> Applied:
-    folder = copied(tmp_path, cluster.namespace) / "overlays" / request.param
+    manifests = without_istio(copied(tmp_path, cluster.namespace))
+    folder = manifests / "overlays" / request.param
     cluster.server.kubectl(*APPLY, str(folder))
     return Applied(cluster, build(folder))
 

@@ -25,6 +25,7 @@ from tests.kubernetes.manifests import (
     objects,
     only,
     router_config,
+    without_istio,
 )
 
 
@@ -96,19 +97,22 @@ def test_one_slow_response_to_a_probe_takes_no_router_out(overlay: str) -> None:
     assert probe["failureThreshold"] > 1
 
 
-def test_istio_accepts_the_router_s_own_certificate(tmp_path: Path) -> None:
-    """By one line to uncomment: not every cluster has the definition."""
-    folder = copied(tmp_path, "elsewhere") / "overlays" / "inference-pool"
-    kustomization = folder / "kustomization.yaml"
-    line = "- ../../components/istio"
-    assert f"# {line}" in kustomization.read_text()
-    kustomization.write_text(kustomization.read_text().replace(f"# {line}", line))
-    text = build(folder)
+def test_istio_accepts_the_router_s_own_certificate_and_knows_where_it_is(tmp_path: Path) -> None:
+    """Without another line, for its class; in whatever namespace."""
+    text = build(copied(tmp_path, "elsewhere") / "overlays" / "inference-pool")
 
+    (patch,) = only(text, "EnvoyFilter")["spec"]["configPatches"]
+    assert patch["match"]["cluster"]["service"] == "extproc.elsewhere.svc.cluster.local"
     rule = only(text, "DestinationRule")
     assert rule["metadata"]["namespace"] == "elsewhere"
     assert rule["spec"]["host"] == only(text, "Service", "extproc")["metadata"]["name"]
     assert rule["spec"]["trafficPolicy"]["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
+
+
+def test_another_gateway_s_cluster_needs_no_definition_of_istio(tmp_path: Path) -> None:
+    folder = without_istio(copied(tmp_path, "elsewhere")) / "overlays" / "inference-pool"
+
+    assert "istio.io" not in build(folder)
 
 
 def config_in_force(text: str) -> Config:

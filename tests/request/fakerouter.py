@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from extproc.fleet.evidence import Evidence
 from extproc.openai import LISTED, Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
 from extproc.request import messages as m
-from extproc.request.interfaces import StreamParts, StreamSettings
+from extproc.request.interfaces import Decided, StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
+from extproc.request.lostrewrites import LostRewrites
 from extproc.request.stream import Stream
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
@@ -35,6 +37,7 @@ class FakeRouter:
     lists: Lists = field(default_factory=Lists)
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
+    verdicts: list[tuple[Evidence, int]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     rejected_headers: list[Mapping[str, str]] = field(default_factory=list)
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
@@ -51,6 +54,8 @@ class FakeRouter:
     declared: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
     spelling: Spelling = LISTED
+    lost_rewrites: LostRewrites = field(default_factory=LostRewrites)
+    decides: Decided | None = None
 
     def stream(
         self,
@@ -68,7 +73,8 @@ class FakeRouter:
             [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
         )
         rewrites.declare(self.declared)
-        return StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0)
+        parts = StreamParts(self, self, rewrites, self, self.lists, self, lambda: 0.0, self.decides)
+        return replace(parts, lost_rewrites=self.lost_rewrites)
 
     def asked(self, now: float) -> None:
         pass
@@ -109,12 +115,22 @@ class FakeRouter:
     def leave(self, ticket: Ticket, *, now: float) -> None:
         self.tickets_left.append(ticket)
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
+    def finish(
+        self,
+        pick: Pick,
+        outcome: Outcome,
+        *,
+        now: float,
+        verdict: Evidence = Evidence.NONE,
+        num_bytes: int = 0,
+    ) -> bool:
+        self.verdicts.append((verdict, num_bytes))
         self.finished.append((pick, outcome, now))
         return len(self.finished) == 1
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
-        self.moved.append((pick, address, now))
+        if address != pick.address:
+            self.moved.append((pick, address, now))
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         self.rejections.append(rejection)

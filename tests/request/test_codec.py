@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
+from extproc.protocol import MARK_HEADER
 from extproc.request import encoding
 from extproc.request import messages as m
 from extproc.request.codec import NEEDED_HEADERS, Codec
@@ -431,6 +432,13 @@ def test_a_response_whose_body_changes_loses_its_length() -> None:
     assert mutation.set_headers == []
 
 
+def marks_of(message: bytes) -> list[str]:
+    """The headers that mark the request as decided."""
+    common = getattr(read(message), phase(message)).response
+    headers = [each.header for each in common.header_mutation.set_headers]
+    return [each.raw_value.decode() for each in headers if each.key == MARK_HEADER]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 10**6), st.booleans()), min_size=1, max_size=20
@@ -443,8 +451,11 @@ def test_a_response_is_the_same_from_a_template_and_without(
     used = Codec()
     for number, count, in_body in asked:
         chosen = pick(id=f"router-{count}", endpoints=(address(number), address(9)))
-        command = m.ContinueBody(chosen) if in_body else m.ContinueHeaders(chosen)
+        mark = "" if count % 2 else f"{chosen.id}.0.ab"
+        kind = m.ContinueBody if in_body else m.ContinueHeaders
+        command = kind(chosen, mark=mark)
 
+        assert marks_of(used.encode(command)) == [mark] * (mark != "")
         assert read(used.encode(command)) == read(Codec().encode(command))
         told = ",".join(chosen.endpoints)
         assert destination(used.encode(command)) == (told, told, chosen.id)

@@ -25,6 +25,7 @@ from tests.request.ext_proc import (
     read,
     request_body,
     request_headers,
+    response_body,
     response_headers,
 )
 from tests.request.fakerouter import PICK, FakeRouter
@@ -160,7 +161,7 @@ def test_a_data_plane_that_breaks_the_protocol_all_the_time_does_not_fill_the_lo
 
 def test_the_rpc_ends_even_if_its_pick_cannot_be_ended() -> None:
     class CannotFinish(FakeRouter):
-        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
+        def finish(self, pick: Pick, outcome: Outcome, *, now: float, **said: Any) -> bool:
             raise RuntimeError("cannot be ended")
 
     service = Service(CannotFinish(), codec=BrokenCodec())
@@ -253,7 +254,8 @@ def test_a_body_that_was_cut_off_is_no_ok_once_it_is_read() -> None:
 def test_the_end_of_the_rpc_finishes_the_pick_where_the_response_is_seen() -> None:
     service = Service(settings=StreamSettings(uses_response_phases=True))
     _, session = service.open()
-    for message in (request_headers(), request_body(BODY), response_headers({":status": "200"})):
+    parts = (request_headers(), request_body(BODY), response_headers({":status": "200"}))
+    for message in (*parts, response_body(b"x")):
         session.receive(message)
     service.now = 200.0
     session.closed()
@@ -265,7 +267,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(FakeRouter):
-        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
+        def finish(self, pick: Pick, outcome: Outcome, *, now: float, **said: Any) -> bool:
             raise RuntimeError("a bug")
 
     service = Service(Broken(), StreamSettings(uses_response_phases=True))

@@ -10,6 +10,7 @@ import pytest
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.errors import ProtocolError
+from extproc.fleet.evidence import Evidence
 from extproc.paths import DEFAULT_INFERENCE_PATHS, FORM_PATHS
 from extproc.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
 from extproc.request import body as body_module
@@ -37,6 +38,32 @@ def error_of(commands: list[m.Command]) -> tuple[int, dict[str, str]]:
     error: dict[str, str] = json.loads(reply.body)["error"]
     assert error["code"] == reply.details
     return reply.status, error
+
+
+# --- a client that waits before its body -------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED])
+@pytest.mark.parametrize("written", ["100-continue", "100-Continue"])
+def test_a_client_that_waits_for_a_100_for_ever_is_told_to_send_without(
+    mode: BodyMode, written: str
+) -> None:
+    exchange = begin(max_continue_wait_s=5.0)
+    first = exchange.tell(request_headers(body_mode=mode, headers={"expect": written}))
+    assert first[-1] == m.WakeAt(exchange.now + 5.0)
+
+    status, error = error_of(exchange.tell(m.Wakeup()))
+    assert (status, error["code"]) == (417, "expectation_failed")
+    assert "Expect" in error["message"]
+
+
+def test_a_client_that_sends_its_body_without_the_100_is_routed() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(**DUPLEX, headers={"expect": "100-continue"}))
+    exchange.tell(m.RequestBody(BODY[:5], False))
+
+    assert exchange.tell(m.Wakeup()) == []
+    assert exchange.tell(m.RequestBody(BODY[5:], True))[0] == m.ContinueHeaders(PICK)
 
 
 # --- how the body may come ------------------------------------------------------------------
@@ -773,10 +800,16 @@ def test_a_full_duplex_response_body_is_echoed_in_chunks_that_envoy_takes() -> N
     [
         ([], Outcome.CANCELLED),
         ([m.ResponseHeaders(0)], Outcome.CANCELLED),
-        ([m.ResponseHeaders(200)], Outcome.COMPLETED),
-        ([m.ResponseHeaders(404)], Outcome.COMPLETED),
-        ([m.ResponseHeaders(200), m.ResponseBody(b"")], Outcome.COMPLETED),
+        ([m.ResponseHeaders(200)], Outcome.UNKNOWN),
+        ([m.ResponseHeaders(404)], Outcome.UNKNOWN),
+        ([m.ResponseHeaders(200, True)], Outcome.COMPLETED),
+        ([m.ResponseHeaders(200), m.ResponseBody(b"")], Outcome.UNKNOWN),
+        ([m.ResponseHeaders(200), m.ResponseBody(b"x"), m.ResponseBody(b"y")], Outcome.UNKNOWN),
+        ([m.ResponseHeaders(200), m.ResponseBody(b"x", True)], Outcome.COMPLETED),
+        ([m.ResponseHeaders(404), m.ResponseBody(b"x", True)], Outcome.COMPLETED),
+        ([m.ResponseHeaders(200), m.ResponseBody(b""), m.ResponseTrailers()], Outcome.COMPLETED),
         ([m.ResponseHeaders(500)], Outcome.FAILED),
+        ([m.ResponseHeaders(500), m.ResponseBody(b"x", True)], Outcome.FAILED),
     ],
 )
 def test_the_end_of_the_stream_finishes_the_pick_once(
@@ -787,6 +820,38 @@ def test_the_end_of_the_stream_finishes_the_pick_once(
     exchange.tell(m.Ended(), m.Ended())
 
     assert exchange.router.finished == [(PICK, outcome, exchange.now - 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        ([], (Evidence.UNANSWERED, 0)),
+        ([m.ResponseHeaders(200)], (Evidence.NONE, 0)),
+        ([m.ResponseHeaders(200), m.ResponseBody(b"xyz")], (Evidence.NONE, 3)),
+        (
+            [m.ResponseHeaders(200), m.ResponseBody(b"xyz"), m.ResponseBody(b"z", True)],
+            (Evidence.SERVED, 4),
+        ),
+        ([m.ResponseHeaders(302, True)], (Evidence.SERVED, 0)),
+        ([m.ResponseHeaders(400, True)], (Evidence.FAILED, 0)),
+        ([m.ResponseHeaders(404)], (Evidence.NOT_FOUND, 0)),
+        ([m.ResponseHeaders(429)], (Evidence.FULL, 0)),
+        ([m.ResponseHeaders(503, content_type="application/json")], (Evidence.FULL, 0)),
+        ([m.ResponseHeaders(503, content_type="text/plain")], (Evidence.BROKEN, 0)),
+        ([m.ResponseHeaders(500, content_type="application/json")], (Evidence.FAILED, 0)),
+        ([m.ResponseHeaders(502)], (Evidence.BROKEN, 0)),
+        ([m.ResponseHeaders(504)], (Evidence.BROKEN, 0)),
+    ],
+)
+def test_the_end_of_a_response_says_what_its_endpoint_did(
+    response: list[m.Event], verdict: tuple[Evidence, int]
+) -> None:
+    """A response that is not seen to its end speaks neither for nor against it: its client may
+    have left. Envoy's own replies are plain text."""
+    exchange = answered()
+    exchange.tell(*response, m.Ended())
+
+    assert exchange.router.verdicts == [verdict]
 
 
 def test_without_response_phases_a_pick_is_never_finished_here() -> None:

@@ -19,7 +19,7 @@ from extproc.request.messages import BodyMode
 from extproc.request.transitions import State
 from extproc.types import Pick, Rejection, Wait
 from tests.builders import body, request_headers
-from tests.request.fakerouter import PICK, Exchange, begin
+from tests.request.fakerouter import PICK, Exchange, FakeRouter, begin
 from tests.strategies import body_events, event_sequences, rejections, stream_settings
 
 EVENTS: dict[type, m.Event] = {
@@ -43,6 +43,7 @@ ALLOWED: dict[State, tuple[type, ...]] = {
     State.WAITING: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.REST: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
+    State.DECIDED: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
     State.LOCAL_REPLY: (*RESPONSE, m.Ended),
     State.IN_LINE: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.LISTED: m.EVENT_TYPES,
@@ -61,9 +62,26 @@ ANSWERS: dict[type, type] = {
 REQUEST_PHASES = (m.RequestHeaders, m.RequestBody, m.RequestTrailers)
 
 
+def begin_again() -> Exchange:
+    """A stream of a request that another call has decided."""
+    return Exchange(router := FakeRouter(decides=AllDecided()), router.stream())
+
+
+class AllDecided:
+    """Takes every request for decided."""
+
+    def of(self, pick: Pick) -> str:
+        return ""
+
+    def knows(self, headers: object, subset: object) -> bool:
+        return True
+
+
 def in_state(state: State) -> Exchange:
     exchange = begin(uses_response_phases=True, early_decision_bytes=1)
     early = request_headers(body_mode=BodyMode.STREAMED, sends_body_early=True)
+    if state is State.DECIDED:
+        exchange = begin_again()
     steps: dict[State, Sequence[m.Event]] = {
         State.HEADERS: [],
         State.BODY: [early],
@@ -71,6 +89,7 @@ def in_state(state: State) -> Exchange:
         State.WAITING: [early, m.RequestBody(body())],
         State.REST: [early, m.RequestBody(body())],
         State.RESPONSE: [early, m.RequestBody(body(), True)],
+        State.DECIDED: [early],
         State.LOCAL_REPLY: [m.ResponseHeaders(401)],
         State.IN_LINE: [request_headers("GET", "/v1/models")],
         State.LISTED: [request_headers("GET", "/v1/models")],

@@ -12,6 +12,7 @@ from extproc.request import messages as m
 from extproc.request.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES
 from extproc.request.controlheaders import names_of
 from extproc.request.interfaces import StreamSettings
+from extproc.request.lostrewrites import FORGET_S, LostRewrites
 from extproc.request.messages import BodyMode
 from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import body, pick, request_headers
@@ -304,3 +305,97 @@ def test_the_rpc_ends_at_once_where_no_response_comes() -> None:
     exchange.tell(request_headers(response_body_mode=BodyMode.NONE))
 
     assert exchange.tell(m.RequestBody(BODY, True))[-1] == m.End()
+
+
+# --- rewrites that did not reach the pod -----------------------------------------------------
+
+REFUSED = b'{"error":{"message":"The model `alias` does not exist.","code":404}}'
+BY_AI_GATEWAY = {"x-ai-eg-model": "alias"}
+
+
+def answered(
+    status: int,
+    *parts: bytes,
+    mode: BodyMode = DUPLEX,
+    content_type: str = "application/json",
+    headers: Mapping[str, str] = LENGTH,
+    result: Pick = ROUTED,
+) -> LostRewrites:
+    """What is told of a rewrite after an answer in parts."""
+    exchange = begin(result, restore_model=True, uses_response_phases=True)
+    exchange.tell(request_headers(headers=dict(headers), response_body_mode=mode))
+    exchange.tell(m.RequestBody(BODY, True))
+    exchange.tell(m.ResponseHeaders(status, not parts, content_type=content_type))
+    exchange.tell(*(m.ResponseBody(part, part is parts[-1]) for part in parts))
+    return exchange.router.lost_rewrites
+
+
+@pytest.mark.parametrize(
+    ("status", "parts", "content_type"),
+    [
+        (404, [REFUSED], "application/json"),
+        (404, [], ""),
+        (200, [b'{"id":"x","mod', b'el":"alias","choices":[]}'], "application/json"),
+        (200, [b'data: {"model":"alias"}\n\n', b"data: [DONE]\n\n"], "text/event-stream"),
+    ],
+)
+def test_a_rewrite_that_a_filter_has_undone_is_told_once_for_a_request(
+    status: int, parts: list[bytes], content_type: str
+) -> None:
+    lost = answered(status, *parts, content_type=content_type)
+
+    assert lost.counts.total() == 1
+    (line,) = lost.take_news()
+    assert line.startswith("the gateway has undone a rewrite: a pod read 'alias' where")
+    assert "'a'" in line
+
+
+def test_the_gateway_is_named_where_its_headers_tell_it() -> None:
+    lost = answered(404, REFUSED, headers=BY_AI_GATEWAY)
+
+    assert lost.warnings(now=0.0)[0].startswith("Envoy AI Gateway has undone a rewrite")
+
+
+def test_a_gateway_is_still_known_after_a_hold() -> None:
+    exchange = begin(Wait(1.0), restore_model=True)
+    exchange.router.num_waits = 1
+    headers = request_headers(headers=dict(BY_AI_GATEWAY), response_body_mode=DUPLEX)
+    exchange.tell(headers, m.RequestBody(BODY, True))
+    exchange.router.result = ROUTED
+    exchange.tell(m.Wakeup(), m.ResponseHeaders(404), m.ResponseBody(REFUSED, True))
+
+    assert "Envoy AI Gateway" in exchange.router.lost_rewrites.take_news()[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "parts"),
+    [
+        (200, [b'{"model":"a"}']),
+        (200, [b'{"model":"another"}']),
+        (200, [b"[]"]),
+        (404, [b"Not Found"]),
+        (404, [b'{"error":{"message":"The model `a` does not exist."}}']),
+        (400, [b'{"error":{"message":"too long for alias"}}']),
+        (503, []),
+    ],
+)
+def test_other_answers_tell_of_no_lost_rewrite(status: int, parts: list[bytes]) -> None:
+    assert answered(status, *parts).counts.total() == 0
+
+
+def test_without_a_rewrite_none_is_lost() -> None:
+    assert answered(404, REFUSED, result=PICK).counts.total() == 0
+
+
+def test_the_warning_ends_after_a_while_and_the_next_one_is_news_again() -> None:
+    lost = LostRewrites()
+    assert lost.warnings(now=0.0) == []
+    for now in (0.0, 1.0):
+        lost.note("the gateway", "alias", "a", now=now)
+    assert len(lost.take_news()) == 1
+    assert lost.take_news() == []
+    assert lost.warnings(now=FORGET_S + 1.0)
+    assert lost.warnings(now=FORGET_S + 2.0) == []
+
+    lost.note("the gateway", "alias", "a", now=FORGET_S + 2.0)
+    assert len(lost.take_news()) == 1

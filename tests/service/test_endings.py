@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from extproc.fleet.evidence import Evidence
+from extproc.service.endings import UNSURE_S
 from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint, report
 from tests.routing.scene import routed
@@ -54,6 +55,90 @@ def test_a_status_that_a_client_can_provoke_does_not_make_the_router_ask() -> No
     scene.endings.complete(completion(picked(scene).id, verdict=Evidence.FAILED, status=400))
 
     assert scene.failed == []
+
+
+ENDS = (Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
+
+
+@pytest.mark.parametrize("outcome", ENDS)
+def test_an_end_that_a_stream_saw_is_recorded_by_it_once(outcome: Outcome) -> None:
+    scene = Scene()
+    pick = picked(scene)
+
+    assert scene.endings.finish(pick, outcome, now=1.0)
+    assert not scene.endings.finish(pick, outcome, now=1.0)
+    assert len(scene.pool.flights) == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict", "asked"),
+    [
+        (Outcome.COMPLETED, Evidence.SERVED, ([], [])),
+        (Outcome.COMPLETED, Evidence.FAILED, ([], [])),  # a client can provoke it
+        (Outcome.COMPLETED, Evidence.NOT_FOUND, ([address(1)], [])),
+        (Outcome.FAILED, Evidence.FULL, ([], [])),
+        (Outcome.FAILED, Evidence.NONE, ([], [])),  # not sent there at all
+        (Outcome.FAILED, Evidence.FAILED, ([], [address(1)])),
+        (Outcome.FAILED, Evidence.BROKEN, ([], [address(1)])),
+        (Outcome.CANCELLED, Evidence.UNANSWERED, ([], [address(1)])),
+        (Outcome.UNKNOWN, Evidence.NONE, ([], [address(1)])),
+    ],
+)
+def test_a_pod_is_asked_what_an_end_means(
+    outcome: Outcome, verdict: Evidence, asked: tuple[list[str], list[str]]
+) -> None:
+    scene = Scene()
+    scene.endings.finish(picked(scene), outcome, now=1.0, verdict=verdict)
+
+    assert (scene.doubtful, scene.failed) == asked
+
+
+def broken_off(scene: Scene) -> None:
+    """A response begins, and its end does not come."""
+    assert not scene.endings.finish(picked(scene), Outcome.UNKNOWN, now=10.0)
+    scene.endings.tick(now=10.5)
+    assert [counted(scene, each) for each in Outcome] == [0] * len(Outcome)
+
+
+def test_a_response_that_broke_off_has_failed_if_its_pod_is_gone() -> None:
+    scene = Scene()
+    broken_off(scene)
+    scene.pool.record_unreachable(address(1))
+    scene.endings.tick(now=11.0)
+
+    assert counted(scene, Outcome.FAILED) == 1
+
+
+def test_a_response_that_broke_off_ended_unknown_if_its_pod_answers() -> None:
+    """Its client has left, or the pod has broken off and lives."""
+    scene = Scene()
+    scene.pool.record_unreachable(address(1))
+    broken_off_at_a_pod_that_was_lost = not scene.endings.finish(
+        picked(scene), Outcome.UNKNOWN, now=10.0
+    )
+    scene.pool.record_report(address(1), report(), taken_at_s=10.6, asked_at_s=10.55)
+    scene.endings.tick(now=11.0)
+
+    assert broken_off_at_a_pod_that_was_lost
+    assert (counted(scene, Outcome.UNKNOWN), counted(scene, Outcome.FAILED)) == (1, 0)
+
+
+@pytest.mark.parametrize("is_in_pool", [True, False])
+def test_a_response_that_broke_off_ended_unknown_if_nothing_more_is_heard(is_in_pool: bool) -> None:
+    scene = Scene()
+    broken_off(scene)
+    if not is_in_pool:
+        scene.pool.set_endpoints([endpoint(2)])
+    scene.endings.tick(now=10.0 + UNSURE_S)
+
+    assert (counted(scene, Outcome.UNKNOWN), counted(scene, Outcome.FAILED)) == (1, 0)
+
+
+def test_who_served_in_another_s_place_is_recorded() -> None:
+    scene = Scene()
+    scene.endings.served(picked(scene), "10.9.9.9:8000", now=1.0)
+
+    assert scene.accounting.servers.num["unknown"] == 1
 
 
 def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

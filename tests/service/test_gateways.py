@@ -15,6 +15,7 @@ from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests import clients
 from tests.builders import body
 from tests.fakepods import running_pods
+from tests.request.ext_proc import response_body
 from tests.request.gateways import GATEWAYS, Gateway
 from tests.service.serving import Service, configuration, serving
 from tests.waiting import eventually
@@ -101,6 +102,7 @@ async def test_a_finished_request_counts_as_completed(
         exchange = Exchange(service, gateway)
         destination = await exchange.ask(body("only-1"))
         await exchange.call.write(gateway.response(destination))
+        await exchange.call.write(response_body(b"x"))
         await exchange.call.done_writing()
         await exchange.read_to_the_end()
         await eventually(partial(has_in_flight, service, 0))

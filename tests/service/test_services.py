@@ -24,7 +24,13 @@ async def test_entries_about_other_routers_picks_are_kept_for_those_alone_that_h
     clocks = Clocks(lambda: 0.0, lambda: 1_700_000_000.0, random.Random(0))
     routing = Routing(config, Founding(), router_id="r", clocks=clocks)
     services = Services(
-        config, routing, scene.endings, tracing=None, clocks=clocks, is_open=lambda: True
+        config,
+        routing,
+        scene.endings,
+        router_id="r",
+        tracing=None,
+        clocks=clocks,
+        is_open=lambda: True,
     )
     services.completions.record(encode(entry(pick_id="other-1"), entry(pick_id="r-1")))
 

@@ -44,8 +44,26 @@ app.kubernetes.io/component: endpoint-picker
 {{- if and (include "extproc.policies" .) .Values.envoyGateway.retryResets (not .Values.envoyGateway.originalDestination) }}true{{ end }}
 {{- end }}
 
+{{/* Whether the HTTPRoute lists the paths that pass: a picker refuses others itself, unless FailOpen passes it by
+or the gateway does not tell it the path. */}}
+{{- define "extproc.listsPaths" -}}
+{{- if or (eq .Values.mode "serve") (eq .Values.router.inferencePool.failureMode "FailOpen") (contains "nginx" .Values.gateway.className) }}true{{ end }}
+{{- end }}
+
 {{- define "extproc.policies" -}}
-{{- if and .Values.envoyGateway.create (eq .Values.mode "serve") -}}true{{- end -}}
+{{- if and (include "extproc.isEnvoyGateway" .) (eq .Values.mode "serve") -}}true{{- end -}}
+{{- end }}
+
+{{/* Whether the gateway is Envoy Gateway, with AI Gateway in mode `epp`: "true" or "". */}}
+{{- define "extproc.isEnvoyGateway" -}}
+{{- if kindIs "bool" .Values.envoyGateway.create -}}
+{{- if .Values.envoyGateway.create -}}true{{- end -}}
+{{- else if or (eq .Values.mode "serve") .Values.gatewayClass.create (eq .Values.gateway.className "eg") -}}true{{- end -}}
+{{- end }}
+
+{{/* Whether the gateway is Istio's, which asks for a picker alone: "true" or "". */}}
+{{- define "extproc.isIstio" -}}
+{{- if and (eq .Values.mode "epp") (hasPrefix "istio" .Values.gateway.className) -}}true{{- end -}}
 {{- end }}
 
 {{/* What the chart makes of its other values, before `config`. */}}
@@ -133,7 +151,7 @@ completions: {source: access_log} # from the EnvoyProxy resource
 
 {{/* The largest body, which Envoy buffers: as Mi where it is a whole number of them. */}}
 {{- define "extproc.bodyLimit" -}}
-{{- $bytes := (include "extproc.config" . | fromYaml).request.max_body_bytes | int64 -}}
+{{- $bytes := (include "extproc.config" . | fromYaml).request.max_body_bytes | default 27262976 | int64 -}}
 {{- if mod $bytes 1048576 -}}{{ $bytes }}{{- else -}}{{ div $bytes 1048576 }}Mi{{- end -}}
 {{- end }}
 
@@ -143,4 +161,29 @@ completions: {source: access_log} # from the EnvoyProxy resource
 {{- $isEpp := eq .Values.mode "epp" -}}
 {{- $drain := $server.drain_timeout_s | default (ternary 120 30 $isEpp) -}}
 {{- add (ceil $server.drain_delay_s) (ceil $drain) (ternary 15 10 $isEpp) -}}
+{{- end }}
+
+{{/* What a gateway's Envoy should know of the cluster of its endpoint picker, whichever gateway. */}}
+{{- define "extproc.pickerCluster" -}}
+# Finds a router that hangs or drains before the kubelet does. No traffic: 60 s by default.
+health_checks:
+- timeout: 1s
+  interval: 1s
+  no_traffic_interval: 1s
+  unhealthy_threshold: 2
+  healthy_threshold: 1
+  grpc_health_check: {service_name: envoy.service.ext_proc.v3.ExternalProcessor}
+ignore_health_on_host_removal: true # else a router that left the Service is asked until a check fails
+typed_extension_protocol_options:
+  envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+    "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+    # A request that a router took with it undecided asks another one.
+    retry_policy:
+      retry_on: connect-failure,refused-stream,reset,unavailable
+      num_retries: 5
+      retry_back_off: {base_interval: 0.01s, max_interval: 0.1s}
+    explicit_http_config:
+      http2_protocol_options:
+        # Longer than a busy router may pause: running responses pass through this connection.
+        connection_keepalive: {interval: 5s, timeout: 4s}
 {{- end }}

@@ -43,8 +43,9 @@ MAX_CONTENT_BYTES = 8 * 1024
 """Of one declaration: names and a source of the longest kind have 2 KB, and 5 KB where other
 programs write what is not ASCII as `\\u00fc`."""
 MAX_DECLARATIONS = 10_000
-"""In one store, deleted ones included until they are forgotten: 80 MB of contents, 17 MB if all
-are declared over HTTP, as long as can be."""
+"""Places in one store, of which a declaration takes one, and more with many tenants and targets;
+deleted ones included until they are forgotten: 80 MB of contents, 17 MB if all are declared over
+HTTP, as long as can be."""
 
 
 class Stored(Struct, frozen=True):

@@ -28,6 +28,7 @@ from extproc.adapters.stores.content import (
 )
 from extproc.adapters.stores.writing import (
     ChangedError,
+    Places,
     Swaps,
     Turns,
     check_match,
@@ -97,6 +98,7 @@ class Store:
         self._was_handed_on = False
         self._failures: frozenset[str] = frozenset()
         self._names = Names()
+        self._places = Places(self.entries)
         self._turns = Turns()  # a read that began before a write must not hide it
         self._lists: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -142,7 +144,10 @@ class Store:
         """
 
         def change(old: Stored | None) -> bytes | None:
-            return to_write(declaration, old, if_match, self._names)
+            new = to_write(declaration, old, if_match, self._names)
+            if new is not None:
+                self._places.check(declaration)
+            return new
 
         return put_of(declaration, await self._write(declaration.name, change, by))
 
@@ -174,9 +179,14 @@ class Store:
             content = await self._medium.get(each.name)
             swaps.add(each, content, replaces=replaces, names=names)
         try:
-            return await swaps.write(self._medium, partial(self._turns.take, by), self._known_names)
-        except StoreError:
-            self._names = self._declared_names()  # without what was taken back
+            return await swaps.write(
+                self._medium,
+                partial(self._turns.take, by),
+                lambda: self._names,
+                lambda: self._places,
+            )
+        except StoreError:  # what was taken back does not count
+            self._names, self._places = self._declared_names(), Places(self.entries)
             raise
         finally:
             async with self._turns.take(by):
@@ -185,9 +195,6 @@ class Store:
 
     def _declared_names(self) -> Names:
         return Names(name for name, each in self.entries.items() if not each.is_deleted)
-
-    def _known_names(self) -> Names:
-        return self._names
 
     async def delete(self, name: str, *, if_match: str | None = None, by: str = "") -> bool:
         """Declare that an adapter is gone; return whether it was declared.
@@ -287,18 +294,20 @@ class Store:
         problems = {
             key: f"{key}: {kept.problem}" for key, kept in self._kept.items() if kept.is_bad
         }
-        entries: dict[str, Stored] = {}
+        entries, num_places = dict[str, Stored](), 0
         for key, kept in self._kept.items():
             if kept.good is None:
                 continue
             name = kept.good.declaration.name
             if name in entries:
                 problems[key] = f"{key}: {name} is also declared elsewhere"
-            elif len(entries) == MAX_DECLARATIONS:
-                problems[""] = f"only {MAX_DECLARATIONS} declarations count"
+                continue
+            num_places += kept.good.declaration.num_places
+            if num_places > MAX_DECLARATIONS:
+                problems[""] = f"only declarations that take {MAX_DECLARATIONS} places count"
                 break
-            else:
-                entries[name] = kept.good
+            entries[name] = kept.good
+        self._places = Places(entries)
         for name, why in self._take_names(entries).items():
             del entries[name]
             problems[name] = f"{name}: {why}"

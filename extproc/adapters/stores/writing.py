@@ -15,14 +15,16 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from extproc.adapters.declared import Declaration, DeclarationError, Names
+from extproc.adapters.declared import ITEMS_A_PLACE, Declaration, DeclarationError, Names
 from extproc.adapters.stores.content import (
+    MAX_DECLARATIONS,
     Change,
     ConflictError,
     Medium,
     Put,
     Stored,
     StoreError,
+    StoreFullError,
     decode,
     encode,
     tag_of,
@@ -56,6 +58,29 @@ class Turns:
             yield
 
 
+class Places:
+    """The places of a store that are taken, by name: of what was read last and written since."""
+
+    def __init__(self, entries: Mapping[str, Stored]) -> None:
+        self._taken = {name: each.declaration.num_places for name, each in entries.items()}
+        self._num = sum(self._taken.values())
+
+    def check(self, declaration: Declaration) -> None:
+        """Raise StoreFullError if there is no room for a declaration instead of its name's."""
+        new, old = declaration.num_places, self._taken.get(declaration.name, 0)
+        if new > old and self._num + new - old > MAX_DECLARATIONS:
+            raise StoreFullError(
+                f"{self._num} of {MAX_DECLARATIONS} places are taken; {declaration.name} takes "
+                f"{new}: one, and one for each {ITEMS_A_PLACE} tenants and targets"
+            )
+
+    def take(self, declaration: Declaration) -> None:
+        """Count a declaration that was written."""
+        new = declaration.num_places
+        self._num += new - self._taken.get(declaration.name, 0)
+        self._taken[declaration.name] = new
+
+
 class BulkError(ExtprocError):
     """Some of several declarations cannot be made, so none was.
 
@@ -79,7 +104,7 @@ class _Swap(Struct, frozen=True):
         is_new: Nothing is declared under that name.
     """
 
-    name: str
+    declaration: Declaration
     old: bytes | None
     new: bytes
     is_new: bool
@@ -121,14 +146,21 @@ class Swaps:
         names.add(name)
         self._puts.append(put_of(declaration, old))
         if new is not None:
-            self._swaps.append(_Swap(name, content, new, not is_there))
+            self._swaps.append(_Swap(declaration, content, new, not is_there))
 
-    async def write(self, medium: Medium, turn: Turn, names: Callable[[], Names]) -> list[Put]:
+    async def write(
+        self,
+        medium: Medium,
+        turn: Turn,
+        names: Callable[[], Names],
+        places: Callable[[], Places],
+    ) -> list[Put]:
         """Write all of them or none, and return what is there then, in their order.
 
         Args:
             turn: To be taken for each write.
             names: Returns all that are declared now; those that are written are added.
+            places: Returns those that are taken now; those that are written are added.
 
         Raises:
             BulkError: Some cannot be declared.
@@ -142,11 +174,14 @@ class Swaps:
         done: list[_Swap] = []
         try:
             for swap in self._swaps:
+                name = swap.declaration.name
                 async with turn():
-                    is_clear = not (swap.is_new and names().why_not(swap.name))
-                    if not (is_clear and await medium.swap(swap.name, swap.old, swap.new)):
-                        raise ChangedError(f"{swap.name}: another writer has just changed it")
-                    names().add(swap.name)
+                    places().check(swap.declaration)
+                    is_clear = not (swap.is_new and names().why_not(name))
+                    if not (is_clear and await medium.swap(name, swap.old, swap.new)):
+                        raise ChangedError(f"{name}: another writer has just changed it")
+                    names().add(name)
+                    places().take(swap.declaration)
                     done.append(swap)
         except StoreError as error:
             stays = await _taken_back(medium, done, turn)
@@ -161,13 +196,14 @@ async def _taken_back(medium: Medium, done: Sequence[_Swap], turn: Turn) -> list
     """Put the old contents back, the last one first; return the names of those that stay."""
     stays = []
     for swap in reversed(done):
+        name = swap.declaration.name
         try:
             async with turn():
-                is_back = await medium.swap(swap.name, swap.new, swap.old)
+                is_back = await medium.swap(name, swap.new, swap.old)
         except StoreError:
             is_back = False
         if not is_back:
-            stays.append(swap.name)
+            stays.append(name)
     return stays
 
 

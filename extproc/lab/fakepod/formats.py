@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from extproc.lab.fakepod.apierrors import ApiError, Json
@@ -69,20 +70,42 @@ class Api(Protocol):
         """Return what its responses, or events, begin with."""
 
 
+@dataclass(frozen=True, slots=True)
 class CompletionApi(Api):
-    """`/v1/completions`."""
+    """`/v1/completions`.
+
+    Attributes:
+        num_prompts: Choices of a response that is not streamed.
+        num_likeliest: Log-probabilities of each of its tokens; None for none.
+    """
+
+    num_prompts: int = 1
+    num_likeliest: int | None = None
 
     def whole(self, reply: Reply) -> Json:
         """See `Api`."""
         choice = {
-            "index": 0,
             "text": reply.text,
-            "logprobs": None,
+            "logprobs": self._logprobs(reply),
             "finish_reason": "length",
             "stop_reason": None,
             "prompt_logprobs": None,
         }
-        return {**self.head(reply), "choices": [choice], "usage": reply.usage}
+        choices = [{"index": index, **choice} for index in range(self.num_prompts)]
+        return {**self.head(reply), "choices": choices, "usage": reply.usage}
+
+    def _logprobs(self, reply: Reply) -> Json | None:
+        """Every adapter has an effect: what is likeliest after a prompt hangs on the model."""
+        if self.num_likeliest is None:
+            return None
+        likeliest = {f" {reply.model} {n}": -float(n + 1) for n in range(self.num_likeliest)}
+        tokens = [reply.token(index) for index in range(reply.output_tokens)]
+        return {
+            "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0)),
+            "token_logprobs": [-1.0] * len(tokens),
+            "tokens": tokens,
+            "top_logprobs": [{token: -1.0, **likeliest} for token in tokens],
+        }
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`."""

@@ -109,11 +109,14 @@ class Pod:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         body = await _json_body(request)
-        if not body.get("prompt"):
+        prompt, logprobs = body.get("prompt"), body.get("logprobs")
+        if not prompt:
             raise invalid("Either prompt or prompt_embeds must be provided and non-empty.")
-        return await self._generate(
-            request, body, formats.CompletionApi(), prompt_tokens(body["prompt"])
+        are_texts = isinstance(prompt, list) and isinstance(prompt[0], str)
+        api = formats.CompletionApi(
+            len(prompt) if are_texts else 1, logprobs if isinstance(logprobs, int) else None
         )
+        return await self._generate(request, body, api, prompt_tokens(prompt))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""

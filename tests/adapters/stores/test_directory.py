@@ -208,7 +208,7 @@ async def test_too_many_files_are_named_and_the_first_count(
     store = await media.store()
 
     assert shown(store).keys() == {"0", "1", "2"}
-    assert store.failures == ["only 3 declarations count"]
+    assert store.failures == ["only declarations that take 3 places count"]
 
 
 # --- the mount ------------------------------------------------------------------------------------

@@ -6,8 +6,14 @@ import asyncio
 
 import pytest
 
-from extproc.adapters.declared import DeclarationError, Target, Terms
-from extproc.adapters.stores.content import Change, ConflictError, Medium, StoreError
+from extproc.adapters.declared import Declaration, DeclarationError, Target, Terms
+from extproc.adapters.stores.content import (
+    Change,
+    ConflictError,
+    Medium,
+    StoreError,
+    StoreFullError,
+)
 from extproc.adapters.stores.store import MAX_ATTEMPTS, SETTLED_AFTER
 from extproc.adapters.stores.writing import ANY_TAG, BulkError
 from tests.adapters.stores.media import STRICT_KINDS, Opened, declared, following, shown
@@ -292,6 +298,38 @@ async def test_there_is_a_limit_which_the_deleted_count_for(
     await store.put(declared("d"))
 
     assert shown(store).keys() == {"b", "c", "d"}
+
+
+def alias(name: str, num_targets: int) -> Declaration:
+    targets = tuple(Target(f"model-{number}") for number in range(num_targets))
+    return declared(name, "", terms=Terms(targets=targets))
+
+
+async def test_many_tenants_and_targets_take_more_places(
+    media: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are written, and however they came there."""
+    for each in ("store", "writing"):
+        monkeypatch.setattr(f"extproc.adapters.stores.{each}.MAX_DECLARATIONS", 6)
+    store = await media.store()
+    await store.look()
+    wide = alias("wide", 33)  # three places
+    await store.put(wide)
+    assert len(await store.put_all([declared("a"), alias("b", 15)])) == 2
+    for too_much in ([alias("c", 16)], [declared("c"), declared("d")]):
+        with pytest.raises(StoreFullError, match="of 6 places are taken; . takes"):
+            await store.put_all(too_much)
+    with pytest.raises(StoreFullError, match="5 of 6 places are taken; c takes 2"):
+        await store.put(alias("c", 31))
+    await store.put(alias("wide", 16), if_match=ANY_TAG)
+    await store.put(alias("c", 31))
+    assert shown(store).keys() == {"wide", "a", "b", "c"}
+
+    monkeypatch.setattr("extproc.adapters.stores.store.MAX_DECLARATIONS", 5)
+    other = await media.store()
+    await other.look()
+    assert len(other.entries) == 3
+    assert list(other.problems.values()) == ["only declarations that take 5 places count"]
 
 
 class Restless:

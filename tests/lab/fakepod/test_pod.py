@@ -17,6 +17,9 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.adapters.effect import has_effect
+from extproc.adapters.engineapi import likeliest
+from extproc.fleet.podclient import PodClient
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.engine.records import Step
@@ -84,6 +87,18 @@ async def test_a_completion_says_which_pod_served_which_model() -> None:
         assert body["model"] == "a"
         assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
         assert (headers["x-served-by"], headers["x-served-model"]) == ("pod-1", "a")
+
+
+async def test_an_adapter_passes_the_check_of_its_effect() -> None:
+    """It gets an answer for each prompt, with log-probabilities that its base model has not."""
+    async with _pod() as (pod, _):
+        client = PodClient()
+        found = [await likeliest(client, pod.url, model) for model in ("base", "a", "base")]
+        client.close()
+
+    base, adapter, again = [each for each in found if each is not None]
+    assert has_effect(base, adapter)
+    assert not has_effect(base, again)
 
 
 async def test_a_response_has_the_requested_length_or_sixteen_tokens() -> None:
