@@ -1,6 +1,6 @@
 """Ejections of endpoints: for how long, how many at once, and how an endpoint comes back.
 
-Who is ejected is for `outliers` to say.
+The module `outliers` says which endpoints are ejected.
 
 Rules:
 1. An ejection lasts `base_ejection_s` times the number of ejections so far, at most

@@ -4,8 +4,8 @@ An endpoint that fails at once has nothing pending, so every policy that looks f
 sends it more. Terms and defaults follow Envoy's outlier detection where pods allow it
 (envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier): `consecutive_5xx` 5,
 `base_ejection_time` 30 s, `max_ejection_time` 300 s. Other defaults suit a pool of few slow pods:
-half of the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx. What follows
-from an ejection, `ejections` says.
+half of the pool may be ejected, not a tenth. And Envoy blames the host for each 5xx. The module
+`ejections` says how long an ejection lasts.
 
 Rules:
 1. A failure (`evidence.FAILURES`) may be due to its request. So it counts where other endpoints had
@@ -208,9 +208,11 @@ class Outliers:
     def is_hollow(
         self, address: str, kind: Hashable, num_bytes: int, *, is_text: bool = False
     ) -> bool:
-        """Return whether an answer of status 200 is so short, beside those that other endpoints
-        gave to requests of its kind, that it may be an error alone; `is_text` if it should be a
-        generated text."""
+        """Return whether an answer of status 200 is so short that it may be an error alone.
+
+        It is compared with answers of other endpoints. `is_text` says that it should be a generated
+        text.
+        """
         record = self._records.get(address)
         if record is None or num_bytes >= HOLLOW_BYTES:
             return False
@@ -268,8 +270,8 @@ class Outliers:
 
     def has_answered(self, address: str, *, since_s: float) -> bool:
         """Return whether an endpoint has answered a call of our own, begun since then."""
-        health = self._health.get(address)
-        return health is not None and health.asked_s > since_s
+        record = self._records.get(address)
+        return record is not None and record.asked_s > since_s
 
     def record_restart(self, address: str, *, now: float) -> None:
         """Record that a new process has started there: end the ejection, begin the trial."""
