@@ -13,8 +13,6 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
-_MAX_UDP_BYTES = 512  # RFC 1035, 4.2.1
-
 
 class DnsServer:
     """Answers from `records`; an unknown name is NXDOMAIN, an unknown type of it an empty answer.
@@ -24,6 +22,7 @@ class DnsServer:
         additional: By absolute name and type; sent along with every answer.
         failing: Types, or `NAME TYPE`, that get SERVFAIL.
         is_silent: Whether it leaves every question unanswered.
+        max_udp_bytes: Longer answers are for TCP.
         num_to_lose: How many of the next questions are lost.
         questions: `NAME TYPE` of each question, and `tcp` where it came so, in order.
     """
@@ -36,6 +35,7 @@ class DnsServer:
         self.is_silent = False
         self.num_to_lose = 0
         self.ttl_s = 600
+        self.max_udp_bytes = 512  # RFC 1035, 4.2.1
         self.questions: list[str] = []
         self.address = ""
         self._udp: asyncio.DatagramTransport | None = None
@@ -86,7 +86,7 @@ class DnsServer:
             for (other, other_kind), texts in self.additional.items():
                 response.additional.append(self._rrset(other, other_kind, texts))
         encoded = response.to_wire()
-        if len(encoded) > _MAX_UDP_BYTES and not is_tcp:
+        if len(encoded) > self.max_udp_bytes and not is_tcp:
             response.answer.clear()
             response.additional.clear()
             response.flags |= dns.flags.TC

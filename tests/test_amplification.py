@@ -6,15 +6,20 @@ series, keys, items and parts of a few bytes, deep nesting, long names.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import struct
 import sys
+import time
 import tracemalloc
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
-import msgspec
+import dns.message
 import pytest
+from dns.exception import DNSException
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
@@ -22,29 +27,36 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import RedisError
 
-from extproc.adapters.adapterfiles import AdapterConfig
+from extproc.adapters.adapterfiles import decode_config
 from extproc.adapters.effect import read_answer
 from extproc.adapters.engineapi import _decode as decode_reply
 from extproc.adapters.registrationhttp import MAX_LIST, MAX_LIST_BYTES
 from extproc.adapters.stores.content import MAX_CONTENT_BYTES, decode, decode_all
+from extproc.adapters.stores.redisreplies import BoundedParser
+from extproc.discovery.dnsanswers import LongAnswerError, check_answer
 from extproc.discovery.kubernetes.objects import rewrites_query
 from extproc.discovery.kubernetes.store import Store
 from extproc.envoy import completions, eds
 from extproc.envoy.completions import CompletionService
 from extproc.errors import ExtprocError, ProtocolError
+from extproc.files.yamltext import load_yaml
 from extproc.fleet.accounting import Completion
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
+from extproc.fleet.longpages import Room
 from extproc.fleet.models import decode_models
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.pagereader import PageReader
 from extproc.fleet.podasks import _read_version
+from extproc.fleet.podclient import _Connection
 from extproc.gen.peers_pb2 import PeerMessage
 from extproc.peers import link
 from extproc.peers.encoding import decode as decode_picks
 from extproc.peers.encoding import decode_adapters
 from extproc.request.codec import MAX_BESIDE_BODY_BYTES, Codec
+from extproc.request.multipart import FormReader
 
 KIB = 1024
 OWN_BYTES = 4096 * KIB
@@ -180,7 +192,7 @@ READERS = {
         lambda body: decode_all(body, MAX_LIST), MAX_LIST_BYTES, JSON, 36, ((b"", b""),)
     ),
     "an adapter's file": Reader(
-        msgspec.json.Decoder(AdapterConfig).decode,
+        decode_config,
         256 * KIB,
         JSON,
         8,
@@ -192,7 +204,7 @@ READERS = {
 def _peak_bytes(read: Callable[[bytes], object], text: bytes) -> int:
     tracemalloc.start()
     try:
-        with suppress(ExtprocError, ValueError, RecursionError):
+        with suppress(ExtprocError, ValueError):
             read(text)
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -395,6 +407,264 @@ def test_a_longer_message_of_a_log_is_refused_and_entries_beyond_the_limit_are_n
 
     assert len(read) == 2 * completions.MAX_ENTRIES
     assert garbage == [1]
+
+
+# --- readers that take longer under a measure, or their text in pieces ---------------------------
+
+YAML: Mapping[str, Make] = {
+    "items": _around(b"[", _repeated(b"x,"), b"]"),
+    "keys": _numbered(b"k", b": 1\n"),
+    "lists": _around(b"[", _repeated(b"[],"), b"]"),
+    "mappings": _around(b"[", _repeated(b"{a: 1},"), b"]"),
+    "open": _repeated(b"["),
+    "open in a list": _around(b"[", _repeated(b"[x,"), b""),
+    "open mappings": _repeated(b"{a: "),
+    "deep lists": _around(b"[", _repeated(b"[" * 100 + b"]" * 100 + b","), b"]"),
+    "deep": _around(b"[" * 100, _repeated(b"x,"), b""),
+    "items of items": _repeated(b"- "),
+    "indented": lambda num: b"".join(b" " * n + b"a:\n" for n in range(int((2 * num) ** 0.5))),
+    "aliases": _around(b"a: &a {b: 1}\nc: [", _repeated(b"*a,"), b"]"),
+    "merged": _around(b"a: &a {b: 1}\nc:\n  <<: [", _repeated(b"*a,"), b"]"),
+    "tags": _around(b"[", _repeated(b"!%41 ,"), b"]"),
+    "directives": _numbered(b"%TAG !", b"! x\n"),
+    "a word": _repeated(b"x"),
+    "words": _repeated(b"x "),
+    "lines": _repeated(b"\n"),
+    "a literal": _around(b"|\n", _repeated(b" x\n"), b""),
+    "quoted": _around(b'"', _repeated(b"\\x41"), b'"'),
+    "quoted lines": _around(b'"', _repeated(b"\n"), b'"'),
+    "numbers": _around(b"[", _repeated(b"1:" * 2000 + b"1,"), b"]"),
+    "dates": _around(b"[", _repeated(b"2024-01-01,"), b"]"),
+}
+BOUNDARY = b"--b\r\n"
+PART = BOUNDARY + b'Content-Disposition: form-data; name="'
+FORMS: Mapping[str, Make] = {
+    "parts": _repeated(PART + b'x"\r\n\r\n\r\n'),
+    "models": _repeated(PART + b'model"\r\n\r\na\r\n'),
+    "a model": _around(PART + b'model"\r\n\r\n', _repeated(b"x"), b""),
+    "headers": _repeated(PART + b'x"' + b"\r\nX:" * 900 + b"\r\n\r\n\r\n"),
+    "parameters": _repeated(
+        PART + b'x"' + b"".join(b";%x=a" % n for n in range(500)) + b"\r\n\r\n\r\n"
+    ),
+    "blanks": _around(BOUNDARY + b"X:", lambda num: b" " * min(num, 4080), b"\x01\r\n\r\n"),
+    "near boundaries": _around(PART + b'x"\r\n\r\n', _repeated(b"\r\n--"), b""),
+    "after the end": _around(b"--b--", _repeated(b"\r\n--b"), b""),
+}
+HTTP = b"HTTP/1.1 200 OK\r\n"
+CHUNKS = HTTP + b"transfer-encoding: chunked\r\n\r\n"
+HEADS: Mapping[str, Make] = {
+    "fields": _around(HTTP, _numbered(b"x", b": y\r\n"), b""),
+    "a field's name": _around(HTTP, _repeated(b"x"), b""),
+    "a field's value": _around(HTTP + b"x: ", _repeated(b"x"), b""),
+    "a reason": _around(HTTP[:-2], _repeated(b"x"), b""),
+    "folded": _around(HTTP + b"x: y", _repeated(b"\r\n y"), b""),
+    "heads": _repeated(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "empty lines": _repeated(b"\r\n"),
+    "pieces": _around(CHUNKS, _repeated(b"1\r\nx\r\n"), b""),
+    "extensions": _around(CHUNKS + b"1;", _repeated(b"x=y;"), b""),
+    "extended pieces": _around(CHUNKS, _repeated(b"1;x=y\r\nx\r\n"), b""),
+    "a trailer": _around(CHUNKS + b"0\r\n", _numbered(b"x", b": y\r\n"), b""),
+    "bodies": _repeated(HTTP + b"content-length: 1\r\n\r\nx"),
+    "a body": _around(HTTP + b"content-length: 9999999999999\r\n\r\n", _repeated(b"x"), b""),
+}
+REPLIES: Mapping[str, Make] = {
+    "a text": lambda num: b"$%d\r\n" % num + b"x" * num,
+    "an endless text": _around(b"$99999999999\r\n", _repeated(b"x"), b""),
+    "an endless line": _around(b"+", _repeated(b"x"), b""),
+    "an endless error": _around(b"-", _repeated(b"x"), b""),
+    "a number": _around(b":", _repeated(b"9"), b"\r\n"),
+    "a list of room": lambda _: b"*4000000000\r\n",
+    "a list of lists": _around(b"*2000000000\r\n", _repeated(b"*0\r\n"), b""),
+    "a list of numbers": _around(b"*2000000000\r\n", _repeated(b":1\r\n"), b""),
+    "a list of texts": _around(b"*2000000000\r\n", _repeated(b"$0\r\n\r\n"), b""),
+    "a list of errors": _around(b"*2000000000\r\n", _repeated(b"-ERR\r\n"), b""),
+    "nested lists": _repeated(b"*1\r\n"),
+    "replies": _repeated(b"+OK\r\n"),
+    "less than nothing": _repeated(b"$-9\r\n"),
+}
+
+
+def _pointers(num_bytes: int) -> bytes:
+    """Each record's name points to the last of many pointers."""
+    pointers = b"".join(struct.pack("!H", 0xC000 | 25 + 2 * n) for n in range(3000))
+    text = _record_of(1, b"\0" + pointers, b"\0")
+    records = _repeated(_record_of(1, bytes(4), struct.pack("!H", 0xC000 | len(text) + 10)))
+    filled = text + records(min(num_bytes, 65535) - len(text) - 12)
+    return struct.pack("!6H", 1, 0x8180, 0, 3000, 0, 0) + filled
+
+
+def _record_of(kind: int, data: bytes, owner: bytes = b"\xc0\x0c") -> bytes:
+    return owner + struct.pack("!HHIH", kind, 1, 1, len(data)) + data
+
+
+def _answer(item: Callable[[int], bytes], name: bytes = b"\x04pods\0") -> Make:
+    """An answer about a name, with records as many as fit."""
+
+    def make(num_bytes: int) -> bytes:
+        question = name + struct.pack("!HH", 1, 1)
+        room = min(num_bytes, 65535) - len(question) - 12
+        records = [item(number) for number in range(room // len(item(0)))]
+        head = struct.pack("!6H", 1, 0x8180, 1, len(records), 0, 0)
+        return head + question + b"".join(records)
+
+    return make
+
+
+LONG_NAME = b"\x01a" * 126 + b"\0"
+
+
+def _service(number: int) -> bytes:
+    return _record_of(33, struct.pack("!HHHBH", 0, 0, 80, 2, number) + b"\xc0\x10")
+
+
+ANSWERS: Mapping[str, Make] = {
+    "addresses": _answer(lambda number: _record_of(1, struct.pack("!I", number))),
+    "one address": _answer(lambda _: _record_of(1, bytes(4))),
+    "IPv6": _answer(lambda number: _record_of(28, struct.pack("!QQ", 1, number))),
+    "services": _answer(_service, b"\x01a" * 6 + b"\0"),
+    "services of long names": _answer(_service, LONG_NAME),
+    "addresses of a long name": _answer(
+        lambda number: _record_of(1, struct.pack("!I", number)), LONG_NAME
+    ),
+    "names": _answer(
+        lambda number: _record_of(1, bytes(4), b"\x02" + struct.pack("!H", number) + b"\xc0\x10"),
+        LONG_NAME,
+    ),
+    "aliases": _answer(
+        lambda number: _record_of(5, b"\x02" + struct.pack("!H", number) + b"\xc0\x10"), LONG_NAME
+    ),
+    "texts": _answer(lambda _: _record_of(16, b"\x01a")),
+    "types": _answer(lambda number: _record_of(1000 + number, b"")),
+    "mail": _answer(
+        lambda number: _record_of(15, struct.pack("!H", number) + b"\xc0\x0c"), LONG_NAME
+    ),
+    "few services of a long name": lambda num: _answer(_service, LONG_NAME)(min(num, 600)),
+    "some addresses of a long name": lambda num: _answer(
+        lambda number: _record_of(1, struct.pack("!I", number)), LONG_NAME
+    )(min(num, 4200)),
+    "pointers": _pointers,
+    "no bytes": lambda num: bytes(num),
+}
+
+
+def _read_form(text: bytes) -> None:
+    reader, at = FormReader("multipart/form-data; boundary=b"), 0
+    while at < len(text):
+        at = reader.feed(text, at)
+
+
+class _NoTransport(asyncio.Transport):
+    """Sends nothing."""
+
+    def write(self, data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def _read_head(text: bytes) -> None:
+    with closing(asyncio.new_event_loop()) as loop:
+        connection = _Connection(loop, Room().lease())
+        connection.connection_made(_NoTransport())
+        answer = connection.ask(b"", KIB * KIB)
+        for at in range(0, len(text), 64 * KIB):
+            if not connection.is_asked:
+                break
+            connection.data_received(text[at : at + 64 * KIB])
+        if answer.done():
+            answer.exception()
+
+
+def _read_reply(text: bytes) -> None:
+    async def read() -> None:
+        stream = asyncio.StreamReader()
+        stream.feed_data(text)
+        stream.feed_eof()
+        parser = BoundedParser(65536)
+        link = SimpleNamespace(_reader=stream, encoder=None)
+        parser.on_connect(link)  # type: ignore[no-untyped-call]
+        await parser.read_response(disable_decoding=True)
+
+    with suppress(RedisError), closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(read())
+
+
+def _read_dns_answer(text: bytes) -> None:
+    with suppress(DNSException, LongAnswerError):
+        check_answer(text)
+        dns.message.from_wire(text)
+
+
+SLOW_READERS = {
+    # Of 50,000 values, which 1 MiB can have, and 100 KiB too: 32 KiB have a third.
+    "YAML": Reader(lambda text: load_yaml(text.decode()), 32 * KIB, YAML, 400),
+    "a form": Reader(_read_form, KIB * KIB, FORMS, 3),
+    "the head of a pod's response": Reader(_read_head, 512 * KIB, HEADS, 12),
+    "a reply of Redis": Reader(_read_reply, KIB * KIB, REPLIES, 8),
+    "a DNS answer": Reader(_read_dns_answer, 65535, ANSWERS, 40),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name, each in SLOW_READERS.items() for shape in each.shapes],
+)
+def test_a_reader_of_pieces_takes_no_more_memory_than_some_times_its_text(
+    name: str, shape: str
+) -> None:
+    reader = SLOW_READERS[name]
+    text = reader.shapes[shape](reader.max_bytes)
+
+    assert _peak_bytes(reader.read, text) <= reader.times * len(text) + OWN_BYTES
+
+
+def _cases() -> Iterator[tuple[str, str]]:
+    for name, reader in (READERS | SLOW_READERS).items():
+        yield from ((name, shape) for shape in reader.shapes)
+
+
+@pytest.mark.parametrize(("name", "shape"), [*_cases()])
+def test_the_longest_pass_over_a_text_has_a_limit_and_is_linear_in_its_bytes(
+    name: str, shape: str
+) -> None:
+    reader = (READERS | SLOW_READERS)[name]
+    before, after = reader.around[-1]
+    make = _around(before, reader.shapes[shape], after)
+    num_bytes = reader.max_bytes - len(before + after)
+    half, whole = (_num_calls(reader.read, make(num)) for num in (num_bytes // 2, num_bytes))
+
+    assert whole <= min(2.2 * half + 1000, MAX_CALLS)
+
+
+def _repeated_header(num_bytes: int) -> bytes:
+    header = _field(1, _field(1, b"content-type") + _field(3, b"v" * 100))
+    return _within(2, 1)(_repeated(header))(num_bytes)
+
+
+@pytest.mark.parametrize(
+    ("read", "make", "num_bytes"),
+    [
+        (Codec().decode, _repeated_header, 256 * KIB),
+        (_read_form, FORMS["blanks"], KIB),
+    ],
+    ids=["headers of one name", "blanks in a form"],
+)
+def test_what_no_count_of_calls_shows_is_linear_too(
+    read: Callable[[bytes], object], make: Make, num_bytes: int
+) -> None:
+    assert _cpu_s(read, make(4 * num_bytes)) <= 9 * _cpu_s(read, make(num_bytes)) + 0.001
+
+
+def _cpu_s(read: Callable[[bytes], object], text: bytes) -> float:
+    """CPU time of reading a text, the least of several."""
+    times = []
+    for _ in range(7):
+        begin_s = time.process_time()
+        with suppress(ExtprocError):
+            read(text)
+        times.append(time.process_time() - begin_s)
+    return min(times)
 
 
 class _NoneOf:

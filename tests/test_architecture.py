@@ -106,7 +106,10 @@ IMPURE = {
     "routing": (),
     "request": ("codec", "encoding", "pacing", "processor"),
     "peers": (*("adapterpeers", "dialler", "encoding", "keys", "link", "links", "telling"),),
-    "discovery": ("dns", "file", "kubernetes.api", "kubernetes.kubewatch", "kubernetes.served"),
+    "discovery": (
+        *("dns", "dnsanswers", "file", "kubernetes.api", "kubernetes.kubewatch"),
+        "kubernetes.served",
+    ),
     "observe": (
         *("counters", "decisionmessages", "decisions", "endpointmetrics", "latencies", "livepage"),
         *("logs", "observers", "telemetry", "tracing", "watchclient", "watcher"),

@@ -64,7 +64,7 @@ def read_answer(body: bytes) -> Logprobs | None:
         return None
     try:
         choices = msgspec.json.decode(body, type=_Completion).choices
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     choices.sort(key=lambda choice: choice.index)
     found = [choice.logprobs.top_logprobs for choice in choices]

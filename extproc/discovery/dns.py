@@ -36,6 +36,7 @@ import dns.rdatatype
 import dns.resolver
 
 from extproc.address import Address
+from extproc.discovery.dnsanswers import CheckedBackend
 from extproc.types import Endpoint
 
 _A, _AAAA, _SRV = dns.rdatatype.A, dns.rdatatype.AAAA, dns.rdatatype.SRV
@@ -43,6 +44,8 @@ _TRIES = 3
 """Datagrams may be lost: the timeout of a question is split over so many."""
 _MAX_AT_ONCE = 32
 """Concurrent questions: each has a socket."""
+MAX_RECORDS = 8192
+"""Addresses and targets in all answers of one look-up: eight times as many as a pool takes."""
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Question = tuple[str, dns.rdatatype.RdataType]
@@ -111,6 +114,8 @@ class DnsDiscovery:
         """Look up, and report changes; return the first failure, "" for none."""
         lookup = _Lookup(self._resolver(), self.timeout_s, self._answers)
         endpoints = await self._find(lookup)
+        if lookup.is_full:
+            return f"{self.name}: more than {MAX_RECORDS} records"
         self._answers = lookup.answers
         failures = lookup.failures
         if endpoints is not None:
@@ -187,9 +192,16 @@ class _Lookup:
     failures: list[str] = field(default_factory=list)
     answers: dict[_Question, tuple[str, ...]] = field(default_factory=dict)
     _enclosed: dict[_Question, tuple[str, ...]] = field(default_factory=dict)
+    _num_records: int = 0
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._backend: Any = CheckedBackend()
+
+    @property
+    def is_full(self) -> bool:
+        """There are more records than are read: the rest is not asked for."""
+        return self._num_records > MAX_RECORDS
 
     async def targets(self, name: str) -> list[_Target] | None:
         """Return hosts and ports of an SRV record; priorities and weights are ignored."""
@@ -231,6 +243,7 @@ class _Lookup:
             answer = self.last.get(question)
         if answer is not None:
             self.answers[question] = answer
+            self._num_records += len(answer)
         return answer
 
     async def _answer(self, question: _Question) -> tuple[str, ...] | None:
@@ -238,9 +251,16 @@ class _Lookup:
         what = f"{name} {kind.name}"
         try:
             async with self._slots:
+                if self.is_full:
+                    return None
                 answer = await _finish(
                     self.resolver.resolve(
-                        name, kind, lifetime=self.timeout_s, raise_on_no_answer=False, search=True
+                        name,
+                        kind,
+                        lifetime=self.timeout_s,
+                        raise_on_no_answer=False,
+                        search=True,
+                        backend=self._backend,
                     )
                 )
         except dns.resolver.NXDOMAIN:
@@ -251,7 +271,8 @@ class _Lookup:
         except (dns.exception.DNSException, OSError) as error:
             self.failures.append(f"{what}: {error}")
             return None
-        self._keep_additional(answer.response)
+        if kind == _SRV:
+            self._keep_additional(answer.response)
         return tuple(record.to_text() for record in answer.rrset or ())
 
     def _keep_additional(self, response: dns.message.Message) -> None:

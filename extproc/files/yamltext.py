@@ -3,7 +3,8 @@
 PyYAML's safe loader bounds the types that it creates, not their number: ten short lines of aliases
 stand for billions of values ("billion laughs"). It takes repeated keys, and some of its errors are
 no YAMLError. Here the text, its values and their length are bounded, aliases counted with their
-contents, and every error is a `YamlError` of one line. Python's own limit ends deep nesting.
+contents, and every error is a `YamlError` of one line. Nesting is bounded, since PyYAML looks
+through all open brackets at each token.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ MAX_CHARS = 1024 * 1024
 """The limit of a Kubernetes ConfigMap, in bytes."""
 MAX_VALUES = 50_000
 """Keys and values, those of aliases included: 10,000 pods with names, which take 1.5 s."""
+MAX_DEPTH = 32
+"""Collections around a value. At twice as many, each value takes twice as long."""
 MAX_VALUE_CHARS = 4096
 """The longest path (PATH_MAX). Longer numbers are slow: `1:1:1:...` is read to base 60."""
 _MAX_MESSAGE_CHARS = 300
@@ -40,8 +43,6 @@ def load_yaml(text: str) -> Any:
         raise
     except yaml.MarkedYAMLError as error:
         raise YamlError(f"not YAML: {_marked(error)}") from error
-    except RecursionError as error:
-        raise YamlError("nested too deep") from error
     except Exception as error:
         # 2024-13-45 is a ValueError, `!!bool x` a KeyError, `!!int ""` an IndexError, and so on.
         raise YamlError(f"not YAML: {_one_line(str(error) or type(error).__name__)}") from error
@@ -54,8 +55,23 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._num_values = 0
         self._num_values_of: dict[str | None, int] = {}  # by anchor, whole ones only
+        self._depth = 0
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        # Here too: the scanner is ahead of what is composed by a thousand brackets.
+        if self.flow_level > MAX_DEPTH:
+            raise _too_deep()
+        super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        if self._depth > MAX_DEPTH:
+            raise _too_deep()
+        self._depth += 1
+        node = self._compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call] # it has no stubs
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_VALUE_CHARS:
             raise YamlError(f"a value of more than {MAX_VALUE_CHARS} characters")
@@ -80,6 +96,10 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+def _too_deep() -> YamlError:
+    return YamlError(f"more than {MAX_DEPTH} collections in one another")
 
 
 def _marked(error: yaml.MarkedYAMLError) -> str:

@@ -76,7 +76,7 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
         raise ModelsError(f"more than {_MAX_OBJECTS} objects, with a limit of {MAX_MODELS} models")
     try:
         entries = _decoder.decode(body).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelsError(f"not a list of models: {error}") from None
     if len(entries) > MAX_MODELS:
         raise ModelsError(f"{len(entries)} models, more than {MAX_MODELS}")

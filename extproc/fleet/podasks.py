@@ -133,5 +133,5 @@ class PodAsks:
 def _read_version(body: bytes) -> str:
     try:
         return plain(msgspec.json.decode(body, type=_Version).version, MAX_VERSION_CHARS)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""

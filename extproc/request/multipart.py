@@ -37,7 +37,8 @@ _UNITS_PER_HEADER_BYTE = 2
 
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=?-]+")  # RFC 2046's bchars without the space
 _TOKEN = r"[!#$%&'+.^_`|~0-9A-Za-z-]+"  # RFC 9110's without "*", which marks an extended value
-_HEADER = re.compile(rf"({_TOKEN}):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+# Blanks before the value are part of it: whatever could match twice is tried twice at each place.
+_HEADER = re.compile(rf"({_TOKEN}):([^\x00-\x08\x0a-\x1f\x7f]*)")
 _PARAMETER = re.compile(rf'[ \t]*;[ \t]*({_TOKEN}\*?)=(?:"([^"\\]*)"|([^\s";\\]+))')
 
 

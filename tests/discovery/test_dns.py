@@ -14,7 +14,8 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.discovery.dns import DnsDiscovery
+from extproc.discovery.dns import MAX_RECORDS, DnsDiscovery
+from extproc.discovery.dnsanswers import MAX_LABELS
 from extproc.types import Endpoint
 from tests.dnsserver import DnsServer
 from tests.waiting import eventually
@@ -476,3 +477,52 @@ def test_it_runs_on_uvloop_and_follows_changes_until_cancelled() -> None:
                 await task
 
     uvloop.run(follow())
+
+
+# --- limits ------------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_takes_long_to_parse_is_refused_and_the_endpoints_stay(
+    server: DnsServer,
+) -> None:
+    server.records["pods.", "A"] = ["10.0.0.1"]
+    seen = Seen(server, timeout_s=60.0)
+    await seen.look()
+    server.records["pods.", "A"] = ["10.0.0.2"]
+    long_name = ".".join(["a"] * 120) + "."
+    server.additional = {(f"{number}.{long_name}", "A"): ["10.0.0.1"] for number in range(280)}
+
+    assert await seen.look() == ["10.0.0.1:8000"]
+    (failure,) = seen.failures
+    assert f"more than {MAX_LABELS} labels" in failure
+
+
+async def test_a_datagram_that_should_have_come_by_tcp_is_refused(server: DnsServer) -> None:
+    server.records["pods.", "A"] = ["10.0.0.1"]
+    seen = Seen(server, timeout_s=60.0)
+    await seen.look()
+    server.records["pods.", "A"] = [f"10.0.1.{number}" for number in range(250)]
+    server.max_udp_bytes = 65535
+    await seen.look()
+    assert len(seen.taken[-1]) == 250
+    server.records["pods.", "A"] += [f"10.0.2.{number}" for number in range(250)]
+
+    assert len(await seen.look() or []) == 250
+    (failure,) = seen.failures
+    assert "datagrams" in failure
+
+
+async def test_records_beyond_the_most_that_are_read_change_nothing(server: DnsServer) -> None:
+    server.records["_http.pods.", "SRV"] = ["0 0 8000 a.pods."]
+    server.records["a.pods.", "A"] = ["10.0.0.1"]
+    seen = Seen(server, "_http.pods.", port=None)
+    await seen.look()
+    num_targets, num_each = 40, MAX_RECORDS // 32
+    server.records["_http.pods.", "SRV"] = [f"0 0 80 t{n}.pods." for n in range(num_targets)]
+    for number in range(num_targets):
+        server.records[f"t{number}.pods.", "A"] = [
+            f"10.{number}.{each // 250}.{each % 250}" for each in range(num_each)
+        ]
+
+    assert await seen.look() == ["10.0.0.1:8000"]
+    assert seen.failures == [f"_http.pods.: more than {MAX_RECORDS} records"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.files.yamltext import (
     MAX_CHARS,
+    MAX_DEPTH,
     MAX_VALUE_CHARS,
     MAX_VALUES,
     YamlError,
@@ -42,8 +43,10 @@ def num_values(value: Any) -> int:
         (BOMB, f"more than {MAX_VALUES} values, aliases written out"),
         ("a: &a [*a]", f"more than {MAX_VALUES} values, aliases written out"),
         ("&a {b: {c: *a}}", f"more than {MAX_VALUES} values, aliases written out"),
-        ("[" * 100_000, "nested too deep"),
-        ("- " * 100_000, "nested too deep"),
+        ("[" * (MAX_DEPTH + 2), f"more than {MAX_DEPTH} collections in one another"),
+        ("- " * (MAX_DEPTH + 1) + "x", f"more than {MAX_DEPTH} collections in one another"),
+        ("[" * MAX_DEPTH + "]" * MAX_DEPTH, None),
+        ("- " * MAX_DEPTH + "x", None),
         ("[" + "x, " * MAX_VALUES + "]", f"more than {MAX_VALUES} values"),
         ("x" * (MAX_CHARS + 1), f"more than {MAX_CHARS} characters"),
         ("1" + ":1" * 300_000, f"a value of more than {MAX_VALUE_CHARS} characters"),

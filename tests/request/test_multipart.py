@@ -360,6 +360,7 @@ class TestPrefix:
             b"x",
             MODEL + b"--b0x",
             b"--b0\r\nX: " + b"x" * MAX_PART_HEADERS_BYTES,
+            b"--b0\r\nX:" + b" " * (MAX_PART_HEADERS_BYTES - 10) + b"\x01\r\n\r\n",
         ],
     )
     def test_is_refused_as_soon_as_it_can_be_seen(self, prefix: bytes) -> None:

@@ -43,6 +43,7 @@ from extproc.adapters.stores.content import (
     StoreError,
     StoreFullError,
 )
+from extproc.adapters.stores.redisreplies import MAX_NAME_BYTES, BoundedParser
 from extproc.files.refusals import tls_failure
 from extproc.files.tls import client_context
 
@@ -55,8 +56,6 @@ already does no harm when it runs again."""
 MAX_DIGITS = 16
 """Of a version and a little more: a thousand writes a second for 30,000 years. Lua's numbers, which
 are doubles, count so far without rounding. More is somebody's mistake."""
-MAX_NAME_BYTES = 256
-"""Of the names of contents; what has a longer one is not read."""
 _PROBLEMS = {0: "too large", -1: "gone"}
 """The script's answers in place of a content. One is gone that was written and deleted since: the
 next read has no such name.
@@ -150,14 +149,20 @@ class _TlsConnection(SSLConnection):
     """A connection with TLS as in all of ours, and what the URL's parameters ask of it.
 
     The library's own trusts the system's authorities besides the file, and not the same on every
-    Python.
-
-    Raises:
-        OSError: A file cannot be used.
+    Python. The files are read anew each time that it connects.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    async def connect(self) -> None:
+        """Connect, unless it is connected.
+
+        Raises:
+            OSError: A file cannot be used.
+        """
+        if not self.is_connected:
+            self._read_files()
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    def _read_files(self) -> None:
         asked = self.ssl_context
         ca_file, certificate, key = (
             Path(each) if each else None for each in (asked.ca_certs, asked.certfile, asked.keyfile)
@@ -214,6 +219,8 @@ class Redis:
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(ConstantBackoff(RETRY_S), NUM_RETRIES),
+            protocol=2,
+            parser_class=BoundedParser,
             **options,
         )
         pool = self._client.connection_pool
@@ -282,10 +289,6 @@ class Redis:
         try:
             return await question
         except (exceptions.RedisError, OSError, ValueError) as error:
-            if _is_of_tls(error):
-                await self.aclose()
-                # New connections read the files anew.
-                self._client.connection_pool.reset()  # type: ignore[no-untyped-call]
             is_full = isinstance(error, exceptions.OutOfMemoryError)
             kind = StoreFullError if is_full else StoreError
             why = tls_failure(error, trust="adapters.store.redis.ca_file") or error
@@ -360,13 +363,6 @@ class Redis:
             for part in (name, content)
         ]
         await self._restore(keys=self._keys, args=[self._version, self._version + 1, *pairs])
-
-
-def _is_of_tls(error: BaseException | None) -> bool:
-    """Return whether TLS is why there is no connection."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _integer(key: str, digits: bytes) -> int:

@@ -65,7 +65,7 @@ async def _is_defined(client: Reading, query: Query[Any], api: str) -> bool:
     """
     try:
         found = _resources.decode(await client.get(api, {}))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return True
     except ApiError as error:
         if error.reason in (FORBIDDEN, NOT_SERVED):

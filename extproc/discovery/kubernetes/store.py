@@ -99,7 +99,7 @@ class Store(Generic[T]):
             page = _pages.decode(body)
             # One after another: what is not kept of an object may be ten times its text.
             found = [self._query.kept(self._object.decode(each)) for each in page.items or ()]
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ApiError("malformed", f"no list: {error}") from error
         if is_first:
             self._fresh = {}
@@ -126,7 +126,7 @@ class Store(Generic[T]):
                 self._is_news(_bookmarks.decode(event.object).metadata)
                 return False
             changed = self._object.decode(event.object)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ApiError("malformed", f"no event: {error}") from error
         return self._is_news(changed.metadata) and self._apply(event.type, changed)
 
@@ -155,7 +155,7 @@ def refusal(code: int, body: bytes, retry_after: str = "") -> ApiError:
     """Return the error for an HTTP response; `retry_after` is the header of that name."""
     try:
         message = _statuses.decode(body).message
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = body.decode(errors="replace")
     return error_of(code, message, float(retry_after) if retry_after.isdecimal() else 0.0)
 

@@ -26,6 +26,7 @@ from tests.adapters.stores.media import (
     shown,
 )
 from tests.pki import Pki
+from tests.servers import tcp_server
 from tests.waiting import eventually
 
 pytest.importorskip("redis")
@@ -420,3 +421,50 @@ async def test_over_tls_the_authority_of_the_file_is_trusted_alone(
             with pytest.raises(StoreError, match="certificate refused: .*redis.ca_file"):
                 await store.read()
         await store.aclose()
+
+
+OK = b"+OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "rest", "why"),
+    [
+        (b"$99999999999\r\n", b"x" * 65536, "text"),
+        (b"+", b"x" * 65536, "limit"),
+        (b"*2000000000\r\n", b":1\r\n" * 4096, "values"),
+        (b"*3\r\n$1\r\n1\r\n$1\r\n1\r\n*2000000000\r\n", b"*0\r\n" * 4096, "values"),
+        (b"", b"*1\r\n" * 4096, "nested"),
+        (b"$-9\r\n", b"", "text"),
+        (b">2\r\n+a\r\n+b\r\n", b">2\r\n+a\r\n+b\r\n" * 4096, "Protocol"),
+    ],
+    ids=["text", "line", "list", "contents", "nesting", "negative", "pushes"],
+)
+async def test_a_server_that_sends_what_has_no_end_is_an_error_and_no_memory(
+    begin: bytes, rest: bytes, why: str
+) -> None:
+    from extproc.adapters.stores.redis import Redis
+
+    num_sent = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_sent
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while b"EVALSHA" not in (asked := await reader.read(65536)):
+                if not asked:
+                    return
+                writer.write(OK * asked.count(b"*"))
+            writer.write(begin)
+            while rest:
+                writer.write(rest)
+                num_sent += len(rest)
+                await writer.drain()
+            await reader.read()
+        writer.close()
+
+    async with tcp_server(serve) as address:
+        medium = Redis(f"redis://{address}", key=KEY, password=None, ca_file=None, interval_s=0.01)
+        with pytest.raises(StoreError, match=why):
+            await medium.read()
+        await medium.aclose()
+
+    assert num_sent < 64 * 1024 * 1024
