@@ -167,4 +167,4 @@ class Counters:
     session_errors: int = 0
     header_blocks_cached: int = 0
     abuse: dict[Abuse, int] = field(default_factory=lambda: dict.fromkeys(Abuse, 0))
-    mismatches: Mismatches = field(default_factory=Mismatches)
+    mismatches: Mismatches = field(default_factory=Mismatches, compare=False)
