@@ -6,13 +6,20 @@ series, keys, items and parts of a few bytes, deep nesting, long names.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import tracemalloc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import pytest
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,13 +30,21 @@ from extproc.adapters.registrationhttp import MAX_LIST, MAX_LIST_BYTES
 from extproc.adapters.stores.content import MAX_CONTENT_BYTES, decode, decode_all
 from extproc.discovery.kubernetes.objects import rewrites_query
 from extproc.discovery.kubernetes.store import Store
-from extproc.errors import ExtprocError
+from extproc.envoy import completions, eds
+from extproc.envoy.completions import CompletionService
+from extproc.errors import ExtprocError, ProtocolError
+from extproc.fleet.accounting import Completion
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.models import decode_models
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.pagereader import PageReader
 from extproc.fleet.podasks import _read_version
+from extproc.gen.peers_pb2 import PeerMessage
+from extproc.peers import link
+from extproc.peers.encoding import decode as decode_picks
+from extproc.peers.encoding import decode_adapters
+from extproc.request.codec import MAX_BESIDE_BODY_BYTES, Codec
 
 KIB = 1024
 OWN_BYTES = 4096 * KIB
@@ -196,6 +211,190 @@ def test_a_reader_takes_no_more_memory_than_some_times_its_text(
     text = before + reader.shapes[shape](num_bytes - len(before + after)) + after
 
     assert _peak_bytes(reader.read, text) <= reader.times * len(text) + OWN_BYTES
+
+
+# --- protobuf: in memory of its own, which Python does not count ---------------------------------
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field with a length."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    low, high = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+
+
+def _within(*numbers: int) -> Callable[[Make], Make]:
+    """Put what is made into a field of a field, and so on."""
+
+    def around(make: Make) -> Make:
+        def wrapped(num_bytes: int) -> bytes:
+            text = make(num_bytes - 6 * len(numbers))
+            for number in reversed(numbers):
+                text = _field(number, text)
+            return text
+
+        return wrapped
+
+    return around
+
+
+_EMPTY = _repeated(_field(1, b""))
+_MAP = _repeated(_field(1, _field(1, b"a") + _field(2, b"")))
+MESSAGES: Mapping[str, tuple[Any, int, float, tuple[Make, ...]]] = {
+    "ext_proc": (
+        ProcessingRequest,
+        MAX_BESIDE_BODY_BYTES,
+        50,
+        (
+            _within(2, 1)(_EMPTY),  # headers
+            _within(2, 1)(_repeated(_field(1, _field(1, b"") + _field(3, b"")))),
+            _within(8, 1)(_MAP),  # metadata
+            _within(8, 1, 2, 1, 2, 6)(_EMPTY),  # a list in it
+            _repeated(_field(90, b"")),  # unknown fields
+        ),
+    ),
+    "an access log": (
+        StreamAccessLogsMessage,
+        completions.MAX_MESSAGE_BYTES,
+        50,
+        (
+            _within(2)(_EMPTY),  # entries
+            _within(2)(_repeated(_field(1, _field(1, _field(2, b"") + _field(5, b""))))),
+            _within(2, 1, 1)(_repeated(_field(22, _field(1, b"a")))),  # tags
+        ),
+    ),
+    "a peer": (
+        PeerMessage,
+        link.MAX_MESSAGE_BYTES,
+        60,
+        tuple(
+            _within(kind.number)(_repeated(_field(each.number, b"")))
+            for kind in PeerMessage.DESCRIPTOR.fields
+            if kind.message_type
+            for each in kind.message_type.fields
+        ),
+    ),
+    "a subscription": (
+        DiscoveryRequest,
+        eds.MAX_REQUEST_BYTES,
+        20,
+        (_repeated(_field(3, b"")), _within(2)(_repeated(_field(10, b"")))),
+    ),
+    "a question about health": (HealthCheckRequest, 27 * KIB * KIB, 3, (_EMPTY,)),
+}
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def _allocated_bytes() -> int:
+    """All that this process has of malloc."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("only glibc tells what is allocated")
+    libc.mallinfo2.restype = _MallInfo
+    found = libc.mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_takes_no_more_memory_than_some_times_its_bytes(name: str) -> None:
+    kind, max_bytes, times, shapes = MESSAGES[name]
+    for number, make in enumerate(shapes):
+        text = make(max_bytes)
+        before_bytes = _allocated_bytes()
+        with suppress(DecodeError):
+            kept = kind.FromString(text)
+            assert _allocated_bytes() - before_bytes <= times * len(text) + OWN_BYTES, number
+            del kept
+
+
+def _num_calls(read: Callable[[bytes], object], text: bytes) -> int:
+    """Calls of functions, Python's own too, while a text is read: some 0.1 us each."""
+    num = 0
+
+    def count(_frame: object, event: str, _what: object) -> None:
+        nonlocal num
+        num += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        with suppress(ExtprocError, ValueError, DecodeError):
+            read(text)
+    finally:
+        sys.setprofile(None)
+    return num
+
+
+def _record(text: bytes) -> None:
+    CompletionService(lambda *_: True, wall_clock=lambda: 0.0).record(text)
+
+
+def _hear(text: bytes) -> None:
+    told = PeerMessage.FromString(text)
+    decode_picks("r", told.picks)
+    decode_adapters(told.adapters)
+
+
+MAX_CALLS = 3 * KIB * KIB
+"""Of one pass."""
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("ext_proc", Codec().decode), ("an access log", _record), ("a peer", _hear)],
+)
+def test_the_longest_pass_over_a_message_has_a_limit(
+    name: str, read: Callable[[bytes], object]
+) -> None:
+    _, max_bytes, _, shapes = MESSAGES[name]
+
+    assert max(_num_calls(read, make(max_bytes)) for make in shapes) <= MAX_CALLS
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _within(2, 1)(_EMPTY),
+        lambda num: _field(4, _field(1, b"x")) + _within(8, 1)(_MAP)(num),
+        lambda num: _field(3, b"") + _within(8, 1)(_MAP)(num),
+    ],
+)
+def test_a_longer_message_of_ext_proc_is_refused_unless_it_is_a_body(make: Make) -> None:
+    body = _field(4, _field(1, bytes(2 * MAX_BESIDE_BODY_BYTES)))
+    with pytest.raises(ProtocolError, match="beside a body"):
+        Codec().decode(make(2 * MAX_BESIDE_BODY_BYTES))
+    Codec().decode(body)
+    Codec().decode_any(body)
+
+
+def test_a_longer_message_of_a_log_is_refused_and_entries_beyond_the_limit_are_not_read() -> None:
+    read: list[Completion] = []
+    garbage: list[int] = []
+    service = CompletionService(
+        lambda each, _: read.append(each),
+        wall_clock=lambda: 0.0,
+        on_garbage=lambda: garbage.append(1),
+    )
+    with pytest.raises(DecodeError):
+        service.record(_within(2)(_EMPTY)(completions.MAX_MESSAGE_BYTES + 100))
+    service.record(_field(2, _field(1, b"") * (completions.MAX_ENTRIES + 1)))
+    service.record_relayed([b""] * (completions.MAX_ENTRIES + 1))
+
+    assert len(read) == 2 * completions.MAX_ENTRIES
+    assert garbage == [1]
 
 
 class _NoneOf:

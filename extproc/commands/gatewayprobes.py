@@ -51,7 +51,7 @@ _UNASKED = (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a client got.
+    """The response to a request of the check.
 
     Attributes:
         sent_bytes: Size of the request's body, by which its decisions are found.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import KW_ONLY, dataclass
+from itertools import islice
 from typing import Any
 
 from envoy.data.accesslog.v3 import accesslog_pb2
@@ -41,6 +42,11 @@ from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 ORCA_HEADER = "endpoint-load-metrics"
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""One message of a log. Envoy sends one with each 16 KiB of entries (`buffer_size_bytes`). A byte
+takes up to 30 of memory."""
+MAX_ENTRIES = 8192
+"""Entries read of one message, some 50 us each. Real ones have several hundred bytes."""
 FIRST_BODY_BYTE_TAG = "extproc-first-body-byte"
 """Custom tag of an entry: `N us` from the request's arrival to the first byte of the response body,
 `- us` if there was none. Envoy's own fields have the time of the response headers."""
@@ -127,11 +133,15 @@ class CompletionService:
         """Record the finished requests of one message of a stream of Envoy's.
 
         Raises:
-            DecodeError: `message` is not an access log message; end the stream.
+            DecodeError: `message` is not an access log message, or too long; end the stream.
         """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise DecodeError(f"more than {MAX_MESSAGE_BYTES} bytes")
         entries = als_pb2.StreamAccessLogsMessage.FromString(message).http_logs.log_entry
         now_wall_s = self.wall_clock()
-        for entry in entries:
+        if len(entries) > MAX_ENTRIES:
+            self.on_garbage()
+        for entry in islice(entries, MAX_ENTRIES):
             if not self._record(entry, now_wall_s, log) and self.on_foreign is not None:
                 self.on_foreign(_pick_id(entry.common_properties), entry.SerializeToString())
         self.on_recorded()
@@ -139,7 +149,7 @@ class CompletionService:
     def record_relayed(self, entries: Iterable[bytes], link: Hashable = "") -> None:
         """Record finished requests relayed by another router: final entries, serialized."""
         now_wall_s = self.wall_clock()
-        for serialized in entries:
+        for serialized in islice(entries, MAX_ENTRIES):
             try:
                 entry = accesslog_pb2.HTTPAccessLogEntry.FromString(serialized)
             except DecodeError:

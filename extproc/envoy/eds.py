@@ -34,6 +34,8 @@ TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 MAX_STREAMS = 1024
 """Subscriptions at one time. An Envoy opens one."""
+MAX_REQUEST_BYTES = 1024 * 1024
+"""One subscription, with all that Envoy says of itself. A byte takes up to 10 of memory."""
 MAX_NAMES = 100
 """Clusters in one subscription; only one is ours."""
 
@@ -117,6 +119,9 @@ class _Stream:
     _is_acknowledged: bool = True
 
     def receive(self, message: bytes) -> None:
+        if len(message) > MAX_REQUEST_BYTES:
+            self.call.end(Code.INVALID_ARGUMENT, f"more than {MAX_REQUEST_BYTES} bytes")
+            return
         try:
             request = discovery_pb2.DiscoveryRequest.FromString(message)
         except DecodeError:

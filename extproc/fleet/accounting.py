@@ -32,7 +32,7 @@ from extproc.fleet.peerpicks import router_of
 from extproc.fleet.pool import InFlight, Pool
 from extproc.fleet.servers import Servers
 from extproc.fleet.tpot import Tpots
-from extproc.paths import FIRST_TOKEN_PATHS
+from extproc.paths import FIRST_TOKEN_PATHS, GENERATING_PATHS, NO_PATH
 from extproc.types import Outcome, Pick, Rejection
 
 UNANSWERED_S = 5.0
@@ -124,6 +124,7 @@ class Source(StrEnum):
     SCRAPE = "scrape"  # the endpoints' counts
 
 
+_TEXT_PATHS = GENERATING_PATHS - {NO_PATH}  # whose answers have a generated text
 _WITH_TIMES = (Source.AUTO, Source.ACCESS_LOG)
 _FIXED = {Source.RESPONSE_PHASES: -inf, Source.SCRAPE: inf}  # `Trust.whole_from_s`
 ACCESS_LOG, PAGES, RESPONSE = "access_log", "pages", "response"
@@ -166,7 +167,7 @@ class Accounting:
     Attributes:
         logs: Which Envoys report ends by an access log.
         tpots: Time per output token.
-        servers: Who served in another endpoint's place.
+        servers: The endpoints that served, as gateways report them.
     """
 
     def __init__(
@@ -298,9 +299,12 @@ class Accounting:
             is_long = ended_s - flight.started_at_s >= UNANSWERED_S
             return verdict if is_long else Evidence.NONE
         if verdict is _SERVED and _is_at_once(completion):
-            kind = likeness(flight.pick.request).kind
+            request = flight.pick.request
             address = completion.address or flight.pick.address
-            if self._pool.outliers.is_hollow(address, kind, completion.body_bytes):
+            is_text = request.path in _TEXT_PATHS
+            if self._pool.outliers.is_hollow(
+                address, likeness(request).kind, completion.body_bytes, is_text=is_text
+            ):
                 return Evidence.FAILED
         return verdict
 

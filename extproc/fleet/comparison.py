@@ -84,7 +84,7 @@ class Comparison:
         """Record a request that an endpoint has served, with an answer of so many bytes."""
         if num_bytes >= ERROR_BYTES:  # a shorter answer may be an error
             self._sources.served(like.source, address)
-        self.recent.add(sent_at_s, address, has_failed=False)
+        self.recent.add(sent_at_s, address, has_failed=False, num_bytes=num_bytes)
         all_counts, own_counts = self._all.new, own.tally.new
         for kind in (like.kind, ANY):
             count, own_count = all_counts.get(kind), own_counts.get(kind)
@@ -101,16 +101,27 @@ class Comparison:
                 sizes = counts[like.kind].sizes
                 sizes[size] = sizes.get(size, 0) + 1
 
-    def is_hollow(self, own: Own, kind: Hashable, num_bytes: int) -> bool:
+    def is_hollow(
+        self, own: Own, address: str, kind: Hashable, num_bytes: int, *, is_text: bool = False
+    ) -> bool:
         """Return whether an answer is less than half as long as 19 of 20 of those that other
-        endpoints gave to requests of a kind."""
+        endpoints gave to requests of a kind.
+
+        Where these are few, an answer that should be a generated text (`is_text`) and is as short
+        as an error is compared with those of all kinds.
+        """
         if not self.knows_lengths(own, kind):
-            return False
+            return is_text and num_bytes < ERROR_BYTES and self._are_texts_long(address)
         most, num_short = _size(2 * num_bytes), 0
         for counts, sign in ((self._all, 1), (own.tally, -1)):
             for sizes in counts.sizes_of(kind):
                 num_short += sign * sum(num for size, num in sizes.items() if size <= most)
         return num_short <= MAX_SHORT_RATIO * self._num_served(own, kind)
+
+    def _are_texts_long(self, address: str) -> bool:
+        """Return whether hardly any answers of other endpoints are near an error's length."""
+        num_served, num_short = self.recent.served_elsewhere(address, 2 * ERROR_BYTES)
+        return num_served >= MIN_ANSWERS and num_short <= MAX_SHORT_RATIO * num_served
 
     def knows_lengths(self, own: Own, kind: Hashable) -> bool:
         """Return whether other endpoints gave enough answers of a kind to tell a hollow one."""
@@ -119,6 +130,18 @@ class Comparison:
     def _num_served(self, own: Own, kind: Hashable) -> int:
         others = self._others(own, kind)
         return others.num - others.num_failed
+
+    def survives(self, own: Own, sent_at_s: float) -> bool:
+        """Return whether a row of failures goes on after what was sent then has been served.
+
+        It does where that was sent before the row began, and all has failed that was sent since.
+        Or nearly none elsewhere fails, and a request rarely explains such failures.
+        """
+        row = own.row
+        if not row.is_after(sent_at_s):
+            return False
+        is_rare = row.mixed is not None and row.mixed.is_rare
+        return row.is_pure or (is_rare and self._is_rarest(own))
 
     def failed(
         self, own: Own, address: str, like: Like, sent_at_s: float, *, is_rare: bool = False

@@ -48,9 +48,13 @@ class Row:
         self.since_s, self.until_s = min(self.since_s, at_s), max(self.until_s, at_s)
         self.is_pure = self.is_pure and outlived_s < self.since_s
 
-    def survives(self, sent_at_s: float) -> bool:
-        """Return whether it goes on after what was sent then has been served."""
-        return self.is_pure and sent_at_s < self.since_s < inf
+    def is_after(self, sent_at_s: float) -> bool:
+        """Return whether a request was sent before it began."""
+        return sent_at_s < self.since_s < inf
+
+    def spans(self, sent_at_s: float) -> bool:
+        """Return whether a request was sent while it went on."""
+        return self.since_s <= sent_at_s <= self.until_s
 
     def add(self, kind: Hashable, since: Count, *, is_rare: bool) -> None:
         """Count a failure; `since` is that of a first one of its kind."""

@@ -24,11 +24,12 @@ from msgspec.structs import replace
 from extproc.fleet.columns import Columns
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.disbelief import Disbelief
+from extproc.fleet.ejections import OutlierSettings
 from extproc.fleet.flights import Flights
 from extproc.fleet.foreign import ALONE_S, STEADY_S
 from extproc.fleet.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
 from extproc.fleet.modelindex import NOTHING, ModelIndex
-from extproc.fleet.outliers import Outliers, OutlierSettings
+from extproc.fleet.outliers import Outliers
 from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.podstate import PodState
 from extproc.fleet.prefixes import PrefixIndex

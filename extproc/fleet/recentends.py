@@ -22,6 +22,7 @@ class _Ended(NamedTuple):
     sent_at_s: float
     address: str
     has_failed: bool
+    num_bytes: int  # of the answer, where it was served
 
 
 class RecentEnds:
@@ -32,9 +33,20 @@ class RecentEnds:
     def __init__(self) -> None:
         self._ended = deque[_Ended](maxlen=NUM_RECENT)
 
-    def add(self, sent_at_s: float, address: str, *, has_failed: bool) -> None:
+    def add(self, sent_at_s: float, address: str, *, has_failed: bool, num_bytes: int = 0) -> None:
         """Record the end of a request."""
-        self._ended.append(_Ended(sent_at_s, address, has_failed))
+        self._ended.append(_Ended(sent_at_s, address, has_failed, num_bytes))
+
+    def served_elsewhere(self, address: str, short_bytes: int) -> tuple[int, int]:
+        """Return how many other endpoints have served, and how many of the answers were shorter
+        than this.
+        """
+        others = [
+            each.num_bytes
+            for each in self._ended
+            if each.address != address and not each.has_failed
+        ]
+        return len(others), sum(num_bytes < short_bytes for num_bytes in others)
 
     def excess(self, address: str) -> float:
         """Return how far the share of failures of an endpoint is above that of others.

@@ -8,7 +8,7 @@ Requests beyond these bounds do not count.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import field
 
@@ -33,6 +33,10 @@ class Like(NamedTuple):
     source: int
 
 
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
 class Growing(Count, kw_only=True):
     """A count that another one grows with, which began earlier: `ever`.
 
@@ -51,27 +55,42 @@ class Growing(Count, kw_only=True):
         self.ever.num_failed += failed
 
 
-class Tally:
-    """Counts by kind: within the window, and since a kind was new.
+class _Window(Generic[Key, Value]):
+    """What is known by key, within the window.
 
     Attributes:
         half: Of the window, by its number.
-        new: Counts in this half, to be added to.
+        new: What this half has brought, to be added to.
     """
 
-    __slots__ = ("_ever", "_limit", "_old", "half", "new")
+    __slots__ = ("_old", "half", "new")
 
-    def __init__(self, limit: int) -> None:
-        self._limit, self.half = limit, 0
-        self._ever: dict[Hashable, Count] = {}
-        self.new: dict[Hashable, Growing] = {}
-        self._old: dict[Hashable, Growing] = {}
+    def __init__(self) -> None:
+        self.half = 0
+        self.new: dict[Key, Value] = {}
+        self._old: dict[Key, Value] = {}
 
     def turn(self, half: int) -> None:
         """Start a half of the window, by its number, when it is due."""
         if half > self.half:
             self._old = self.new if half == self.half + 1 else {}
             self.half, self.new = half, {}
+
+
+class Tally(_Window[Hashable, Growing]):
+    """Counts by kind: within the window, and since a kind was new."""
+
+    __slots__ = ("_ever", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+        self._ever: dict[Hashable, Count] = {}
+
+    def turn(self, half: int) -> None:
+        """Start a half of the window, and forget the kinds that it has no requests of."""
+        if half > self.half:
+            super().turn(half)
             self._ever = {kind: self._ever[kind] for kind in self._old}
 
     def has_room(self, kind: Hashable) -> bool:
@@ -120,30 +139,19 @@ class Tally:
 _NOTHING = Count(0, 0)
 
 
-class Sources:
+class Sources(_Window[int, str]):
     """Which requests endpoints have served, within the window."""
 
-    __slots__ = ("_half", "_new", "_old")
-
-    def __init__(self) -> None:
-        self._half = 0
-        self._new: dict[int, str] = {}
-        self._old: dict[int, str] = {}
-
-    def turn(self, half: int) -> None:
-        """Start a half of the window, by its number, when it is due."""
-        if half > self._half:
-            self._old = self._new if half == self._half + 1 else {}
-            self._half, self._new = half, {}
+    __slots__ = ()
 
     def served(self, source: int, address: str) -> None:
         """Record that an endpoint has served a request."""
-        before = self._new.get(source)
-        if before is None and len(self._new) < MAX_SOURCES:
-            self._new[source] = address
+        before = self.new.get(source)
+        if before is None and len(self.new) < MAX_SOURCES:
+            self.new[source] = address
         elif before is not None and before != address:
-            self._new[source] = ""  # several have
+            self.new[source] = ""  # several have
 
     def is_served_elsewhere(self, source: int, address: str) -> bool:
         """Return whether another endpoint than this one has served it."""
-        return any(half.get(source, address) != address for half in (self._new, self._old))
+        return any(half.get(source, address) != address for half in (self.new, self._old))

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 MAX_ROUTER_ID_CHARS = 64
 """Length of a peer's id; ours have 8."""
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""One message of a peer; ours stay below (`relay.MAX_ENTRY_BYTES`). A byte takes up to 50 of
+memory."""
 MAX_UNREAD_BYTES = 512 * 1024
 """Of picks that a link carries without a sign that the other side has read them."""
 
@@ -130,6 +133,10 @@ class PeerLink:
     def receive(self, message: bytes) -> None:
         """Handle a message of the other side."""
         if self._is_over:
+            return
+        if len(message) > MAX_MESSAGE_BYTES:
+            self._service.on_garbage()
+            self.end(Code.RESOURCE_EXHAUSTED, f"more than {MAX_MESSAGE_BYTES} bytes")
             return
         if self.link is not None and self._hears is not None:
             opened = self._hears.opened(message)

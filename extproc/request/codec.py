@@ -28,7 +28,16 @@ from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.encoding import Encoder
 from extproc.request.lostrewrites import AI_GATEWAY_HEADER
 from extproc.request.messages import BodyMode
-from extproc.request.usual import BODY, HEADERS, Head, Layout, Names, read_body, read_headers
+from extproc.request.usual import (
+    BODY,
+    HEADERS,
+    Head,
+    Layout,
+    Names,
+    first_body_bytes,
+    read_body,
+    read_headers,
+)
 
 NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),
@@ -42,6 +51,11 @@ MAX_CONTEXT_BYTES = 64
 """Of contexts that are remembered, which a data plane says with each message in the same words."""
 MAX_LAYOUTS = 512
 """Of messages with headers, by their lengths, that are remembered; 2 KB each."""
+MAX_LAYOUT_BYTES = 16 * 1024
+"""Longest message whose layout is remembered."""
+MAX_BESIDE_BODY_BYTES = 1024 * 1024
+"""Of a message, without a body that it begins with: headers and metadata. A byte of these takes up
+to 40 of memory. Envoy's own limit of headers is 60 KiB, if nothing else is configured."""
 MAX_MISSES = 8
 """Messages of the same length that may differ before one of them is remembered instead."""
 _MODES = {mode.value: mode for mode in BodyMode}
@@ -125,6 +139,8 @@ class Codec(Encoder):
 
     def _read_headers(self, message: bytes) -> m.RequestHeaders | None:
         """Read a message of a layout that is not known, and remember it."""
+        if len(message) > MAX_BESIDE_BODY_BYTES:
+            return None
         head = read_headers(message, self._names)
         if head is None:
             return None
@@ -137,7 +153,8 @@ class Codec(Encoder):
 
     def _remember(self, message: bytes, head: Head, context: _Context) -> None:
         known = self._layouts.get(len(message))
-        if known is not None and known[0].num_misses < MAX_MISSES:
+        is_new = known is None or known[0].num_misses >= MAX_MISSES
+        if not is_new or len(message) > MAX_LAYOUT_BYTES:
             return
         if len(self._layouts) >= MAX_LAYOUTS:
             self._layouts.clear()
@@ -145,6 +162,8 @@ class Codec(Encoder):
 
     def decode_any(self, message: bytes) -> m.Event:
         """Decode a message of any form by protobuf, as `decode`."""
+        if len(message) - first_body_bytes(message) > MAX_BESIDE_BODY_BYTES:
+            raise ProtocolError(f"more than {MAX_BESIDE_BODY_BYTES} bytes beside a body")
         try:
             request = pb.ProcessingRequest.FromString(message)
         except Exception as error:  # upb's DecodeError; garbage must not count as a bug of ours
@@ -155,7 +174,11 @@ class Codec(Encoder):
         return read(request)
 
     def _new_context(self, rest: bytes) -> _Context | None:
-        """Read all of a message but its phase; None if that is malformed, or has another phase."""
+        """Read all of a message but its phase; None if that is malformed, too long, or has another
+        phase.
+        """
+        if len(rest) > MAX_BESIDE_BODY_BYTES:
+            return None
         try:
             request = pb.ProcessingRequest.FromString(rest)
         except DecodeError:
@@ -204,13 +227,13 @@ def _headers(headers: Iterable[Any], needed: Collection[str]) -> dict[str, str]:
     """Return those that are needed. A repeated header does not replace the first: the values are
     joined.
     """
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for header in headers:
         name = header.key.lower()
         if name in needed:
             value = (header.raw_value or header.value.encode()).decode("latin-1")
-            found[name] = f"{found[name]},{value}" if name in found else value
-    return found
+            found.setdefault(name, []).append(value)
+    return {name: ",".join(values) for name, values in found.items()}
 
 
 def _subset(metadata: Any) -> frozenset[str] | None:

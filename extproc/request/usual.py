@@ -21,6 +21,7 @@ MAX_NAMES = 1024
 
 HEADERS, BODY = 0x12, 0x22
 """First bytes of messages with the request's headers and with its body."""
+_BODIES = BODY, 0x2A  # of the request and of the response
 
 VIEW_FROM_BYTES = 16 * 1024
 """Longer bodies are not copied: each copy of a megabyte takes milliseconds."""
@@ -156,6 +157,17 @@ def read_body(message: bytes) -> tuple[bytes | memoryview, bool, bytes] | None:
         return None
     is_large = end - at > VIEW_FROM_BYTES
     return memoryview(message)[at:end] if is_large else message[at:end], ends, message[stop:]
+
+
+def first_body_bytes(message: bytes) -> int:
+    """Return how much of a message is the body that it begins with; 0 if it begins with none."""
+    if not message or message[0] not in _BODIES:
+        return 0
+    try:
+        at, stop = _content(message, 0, message[0])
+    except IndexError:
+        return 0
+    return min(stop, len(message)) - at
 
 
 def _content(message: bytes, at: int, tag: int) -> tuple[int, int]:

@@ -23,10 +23,10 @@ from extproc.costs import BYTES_PER_TOKEN, Costs
 from extproc.files.reading import describe_failure
 from extproc.files.tls import client_context
 from extproc.fleet.accounting import AccountingSettings, Source
+from extproc.fleet.ejections import OutlierSettings
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.longpages import Room
 from extproc.fleet.loops import LoopSettings
-from extproc.fleet.outliers import OutlierSettings
 from extproc.fleet.podhttp import base_url
 from extproc.fleet.podsecrets import PodSecrets
 from extproc.fleet.serverflags import PoolSettings, ServerFlags

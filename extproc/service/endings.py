@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol
 
 from extproc.fleet.accesslogs import STILL_S
 from extproc.fleet.accounting import Accounting, Completion
+from extproc.fleet.ejections import Readmission
 from extproc.fleet.evidence import FAILURES, Evidence
-from extproc.fleet.outliers import Outliers, Readmission
+from extproc.fleet.outliers import Outliers
 from extproc.peers.relay import Relay
 from extproc.phrases import listed
 from extproc.service.recorder import Recorder
@@ -179,7 +180,7 @@ class Endings:
             log.info("the access log of Envoy at %s tells how its requests end", _hosts(found))
 
     def _log_changes(self) -> None:
-        for change in self.outliers.take_changes():
+        for change in self.outliers.ejections.take_changes():
             if isinstance(change, Readmission):
                 why = (
                     "" if change.is_recovered else ": the limit of ejections leaves no room for it"

@@ -48,7 +48,7 @@ def add_gauges(
         "ejections",
         "Pods ejected: unreachable, consecutive_failures, failure_rate or failed_trial.",
         "reason",
-        lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
+        lambda: {str(cause): count for cause, count in pool.outliers.ejections.num.items()},
     )
     telemetry.add_gauges(
         "route_slo_target_ratio",

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from extproc.envoy.bootstrap import Mode
-from extproc.fleet.outliers import NUM_TRIALS
+from extproc.fleet.ejections import NUM_TRIALS
 from extproc.lab.fakepod.pod import PodConfig, build_app
 from tests.e2e.conftest import (
     SLOW,

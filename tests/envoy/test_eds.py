@@ -11,7 +11,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.envoy.eds import MAX_NAMES, MAX_STREAMS, TYPE_URL, EdsService
+from extproc.envoy.eds import MAX_NAMES, MAX_REQUEST_BYTES, MAX_STREAMS, TYPE_URL, EdsService
 from extproc.types import Endpoint
 from extproc.wire.rpc import Code, Session
 from tests.wire.fake_call import FakeCall, begin
@@ -336,3 +336,10 @@ def test_a_subscription_names_so_many_clusters_at_most() -> None:
 
     assert accepted.addresses() == [[A.address]]
     assert (refused.call.sent, refused.call.code) == ([], Code.INVALID_ARGUMENT)
+
+
+def test_a_subscription_longer_than_the_limit_is_refused_unread() -> None:
+    client = Client(EdsService(), [])
+    client.session.receive(bytes(MAX_REQUEST_BYTES + 1))
+
+    assert client.call.ended == (Code.INVALID_ARGUMENT, f"more than {MAX_REQUEST_BYTES} bytes")

@@ -17,8 +17,8 @@ from itertools import count
 from typing import Any
 
 from extproc.fleet.accounting import Accounting
+from extproc.fleet.ejections import Cause
 from extproc.fleet.evidence import Evidence
-from extproc.fleet.outliers import Cause
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.routing.picker import Picker
 from extproc.types import Outcome, Pick, RequestInfo
@@ -39,6 +39,7 @@ class How(StrEnum):
     CLOSED = "closed connections"
     CUT = "streams cut off"
     ERROR_STREAM = "200 and a stream with an error alone"
+    LONG_ERROR_STREAM = "200 and a stream with an error of 300 bytes alone"
     SILENT = "no answer until the client leaves"
 
 
@@ -57,6 +58,7 @@ _FAILED: Mapping[How, dict[str, Any]] = {
     },
     How.CUT: {"verdict": Evidence.BROKEN, "outcome": Outcome.FAILED},
     How.ERROR_STREAM: {"verdict": Evidence.SERVED, "body_bytes": 138},
+    How.LONG_ERROR_STREAM: {"verdict": Evidence.SERVED, "body_bytes": 300},
     How.SILENT: {
         "status": 0,
         "verdict": Evidence.UNANSWERED,
@@ -131,7 +133,7 @@ class Fleet:
     @property
     def num_ejections(self) -> int:
         """Of all pods and causes but that nobody listens there."""
-        found = self.pool.outliers.num_ejections
+        found = self.pool.outliers.ejections.num
         return sum(num for cause, num in found.items() if cause is not Cause.UNREACHABLE)
 
     def _numbers(self) -> range:
@@ -208,8 +210,10 @@ class Fleet:
         self.accounting.complete(completion(pick.id, **fields), now=at_s)
         if how is How.NOT_FOUND:
             self._list(pick.address, at_s)
-        if how is not None and self.pool.outliers.standing(pick.address, now=at_s)[0]:
-            self.failed_when_ejected.setdefault(pick.address, self.failures[pick.address])
+        for number in self.bad:
+            where = address(number)
+            if self.failures[where] and self.pool.outliers.standing(where, now=at_s)[0]:
+                self.failed_when_ejected.setdefault(where, self.failures[where])
 
     def _look(self, now: float) -> None:
         for number in self._numbers():
@@ -224,6 +228,9 @@ class Fleet:
 
 # --- random fleets ------------------------------------------------------------------------------
 
+EVERYWHERE = [how for how in How if how is not How.LONG_ERROR_STREAM]
+"""The ways in which requests fail wherever they are sent."""
+
 
 def healthy(seed: int) -> Fleet:
     """No pod is worse than another: one client's requests fail everywhere, or many clients'."""
@@ -236,10 +243,10 @@ def healthy(seed: int) -> Fleet:
     if rng.random() < 0.7:
         traffic.poison_per_s = rng.choice((0.5, 2.0, 10.0, 40.0))
         traffic.poison_models = rng.randint(1, traffic.num_models)
-        traffic.poison_how, traffic.is_session = rng.choice([*How]), rng.random() < 0.3
+        traffic.poison_how, traffic.is_session = rng.choice(EVERYWHERE), rng.random() < 0.3
     else:
         traffic.failing_ratio = rng.choice((0.02, 0.2, 0.5, 0.9, 1.0))
-        traffic.failing_how = rng.choice([*How])
+        traffic.failing_how = rng.choice(EVERYWHERE)
     return Fleet(rng.randint(2, 12), traffic, rng.choice(POLICIES), seed, since_s=10.0)
 
 

@@ -77,7 +77,7 @@ def test_an_endpoint_is_judged_by_the_ends_that_streams_report(
         books.pick, Outcome.FAILED, now=1.0 + took_s, verdict=verdict, num_bytes=9000
     )
 
-    assert (outliers._health[address(1)].num_row > 0) is is_judged
+    assert (outliers._records[address(1)].num_row > 0) is is_judged
 
 
 def test_a_pick_is_at_the_endpoint_that_it_was_moved_to() -> None:

@@ -16,20 +16,19 @@ from msgspec.structs import replace
 
 from extproc.fleet.chances import Count, Strata
 from extproc.fleet.comparison import HOLLOW_BYTES, MIN_BESIDE
-from extproc.fleet.evidence import Evidence, verdicts
-from extproc.fleet.outliers import (
+from extproc.fleet.ejections import (
     MAX_CHANGES,
-    MAX_DOUBTS,
-    MAX_SUSPECT_S,
     NUM_TRIALS,
     UNREACHABLE_S,
     Cause,
     Ejection,
-    Outliers,
     OutlierSettings,
     Readmission,
 )
+from extproc.fleet.evidence import Evidence, verdicts
+from extproc.fleet.outliers import MAX_DOUBTS, MAX_SUSPECT_S, Outliers
 from extproc.fleet.pool import Pool
+from extproc.fleet.recentends import NUM_BESIDE
 from extproc.fleet.tallies import MAX_KINDS, MAX_OWN_KINDS, MAX_SOURCES, WINDOW_S, Like, Sources
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, fill, pick, request
@@ -44,7 +43,7 @@ def is_out(made: Outliers, address: str, *, now: float) -> bool:
 
 
 def end_s(made: Outliers, address: str) -> float:
-    return made._health[address].until_s
+    return made._records[address].until_s
 
 
 def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
@@ -97,8 +96,8 @@ def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Evidence)
     tell(made, "a", verdict)
 
     assert (before, ejected(made, 0.0)) == ("", "a")
-    assert made.take_changes() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
-    assert made.take_changes() == []
+    assert made.ejections.take_changes() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
+    assert made.ejections.take_changes() == []
 
 
 def test_what_a_request_rarely_explains_needs_few_that_were_served_elsewhere() -> None:
@@ -231,8 +230,8 @@ def test_one_whose_failures_others_turn_out_to_share_is_back_at_once() -> None:
             tell(made, address, FAILED, now=2.0)
 
     assert ejected(made, 2.0, "abcd") == ""
-    assert made.take_changes()[1:] == [Readmission("a")]
-    assert made._health["a"].count == 0  # that one did not count
+    assert made.ejections.take_changes()[1:] == [Readmission("a")]
+    assert made._records["a"].count == 0  # that one did not count
 
 
 def test_one_that_breaks_first_of_all_is_back_once_others_break_alike() -> None:
@@ -296,7 +295,7 @@ def test_a_failure_rate_far_above_the_others_ejects(verdict: Evidence) -> None:
     tell(made, "a", *[SERVED, verdict] * 30)
 
     assert ejected(made, 0.0) == "a"
-    assert made.num_ejections[Cause.FAILURE_RATE] == 1
+    assert made.ejections.num[Cause.FAILURE_RATE] == 1
 
 
 def test_a_failure_rate_is_judged_with_enough_requests_to_it_and_to_others() -> None:
@@ -353,7 +352,7 @@ def test_kinds_and_sources_beyond_the_bounds_count_for_nobody() -> None:
     for number in range(MAX_OWN_KINDS + 50):
         tell(made, "a", FAILED, source=-number)
 
-    assert sum(made.num_ejections.values()) <= 1  # and it has neither failed nor grown
+    assert sum(made.ejections.num.values()) <= 1  # and it has neither failed nor grown
 
 
 @pytest.mark.parametrize("addresses", ["abc", "abcdef", "abcdefghijklmnop"])
@@ -365,7 +364,7 @@ def test_where_all_begin_to_fail_at_one_moment_nobody_is_ejected(addresses: str)
         for address in addresses:
             tell(made, address, FAILED, now=1.0)
 
-    assert not any(made.num_ejections.values())
+    assert not any(made.ejections.num.values())
 
 
 def test_the_chance_of_a_share_is_small_only_where_it_is_more_than_its_requests() -> None:
@@ -406,7 +405,7 @@ def test_one_that_fails_as_often_as_others_is_not_ejected(seed: int) -> None:
         now, verdict = number * interval_s, FAILED if fails else SERVED
         tell(made, rng.choice(addresses), verdict, now=now, source=source)
 
-    assert not any(made.num_ejections.values())
+    assert not any(made.ejections.num.values())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -429,7 +428,7 @@ def test_one_that_cannot_be_reached_is_ejected_at_once_and_shortly() -> None:
 
     assert ejected(made, 10.0 + UNREACHABLE_S) == "a"
     assert ejected(made, 10.1 + UNREACHABLE_S) == ""
-    assert made.take_changes() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
+    assert made.ejections.take_changes() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
 
 
 def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
@@ -460,7 +459,7 @@ def test_one_that_answers_us_and_resets_requests_is_ejected_all_the_same() -> No
         made.record_answer("a", asked_at_s=number + 0.5)
 
     assert ejected(made, 5.0) == "a"
-    assert made.num_ejections == {
+    assert made.ejections.num == {
         Cause.UNREACHABLE: 4,
         Cause.CONSECUTIVE_FAILURES: 1,
         Cause.FAILURE_RATE: 0,
@@ -483,7 +482,7 @@ def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
 
 def eject(made: Outliers, address: str, now: float) -> float:
     """Have it fail what another has served; answer for how long it is ejected."""
-    other = next(each for each in "cb" if each != address and made._health[each].cause is None)
+    other = next(each for each in "cb" if each != address and made._records[each].cause is None)
     for _ in range(MIN_BESIDE):
         tell(made, other, SERVED, now=now)
     for _ in range(20):  # five, where no other was ejected a moment ago
@@ -547,7 +546,7 @@ def test_a_trial_that_fails_ejects_again_for_longer() -> None:
         made.end("a", UNREACHABLE, LIKE, now=now, trial=trial)
 
     assert end_s(made, "a") - now == 2 * BASE_S
-    assert made.num_ejections[Cause.FAILED_TRIAL] == 1
+    assert made.ejections.num[Cause.FAILED_TRIAL] == 1
     assert not is_out(made, "a", now=end_s(made, "a") + 1.0)  # no trial is left open
 
 
@@ -561,7 +560,7 @@ def test_a_trial_that_fails_what_others_serve_ejects_again() -> None:
     tell(made, "a", FAILED, now=now)
 
     assert (before, ejected(made, now)) == ("", "a")
-    assert made.num_ejections[Cause.FAILED_TRIAL] == 1
+    assert made.ejections.num[Cause.FAILED_TRIAL] == 1
 
 
 def test_a_trial_goes_on_where_the_others_fail_alike() -> None:
@@ -573,7 +572,7 @@ def test_a_trial_goes_on_where_the_others_fail_alike() -> None:
     tell(made, "a", FAILED, now=now)
 
     assert not is_out(made, "a", now=now)
-    assert made.num_ejections[Cause.FAILED_TRIAL] == 0
+    assert made.ejections.num[Cause.FAILED_TRIAL] == 0
 
 
 def test_what_was_sent_before_or_while_it_was_ejected_changes_nothing() -> None:
@@ -658,18 +657,18 @@ def test_the_end_of_an_ejection_is_news_whatever_ends_it() -> None:
     serve(made)
     eject(made, "a", 0.0)
     tell(made, "b", UNREACHABLE)
-    assert [type(each) for each in made.take_changes()] == [Ejection]
+    assert [type(each) for each in made.ejections.take_changes()] == [Ejection]
     tell(made, "a", *[SERVED] * NUM_TRIALS, now=BASE_S + 1)
-    passed = made.take_changes()
+    passed = made.ejections.take_changes()
     tell(made, "b", UNREACHABLE, now=BASE_S + 2)
     made.record_answer("b", asked_at_s=BASE_S + 3)
-    answered = made.take_changes()
+    answered = made.ejections.take_changes()
     eject(made, "c", BASE_S + 4)
     made.configure(OutlierSettings(enabled=False))
 
     assert passed == [Readmission("a")]
     assert answered == [Ejection("b", Cause.UNREACHABLE, UNREACHABLE_S), Readmission("b")]
-    assert made.take_changes()[1:] == [Readmission("c", is_recovered=False)]
+    assert made.ejections.take_changes()[1:] == [Readmission("c", is_recovered=False)]
 
 
 def test_news_that_nobody_asks_for_are_bounded() -> None:
@@ -678,7 +677,7 @@ def test_news_that_nobody_asks_for_are_bounded() -> None:
         tell(made, "a", SERVED, UNREACHABLE, now=float(number))
         made.record_answer("a", asked_at_s=number + 0.5)
 
-    assert len(made.take_changes()) == MAX_CHANGES
+    assert len(made.ejections.take_changes()) == MAX_CHANGES
 
 
 # --- what attempts say ----------------------------------------------------------------------
@@ -718,7 +717,7 @@ def test_healthy_traffic_ejects_nobody(events: list[tuple[str, Evidence, float]]
     for address, verdict, now in events:
         tell(made, address, verdict, now=now)
 
-    assert not any(made.num_ejections.values())
+    assert not any(made.ejections.num.values())
 
 
 class OutlierMachine(RuleBasedStateMachine):
@@ -857,7 +856,7 @@ def test_a_404_on_trial_fails_it_once_the_model_is_listed_again() -> None:
     made.record_models("a", {"sql"}, asked_at_s=now + 1, now=now + 1)
 
     assert was_out
-    assert made.num_ejections[Cause.FAILED_TRIAL] == 1
+    assert made.ejections.num[Cause.FAILED_TRIAL] == 1
 
 
 def test_of_many_404s_without_a_list_the_oldest_count_for_nothing() -> None:
@@ -865,7 +864,7 @@ def test_of_many_404s_without_a_list_the_oldest_count_for_nothing() -> None:
     doubt(made, "a", MAX_DOUBTS + 9)
     doubt(made, "gone", 1)
 
-    assert len(made._health["a"].doubts) == MAX_DOUBTS
+    assert len(made._records["a"].doubts) == MAX_DOUBTS
 
 
 def test_a_pod_that_lists_a_model_and_answers_404_for_it_is_ejected() -> None:
@@ -890,7 +889,7 @@ def test_a_404_to_a_request_without_a_model_is_no_evidence() -> None:
     pool.flights.start(made, now=1.0)
     pool.flights.finish(made.id, now=2.0, verdict=Evidence.NOT_FOUND)
 
-    assert not pool.outliers._health[address_of(1)].doubts
+    assert not pool.outliers._records[address_of(1)].doubts
 
 
 # --- answers that are errors, suspects, and what was sent before ----------------------------
@@ -920,6 +919,37 @@ def test_an_answer_far_shorter_than_those_of_others_is_hollow(
     assert not made.is_hollow("gone", "sql", num_bytes)
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "others_bytes", "num_others", "expected"),
+    [
+        (138, 700, 10, True),
+        (138, 700, 9, False),  # too few to say
+        (138, 200, 10, False),  # they are nearly as short
+        (256, 100_000, 10, False),  # it may be a text
+    ],
+)
+def test_a_text_as_short_as_an_error_is_hollow_whatever_model_others_had(
+    num_bytes: int, others_bytes: int, num_others: int, expected: bool
+) -> None:
+    made = outliers()
+    for number in range(num_others):
+        made.end("b", SERVED, Like(f"{number}", number), now=0.0, num_bytes=others_bytes)
+
+    assert made.is_hollow("a", "sql", num_bytes, is_text=True) is expected
+    assert not made.is_hollow("a", "sql", num_bytes)
+
+
+def test_a_text_as_short_as_those_that_others_gave_to_its_kind_is_not_hollow() -> None:
+    made = outliers()
+    for number in range(10):
+        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=200)
+    for number in range(1000):
+        made.end("b", SERVED, Like("base", number), now=0.0, num_bytes=9000)
+
+    assert not made.is_hollow("a", "sql", 200, is_text=True)
+    assert made.is_hollow("a", "other", 200, is_text=True)
+
+
 def is_suspect(made: Outliers, address: str, *, now: float) -> bool:
     return made.standing(address, now=now)[2]
 
@@ -929,9 +959,9 @@ def test_a_suspect_gets_single_requests_after_ever_longer_pauses_until_it_serves
     serve(made)
     tell(made, "a", *[FAILED] * 2, source=-1)
     assert not is_suspect(made, "a", now=0.0)
-    for _ in range(9):
+    for _ in range(8):
         tell(made, "a", FAILED, source=-1, now=now)
-        pauses.append(made._health["a"].suspect_s - now)
+        pauses.append(made._records["a"].suspect_s - now)
         assert is_suspect(made, "a", now=now)
         now += pauses[-1] + 0.01
         assert not is_suspect(made, "a", now=now)
@@ -940,9 +970,9 @@ def test_a_suspect_gets_single_requests_after_ever_longer_pauses_until_it_serves
         serve(made, now=now)
     tell(made, "a", SERVED, now=now)
 
-    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[MAX_SUSPECT_S] * 3])
+    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[MAX_SUSPECT_S] * 2])
     assert not is_suspect(made, "a", now=now)
-    assert not any(made.num_ejections.values())
+    assert not any(made.ejections.num.values())
 
 
 def test_no_more_than_the_share_is_suspect_and_nobody_where_others_fail_too() -> None:
@@ -997,6 +1027,71 @@ def test_what_others_have_not_ended_since_a_row_began_ejects_nobody() -> None:
     assert (before, ejected(made, 6.1)) == ("", "a")
 
 
+def test_one_is_judged_again_when_others_have_served_what_they_were_sent_meanwhile() -> None:
+    made = outliers()
+    for number in range(NUM_PEERS):
+        made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+    for number in range(6):
+        send_and_end(made, FAILED, 5.0 + number / 10, -inf, now=5.1 + number / 10)
+    found = []
+    for sent_at_s in (4.9, 6.0, *[5.2] * MIN_BESIDE):  # before, after, and meanwhile
+        found.append(ejected(made, 7.0))
+        made.end("c", SERVED, Like("sql", -1), now=7.0, sent_at_s=sent_at_s)
+
+    assert found == [""] * len(found)
+    assert ejected(made, 7.0) == "a"
+
+
+def test_one_that_has_served_or_left_meanwhile_is_not_judged_again() -> None:
+    served, left = outliers(), outliers()
+    for made in (served, left):
+        for number in range(NUM_PEERS):
+            made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        for number in range(6):
+            send_and_end(made, FAILED, 5.0 + number / 10, -inf, now=5.1 + number / 10)
+    send_and_end(served, SERVED, 5.6, -inf, now=6.0)
+    left.set_endpoints("bc")
+    for made in (served, left):
+        for _ in range(NUM_PEERS):
+            made.end("c", SERVED, Like("sql", -1), now=7.0, sent_at_s=5.2)
+
+    assert [ejected(served, 7.0), ejected(left, 7.0, "bc")] == ["", ""]
+    assert not served._rows
+    assert not left._rows
+
+
+def test_one_that_fails_as_others_do_is_judged_again_a_bounded_number_of_times() -> None:
+    made = outliers()
+    for number in range(NUM_PEERS):
+        made.end("b", FAILED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+    for number in range(6):
+        send_and_end(made, FAILED, 5.0 + number / 10, -inf, now=5.1 + number / 10)
+    for _ in range(2 * NUM_BESIDE):
+        made.end("c", SERVED, Like("sql", -1), now=5.6, sent_at_s=5.2)
+
+    assert made._records["a"].num_again == NUM_BESIDE
+    assert ejected(made, 5.6) == ""
+
+
+@pytest.mark.parametrize(("num_broken", "expected"), [(1, "a"), (2, "")])
+def test_answers_to_what_was_sent_before_do_not_hide_breaks_that_others_hardly_have(
+    num_broken: int, expected: str
+) -> None:
+    """Streams of which some still go on: they were sent to it like the others."""
+    made = outliers()
+    for number in range(NUM_PEERS):
+        verdict = BROKEN if number < num_broken else SERVED
+        made.end("b", verdict, Like("sql", -number), now=4.0, sent_at_s=number / 10)
+    for number in range(MIN_BESIDE):
+        made.end("b", SERVED, Like("sql", -number), now=5.1, sent_at_s=5.0)
+    for number in range(6):
+        send_and_end(made, BROKEN, 5.0 + number / 10, 5.0, now=5.1 + number / 10)
+        send_and_end(made, SERVED, number / 10, -inf, now=5.1 + number / 10)
+
+    assert ejected(made, 6.0) == expected
+
+
 def test_a_rate_is_not_compared_with_those_of_others_that_got_nothing_meanwhile() -> None:
     """One of two gets nothing for a while, and all of a flood of bad ones comes to the other."""
     made = outliers()
@@ -1027,7 +1122,7 @@ def test_one_where_nobody_listens_is_back_when_the_same_befalls_another() -> Non
     before = ejected(made, 0.0)
     tell(made, "c", *[UNREACHABLE] * 12)
 
-    assert (before, made.num_ejections[Cause.CONSECUTIVE_FAILURES]) == ("a", 1)
+    assert (before, made.ejections.num[Cause.CONSECUTIVE_FAILURES]) == ("a", 1)
     assert "a" not in ejected(made, 0.0)
 
 

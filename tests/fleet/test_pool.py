@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from extproc.costs import Costs
 from extproc.fleet.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
+from extproc.fleet.ejections import Cause, OutlierSettings
 from extproc.fleet.evidence import Evidence
 from extproc.fleet.foreign import ALONE_S, STEADY_S
-from extproc.fleet.outliers import Cause, OutlierSettings
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import InFlight, Pool, PoolSettings
 from extproc.fleet.serverflags import ServerFlags
@@ -498,7 +498,7 @@ def test_what_is_there_again_after_it_was_gone_is_tried_at_once() -> None:
     made.record_report(address(1), report(), taken_at_s=3.0, asked_at_s=2.9)
 
     assert not made.snapshot(now=3.1).endpoints[0].is_ejected
-    assert made.outliers.num_ejections[Cause.CONSECUTIVE_FAILURES] == 1
+    assert made.outliers.ejections.num[Cause.CONSECUTIVE_FAILURES] == 1
 
 
 def test_a_retry_says_that_the_endpoint_before_it_broke_and_a_call_tells_whether_it_is_there() -> (

@@ -20,7 +20,7 @@ from extproc.peers.encoding import (
     PickUpdate,
     encode,
 )
-from extproc.peers.link import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
+from extproc.peers.link import MAX_MESSAGE_BYTES, MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
 from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, MAX_LINKS
 from extproc.queue import Waiting
 from extproc.queue.precedence import MAX_FIRST, First
@@ -209,6 +209,14 @@ def test_unreadable_messages_are_counted() -> None:
     _, session = router.accept()
     session.receive(b"\xff\xff")
 
+    assert router.num_garbage == 1
+
+
+def test_a_message_longer_than_the_limit_is_not_read() -> None:
+    router, call, session = greeted("b")
+    session.receive(bytes(MAX_MESSAGE_BYTES + 1))
+
+    assert call.code is Code.RESOURCE_EXHAUSTED
     assert router.num_garbage == 1
 
 

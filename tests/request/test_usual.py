@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from extproc.errors import ProtocolError
 from extproc.request import messages as m
 from extproc.request.codec import MAX_CONTEXT_BYTES, MAX_CONTEXTS, MAX_LAYOUTS, MAX_MISSES, Codec
-from extproc.request.usual import MAX_NAMES, VIEW_FROM_BYTES, Names, read_body, read_headers
+from extproc.request.usual import (
+    MAX_NAMES,
+    VIEW_FROM_BYTES,
+    Names,
+    first_body_bytes,
+    read_body,
+    read_headers,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "envoy-1.40-messages.json"
 RECORDED = [each.encode("latin-1") for each in json.loads(GOLDEN.read_text())["requests"]]
@@ -263,6 +270,34 @@ def test_a_message_of_a_known_layout_is_read_like_the_first(
         headers = [(name, (one + b"-")[: len(pairs[0][0]) + 1]) for name in needed]
         made = message_of(*headers, ("accept", other[:9].ljust(9)))
         assert codec.decode_usual(made) == decoded(made)
+
+
+def test_a_long_message_is_read_and_its_layout_is_not_remembered() -> None:
+    """Its names may be most of it."""
+    codec = Codec()
+    short, long = (
+        message_of((":path", b"/v1/models"), ("x-other", b"a" * size)) for size in (100, 20_000)
+    )
+    for _ in range(2):
+        assert isinstance(codec.decode(long), m.RequestHeaders)
+        assert isinstance(codec.decode(short), m.RequestHeaders)
+
+    assert [*codec._layouts] == [len(short)]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (b"", 0),
+        (b"\x12\x01a", 0),
+        (b"\x22", 0),  # the length is missing
+        (b"\x22\x02ab\x42\x00", 2),
+        (b"\x2a\x01a", 1),
+        (b"\x22\x7fabc", 3),  # cut short
+    ],
+)
+def test_a_body_counts_where_a_message_begins_with_it(message: bytes, expected: int) -> None:
+    assert first_body_bytes(message) == expected
 
 
 def test_layouts_are_remembered_up_to_a_number() -> None:
