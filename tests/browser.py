@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from playwright import async_api
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _POLL_MS = 50
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FLAGS = (

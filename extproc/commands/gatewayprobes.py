@@ -25,14 +25,16 @@ from extproc.commands.checks import Evidence, UntriedError
 CHAT = "/v1/chat/completions"
 NUM_REQUESTS = 5
 """That are sent to see whether each is decided once."""
+LONG_EVENTS = 8
+"""From which on a stream cannot have come at once."""
 LEFT_TOKENS = 400
 """Asked for where the client leaves after the first ones."""
 KB, MB = 107_000, 1_000_000
 """Bodies as they come: a long conversation, and one with an image."""
 END_S = 10.0
 """Until a router has heard of an end: Envoy writes its log every second."""
-EXPECT_S = 5.0
-"""Until a gateway tells a client that waits for it to go on. curl waits for one second."""
+EXPECT_S = 8.0
+"""Until a client that waits to go on is told to, or a router gives up (`max_continue_wait_s`)."""
 NOWHERE = "192.0.2.1:80"
 """An address of a client's own choice, at which nobody is (RFC 5737)."""
 _STEP_BYTES, _NUM_STEPS = 600, 40
@@ -43,15 +45,15 @@ _POLL_S = 0.2
 _MAX_QUOTED_CHARS = 160
 
 _UNASKED = (
-    "no router at --admin was asked about it. Is the router in the gateway's chain, and does it "
-    "speak TLS where the gateway does, and only there? Without Istio's DestinationRule each "
-    "request is an empty 500"
+    "no router at --admin was asked about it. Is each router named by --admin, and in the "
+    "gateway's chain, and does it speak TLS where the gateway does, and only there? Without "
+    "Istio's DestinationRule each request is an empty 500"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a client got.
+    """The response to a request of the check.
 
     Attributes:
         sent_bytes: Size of the request's body, by which its decisions are found.
@@ -73,6 +75,8 @@ class Reply:
         return not self.is_well and b"".join(self.pieces).lstrip().startswith(b'{"error"')
 
     def __str__(self) -> str:
+        if self.is_well:
+            return f"HTTP {self.status}"
         text = b"".join(self.pieces).decode(errors="replace").strip()[:_MAX_QUOTED_CHARS]
         return f"HTTP {self.status}: {text or 'without a body'}"
 
@@ -302,11 +306,16 @@ def _takes(num_bytes: int) -> Probe:
 
 
 async def _streams(gateway: Gateway) -> Evidence:
-    reply = await gateway.ask(max_tokens=32)
-    if not reply.is_well:
-        return False, str(reply)
-    num = len(reply.pieces)
-    return num > 1, f"{num} pieces" if num > 1 else "in one piece: something buffers responses"
+    for _ in range(NUM_REQUESTS):
+        reply = await gateway.ask(max_tokens=32)
+        if not reply.is_well:
+            return False, str(reply)
+        num_events = b"".join(reply.pieces).count(b"data:")
+        if len(reply.pieces) > 1:
+            return True, f"{num_events} events in {len(reply.pieces)} pieces"
+        if num_events >= LONG_EVENTS:
+            return False, f"{num_events} events in one piece: something buffers responses"
+    return None, "the model's responses are too short to tell"
 
 
 async def _continues(gateway: Gateway) -> Evidence:

@@ -167,7 +167,7 @@ class Accounting:
     Attributes:
         logs: Which Envoys report ends by an access log.
         tpots: Time per output token.
-        servers: Who served in another endpoint's place.
+        servers: The endpoints that served, as gateways report them.
     """
 
     def __init__(

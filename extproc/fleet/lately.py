@@ -8,7 +8,7 @@ WINDOW_S = 300.0
 
 
 class Lately:
-    """What counts since the start have grown by, since `WINDOW_S` to twice that ago.
+    """The growth of counts over the last `WINDOW_S` to twice that.
 
     Args:
         read: Returns the counts as they are.

@@ -1,4 +1,4 @@
-"""Who served requests, as gateways report it."""
+"""The endpoints that served requests, as gateways report them."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ by our answer. Decided anew, the calls about one request would count as many, ta
 others and wait for each other.
 
 So an answer with a destination sets a header, too, which names the pick and proves that a router
-has made it for this request and this destination. A client cannot make one without the key. One
-that somebody has read, on a pod say, is worth nothing with another request's id or destination, or
-once the pick has ended; for other routers' picks, whose ends are not known here, once it is old.
+has made it for this request and this destination. A client cannot make one without the key. A mark
+that somebody has read, on a pod say, is worth nothing with another request's id or destination.
+Nor is it once the pick has ended; or once it is old, for other routers' picks.
 """
 
 from __future__ import annotations

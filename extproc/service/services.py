@@ -56,6 +56,7 @@ class Services:
         self._endings, self._clock, self._tracing = endings, clocks.clock, tracing
         recorder, accounting = endings.recorder, endings.accounting
         telemetry = recorder.telemetry
+        has_marks = configured.may_be_asked_again(config)
         self.marks = marks = _marks(config, routing, router_id, clocks)
         parts = StreamParts(
             routing.router,
@@ -65,11 +66,12 @@ class Services:
             Lists(config.request.max_list_bytes_per_s),
             recorder,
             clocks.clock,
-            marks if configured.may_be_asked_again(config) else None,
+            marks if has_marks else None,
         )
         self.lost_rewrites = parts.lost_rewrites
         settings = configured.stream_settings(config)
-        is_straight = tracing is None and Straight.is_possible(settings)  # a span is a stream's
+        # Marks and spans are a stream's.
+        is_straight = tracing is None and not has_marks and Straight.is_possible(settings)
         self.processor = ExternalProcessor(
             new_stream_of(parts, settings, recorder, tracing),
             _codec(config),

@@ -26,7 +26,18 @@ from tests.fakepods import running_pod
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ("envoy-gateway", "envoy-gateway-original-dst", "inference-pool")
 COMMANDS = (
-    *("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo", "fake-pod"),
+    *(
+        "serve",
+        "epp",
+        "check-config",
+        "envoy",
+        "check-pod",
+        "check-gateway",
+        "watch",
+        "lab",
+        "demo",
+        "fake-pod",
+    ),
     *("up", "adapters"),
 )
 
@@ -75,7 +86,7 @@ def test_commands_are_shown_in_four_groups() -> None:
 
     assert {name: found for name, found in groups.items() if name != "Options"} == {
         "Run": ["up", "demo", "serve", "epp", "envoy", "adapters"],
-        "Check": ["check-config", "check-pod"],
+        "Check": ["check-config", "check-pod", "check-gateway"],
         "Observe": ["watch"],
         "Measure": ["lab", "fake-pod"],
     }
@@ -127,7 +138,10 @@ def test_images_are_named_by_the_version(page: str) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "proposed"),
-    [("extproc check-", "check-config check-pod"), ("extproc envoy --pr", "--preset")],
+    [
+        ("extproc check-", "check-config check-pod check-gateway"),
+        ("extproc envoy --pr", "--preset"),
+    ],
 )
 def test_completion_that_was_installed_completes_in_a_shell(
     tmp_path: Path, typed: str, proposed: str

@@ -192,6 +192,7 @@ def gateway_config(
     pods: Sequence[str] = (),
     ca_file: Path | None = None,
     num_filters: int = 1,
+    request_body: str = "FULL_DUPLEX_STREAMED",
     response_body: str = "FULL_DUPLEX_STREAMED",
     is_http2: bool = False,
 ) -> str:
@@ -204,6 +205,7 @@ def gateway_config(
         ca_file: The authority of the router's certificate; none to trust any, as charts do.
         num_filters: How often the picker's filter is in the chain, as Envoy AI Gateway has it once
             per match of a route.
+        request_body: The mode of requests' bodies.
         response_body: The mode of responses' bodies.
         is_http2: Pods are spoken to in HTTP/2.
     """
@@ -217,7 +219,7 @@ def gateway_config(
         manager["http_filters"].remove(hints)
     filters = manager["http_filters"]
     mode = filters[-2]["typed_config"]["processing_mode"]
-    mode["response_body_mode"] = response_body
+    mode["request_body_mode"], mode["response_body_mode"] = request_body, response_body
     if response_body == "NONE":
         mode["response_trailer_mode"] = "SKIP"
     if is_http2:

@@ -44,6 +44,8 @@ async def gateway(
     http: aiohttp.ClientSession,
     chart: Chart = Chart.ORIGINAL_DST,
     num_routers: int = 1,
+    request_body: str = "FULL_DUPLEX_STREAMED",
+    response_body: str = "FULL_DUPLEX_STREAMED",
     **config: Any,
 ) -> AsyncIterator[tuple[Client, list[EppProcess]]]:
     async with AsyncExitStack() as stack:
@@ -53,7 +55,14 @@ async def gateway(
         ]
         addresses = [router.address for router in routers]
         known = [pod.address for pod in pods]
-        text = gateway_config(chart, *addresses, pods=known, num_filters=NUM_FILTERS)
+        text = gateway_config(
+            chart,
+            *addresses,
+            pods=known,
+            num_filters=NUM_FILTERS,
+            request_body=request_body,
+            response_body=response_body,
+        )
         envoy = await stack.enter_async_context(EnvoyProcess(text))
         await eventually(envoy.has_checked_router)
         yield Client(envoy.url, http), routers
@@ -132,3 +141,55 @@ async def test_a_client_that_writes_our_headers_is_decided_as_any_other(
         assert await total(routers, "extproc_picks_total") == 3
         decided = await total(routers, "extproc_repeated_calls_total", result="decided")
         assert decided == 2
+
+
+@pytest.mark.parametrize("response", ["NONE", "BUFFERED", "STREAMED", "FULL_DUPLEX_STREAMED"])
+@pytest.mark.parametrize("has_log", [False, True])
+async def test_ten_calls_with_a_whole_body_make_one_decision(
+    pods: list[RunningPod], http: aiohttp.ClientSession, response: str, has_log: bool
+) -> None:
+    source = {"source": "access_log"} if has_log else {}
+    async with gateway(
+        pods, http, request_body="BUFFERED", response_body=response, completions=source
+    ) as (client, routers):
+        for model in MODELS:
+            answer = await client.chat(model, padding_bytes=20_000)
+            assert (answer.status, answer.json["model"]) == (200, model)
+
+        assert await total(routers, "extproc_picks_total") == len(MODELS)
+        answered = await total(routers, "extproc_repeated_calls_total", result="answered")
+        assert answered == len(MODELS) * (NUM_FILTERS - 1)
+
+
+async def test_two_routers_without_a_key_decide_again_and_lose_nothing(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with gateway(pods, http, num_routers=2) as (client, routers):
+        answers = [await client.chat(MODELS[0], padding_bytes=30_000) for _ in range(10)]
+        assert {answer.status for answer in answers} == {200}
+        for router in routers:
+            await eventually(router.has_none_in_flight)
+
+        picks = await total(routers, "extproc_picks_total")
+        decided = await total(routers, "extproc_repeated_calls_total", result="decided")
+        assert picks == len(answers) + decided
+        assert await total(routers, "extproc_completions_total", outcome="completed") == picks
+
+
+async def test_pods_that_serve_unchosen_are_counted_and_warned_of(
+    http: aiohttp.ClientSession,
+) -> None:
+    """Envoy does not know the pod that the router chooses, and falls back blindly."""
+    async with own_pods(2) as [known, stray], EppProcess(router_config([known])) as router:
+        text = gateway_config(Chart.OVERRIDE_HOST, router.address, pods=[stray.address])
+        async with EnvoyProcess(text) as envoy:
+            await eventually(envoy.has_checked_router)
+            client = Client(envoy.url, http)
+            statuses = [(await client.chat("shared")).status for _ in range(3)]
+            await eventually(router.has_none_in_flight)
+
+        assert statuses == [200] * 3
+        unknown = await total([router], "extproc_served_by_total", pod="unknown")
+        assert unknown == 3
+        health = await router.admin("/healthz")
+        assert stray.address in "".join(health["warnings"])

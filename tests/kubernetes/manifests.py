@@ -40,13 +40,12 @@ def copied(to: Path, namespace: str) -> Path:
     return target
 
 
-def without_istio(manifests: Path) -> Path:
-    """A copy as for another gateway: an API server knows Istio's objects only where Istio is."""
+def with_istio(manifests: Path) -> Path:
+    """A copy whose overlay for InferencePools is for Istio's gateway, by one line to uncomment."""
     kustomization = manifests / "overlays" / "inference-pool" / "kustomization.yaml"
-    text = kustomization.read_text()
-    changed = re.sub(r"(?m)^- \.\./\.\./components/istio.*\n", "", text)
-    assert changed != text
-    kustomization.write_text(changed)
+    text, line = kustomization.read_text(), "- ../../components/istio"
+    assert f"# {line}" in text
+    kustomization.write_text(text.replace(f"# {line}", line))
     return manifests
 
 

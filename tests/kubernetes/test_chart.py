@@ -231,11 +231,10 @@ def test_the_kubelet_finds_a_router_that_hangs_within_3_s_and_does_not_wait_for_
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_what_the_chart_is_with_its_values(overlay: str) -> None:
-    """All but what the components have, and the name of the ConfigMap."""
+    """All but the monitoring, which is a component, and the name of the ConfigMap."""
     values = yaml.safe_load(example_values(overlay).read_text(encoding="utf-8"))
     monitoring = {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
-    istio = {"istio": {"destinationRule": None, "envoyFilter": None}}
-    by_chart = rendered(merged(values, {**monitoring, **istio}))
+    by_chart = rendered(merged(values, monitoring))
     text = build(MANIFESTS / "overlays" / overlay)
 
     assert config_of(by_chart) == router_config(text)

@@ -12,14 +12,7 @@ import yaml
 
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, missing_programs
 from tests.kubernetes.chart import Releases, example_values, no_helm, releases, without_bookkeeping
-from tests.kubernetes.manifests import (
-    OVERLAYS,
-    Object,
-    build,
-    copied,
-    objects,
-    without_istio,
-)
+from tests.kubernetes.manifests import MANIFESTS, OVERLAYS, Object, build, objects
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,9 +56,9 @@ def values_of(overlay: str) -> dict[str, Any]:
     return {**values, **MONITORING}
 
 
-def there(server: ApiServer, namespace: str, text: str) -> dict[str, Object]:
+def there(server: ApiServer, namespace: str, overlay: str) -> dict[str, Object]:
     """What is in the namespace of each object that an overlay applies, as the server keeps it."""
-    wanted = objects(text)
+    wanted = objects(build(MANIFESTS / "overlays" / overlay))
     return {
         f"{each['kind']}/{name}": get(server, namespace, each["kind"], name)
         for each in wanted
@@ -105,19 +98,20 @@ def test_a_release_is_what_kubectl_applies_of_the_overlay(
     api_server: ApiServer, helm: Releases, overlay: str, tmp_path: Path
 ) -> None:
     """Each object as the API server keeps it, with all that it fills in."""
-    text = build(without_istio(copied(tmp_path, helm.namespace)) / "overlays" / overlay)
     helm.install(values_of(overlay))
-    by_chart = there(api_server, helm.namespace, text)
+    by_chart = there(api_server, helm.namespace, overlay)
     helm.uninstall()
-    text = text.replace("namespace: llm", f"namespace: {helm.namespace}").replace(
-        "httproute/llm/", f"httproute/{helm.namespace}/"
+    text = (
+        build(MANIFESTS / "overlays" / overlay)
+        .replace("namespace: llm", f"namespace: {helm.namespace}")
+        .replace("httproute/llm/", f"httproute/{helm.namespace}/")
     )
     text = text.replace(
         "owning-gateway-namespace: llm", f"owning-gateway-namespace: {helm.namespace}"
     )
     api_server.kubectl("apply", "-f", "-", input=text)
 
-    assert there(api_server, helm.namespace, text) == by_chart
+    assert there(api_server, helm.namespace, overlay) == by_chart
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

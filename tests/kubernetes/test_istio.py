@@ -29,7 +29,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import own_api_server
 from tests.kubernetes.installed import REWRITE, apply, put_pods
 from tests.kubernetes.istio import WITHIN_S, Istiod, Proxy, why_not
-from tests.kubernetes.manifests import copied, declaring, router_config
+from tests.kubernetes.manifests import copied, declaring, router_config, with_istio
 from tests.waiting import eventually
 
 OVERLAY, NAMESPACE, POOL = "inference-pool", "mesh", "vllm"
@@ -79,7 +79,8 @@ async def mesh(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> A
         await istiod.start()
         configs = map(pod_config, range(len(PODS)))
         pods = await stack.enter_async_context(running_pods(*configs, hosts=PODS, port=8000))
-        folder = copied(tmp_path_factory.mktemp("overlay"), NAMESPACE) / "overlays" / OVERLAY
+        manifests = with_istio(copied(tmp_path_factory.mktemp("overlay"), NAMESPACE))
+        folder = manifests / "overlays" / OVERLAY
         text = await asyncio.to_thread(apply, server, NAMESPACE, folder)
         cluster = await stack.enter_async_context(Cluster(server, NAMESPACE))
         await put_pods(cluster)

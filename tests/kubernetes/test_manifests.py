@@ -32,7 +32,6 @@ from tests.kubernetes.manifests import (
     copied,
     only,
     router_config,
-    without_istio,
 )
 from tests.waiting import eventually
 
@@ -60,10 +59,9 @@ def test_an_overlay_is_applied_by_one_command(
 
 
 def test_deleting_an_overlay_deletes_no_llmroute(
-    api_server: ApiServer, llm: str, crds: Path, tmp_path: Path
+    api_server: ApiServer, llm: str, crds: Path
 ) -> None:
     """The definition is an artefact of its own."""
-    manifests = without_istio(copied(tmp_path, llm))
     api_server.kubectl("apply", "-k", str(MANIFESTS / "definitions"))
     api_server.kubectl("wait", "--for=condition=Established", "crd/llmroutes.llm.extproc")
     route = {
@@ -74,7 +72,7 @@ def test_deleting_an_overlay_deletes_no_llmroute(
     }
     api_server.kubectl("apply", "-f", "-", input=json.dumps(route))
     for overlay in OVERLAYS:
-        folder = str(manifests / "overlays" / overlay)
+        folder = str(MANIFESTS / "overlays" / overlay)
         api_server.kubectl(*APPLY, folder)
         api_server.kubectl("delete", "-k", folder, "--wait=false")
 
@@ -155,8 +153,7 @@ class Applied:
 def applied(
     request: pytest.FixtureRequest, cluster: Cluster, crds: Path, tmp_path: Path
 ) -> Applied:
-    manifests = without_istio(copied(tmp_path, cluster.namespace))
-    folder = manifests / "overlays" / request.param
+    folder = copied(tmp_path, cluster.namespace) / "overlays" / request.param
     cluster.server.kubectl(*APPLY, str(folder))
     return Applied(cluster, build(folder))
 

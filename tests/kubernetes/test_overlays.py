@@ -25,7 +25,7 @@ from tests.kubernetes.manifests import (
     objects,
     only,
     router_config,
-    without_istio,
+    with_istio,
 )
 
 
@@ -98,8 +98,8 @@ def test_one_slow_response_to_a_probe_takes_no_router_out(overlay: str) -> None:
 
 
 def test_istio_accepts_the_router_s_own_certificate_and_knows_where_it_is(tmp_path: Path) -> None:
-    """Without another line, for its class; in whatever namespace."""
-    text = build(copied(tmp_path, "elsewhere") / "overlays" / "inference-pool")
+    """By one line to uncomment, as not every cluster has the definitions; in any namespace."""
+    text = build(with_istio(copied(tmp_path, "elsewhere")) / "overlays" / "inference-pool")
 
     (patch,) = only(text, "EnvoyFilter")["spec"]["configPatches"]
     assert patch["match"]["cluster"]["service"] == "extproc.elsewhere.svc.cluster.local"
@@ -110,9 +110,7 @@ def test_istio_accepts_the_router_s_own_certificate_and_knows_where_it_is(tmp_pa
 
 
 def test_another_gateway_s_cluster_needs_no_definition_of_istio(tmp_path: Path) -> None:
-    folder = without_istio(copied(tmp_path, "elsewhere")) / "overlays" / "inference-pool"
-
-    assert "istio.io" not in build(folder)
+    assert "istio.io" not in build(copied(tmp_path, "elsewhere") / "overlays" / "inference-pool")
 
 
 def config_in_force(text: str) -> Config:
