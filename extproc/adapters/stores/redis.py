@@ -145,6 +145,13 @@ def _without_user(url: str) -> tuple[str, str]:
     return f"{scheme}://{host}{slash}{path}", unquote(user.partition(":")[0])
 
 
+def _without_protocol(url: str) -> str:
+    """Return a URL without the version of the protocol, which is ours to choose."""
+    place, _, query = url.partition("?")
+    kept = "&".join(each for each in query.split("&") if not each.startswith("protocol="))
+    return f"{place}?{kept}" if kept else place
+
+
 class _TlsConnection(SSLConnection):
     """A connection with TLS as in all of ours, and what the URL's parameters ask of it.
 
@@ -215,7 +222,7 @@ class Redis:
         if ca_file is not None:
             options["ssl_ca_certs"] = str(ca_file)
         self._client = Client.from_url(
-            url,
+            _without_protocol(url),
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(ConstantBackoff(RETRY_S), NUM_RETRIES),

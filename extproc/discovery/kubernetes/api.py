@@ -156,13 +156,16 @@ class KubernetesClient:
             _keep_alive(response)
             async with asyncio.timeout(within_s), response:
                 yield []
-                rest = b""
+                rest, num_bytes = list[bytes](), 0
                 try:
                     async for chunk in response.content.iter_any():
-                        *lines, rest = (rest + chunk).split(b"\n")
+                        *lines, last = chunk.split(b"\n")
                         if lines:
-                            yield lines
-                        if len(rest) > MAX_LINE_BYTES:
+                            yield [b"".join([*rest, lines[0]]), *lines[1:]]
+                            rest, num_bytes = [], 0
+                        rest.append(last)  # joined once: pieces may be small
+                        num_bytes += len(last)
+                        if num_bytes > MAX_LINE_BYTES:
                             raise _too_long(MAX_LINE_BYTES)
                 finally:
                     _abort(response)

@@ -462,7 +462,8 @@ async def test_a_server_that_sends_what_has_no_end_is_an_error_and_no_memory(
         writer.close()
 
     async with tcp_server(serve) as address:
-        medium = Redis(f"redis://{address}", key=KEY, password=None, ca_file=None, interval_s=0.01)
+        url = f"redis://{address}/0?protocol=3&socket_keepalive=yes"
+        medium = Redis(url, key=KEY, password=None, ca_file=None, interval_s=0.01)
         with pytest.raises(StoreError, match=why):
             await medium.read()
         await medium.aclose()
