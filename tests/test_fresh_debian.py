@@ -26,6 +26,8 @@ def fresh(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.P
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell has what it starts in the background ignore this signal, and bash keeps that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
