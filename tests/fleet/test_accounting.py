@@ -108,9 +108,13 @@ def test_an_endpoint_is_unreachable_while_the_last_call_could_not_connect() -> N
 
 def test_a_pick_counts_where_the_data_plane_says_that_it_is_served() -> None:
     books = Books()
-    books.accounting.served(books.pick, address(2), now=1.0)
+    found = []
+    for number in (1, 2):
+        books.accounting.served(books.pick, address(number), now=1.0)
+        found.append([books.view(each).num_in_flight for each in (1, 2)])
 
-    assert [books.view(number).num_in_flight for number in (1, 2)] == [0, 1]
+    assert found == [[1, 0], [0, 1]]
+    assert books.accounting.servers.num["chosen"] == 1
 
 
 # --- completions ------------------------------------------------------------------------------

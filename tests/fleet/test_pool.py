@@ -661,6 +661,25 @@ def test_picks_that_the_report_leaves_no_room_for_are_ended_oldest_first() -> No
     assert reconciled(0, grace_s=0.0) == ["0", "1", "2", "3"]
 
 
+def test_a_told_pick_stays_on_a_page_that_lacks_it_until_the_pod_served_a_later_one_of_ours() -> (
+    None
+):
+    """As long as an access log tells of ends: a pod may hold a request that it does not show."""
+    trust = by_pages(1.0)._replace(has_other=lambda: True)
+    made = pool()
+    made.told.begin("other", now=0.0)
+    made.told.start(PeerPick("other-1", address(1), None, 10, 0.0), now=0.0)
+    in_flight = []
+    for served_s in (0.0, 9.0, 10.0):
+        start(made, f"mine-{served_s}", now=served_s)
+        made.flights.finish(f"mine-{served_s}", now=served_s + 0.5, verdict=Evidence.SERVED)
+        made.record_report(address(1), report(), taken_at_s=served_s + 2.0)
+        made.flights.reconcile(address(1), trust, now=served_s + 2.0)
+        in_flight.append(made.told.num_in_flight)
+
+    assert in_flight == [1, 1, 0]
+
+
 def test_nothing_is_reconciled_with_an_endpoint_that_never_reported() -> None:
     made = pool()
     start(made)
