@@ -23,9 +23,9 @@ MAX_TENANT_CHARS = 253
 MAX_TARGETS = 100
 """Of one alias, as a route of the configuration has them."""
 MAX_WEIGHT = 1_000_000.0
-ITEMS_A_PLACE = 16
+ITEMS_A_PLACE = 8
 """Tenants and targets that a declaration may have for each place in a store that it takes beside
-its first: 16 targets take 5 KB in a router, as much as the longest declaration without."""
+its first: eight targets take 2 KB in a router, as much as the longest declaration without."""
 _MAX_SHOWN_CHARS = 80
 """Of a wrong value, in the message about it."""
 

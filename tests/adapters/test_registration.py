@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from extproc.adapters.declared import ITEMS_A_PLACE
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
 from extproc.adapters.scope import Known, Scope, Users
 from extproc.adapters.stores.content import StoreError, StoreFullError
@@ -806,15 +807,19 @@ async def test_a_limited_tokens_part_counts_tenants_and_targets(
 ) -> None:
     monkeypatch.setattr("extproc.adapters.tokens.MAX_DECLARATIONS", 12)
     port.token_file.write_text(LIMITED)
-    alias = {"name": "a-alias", "targets": [{"model": f"a-{n}"} for n in range(16)]}
-    wide = alias | {"targets": [{"model": f"a-{n}"} for n in range(32)]}
+    alias = {"name": "a-alias", "targets": [{"model": f"a-{n}"} for n in range(ITEMS_A_PLACE)]}
+    wide = alias | {"targets": [{"model": f"a-{n}"} for n in range(2 * ITEMS_A_PLACE)]}
     replaces = {"If-Match": "*"}
     for body, headers, status in (
         (alias, {}, 201),
         ({"name": "a-1", "load": "lazy"}, {}, 201),
         (wide, replaces, 200),
         ({"name": "a-2", "load": "lazy"}, {}, 507),
-        (wide | {"targets": [{"model": f"a-{n}"} for n in range(48)]}, replaces, 507),
+        (
+            wide | {"targets": [{"model": f"a-{n}"} for n in range(3 * ITEMS_A_PLACE)]},
+            replaces,
+            507,
+        ),
         (alias, replaces, 200),
         ({"name": "a-2", "load": "lazy"}, {}, 201),
     ):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from extproc.adapters.declared import Declaration, DeclarationError, Target, Terms
+from extproc.adapters.declared import ITEMS_A_PLACE, Declaration, DeclarationError, Target, Terms
 from extproc.adapters.stores.content import (
     Change,
     ConflictError,
@@ -313,16 +313,16 @@ async def test_many_tenants_and_targets_take_more_places(
         monkeypatch.setattr(f"extproc.adapters.stores.{each}.MAX_DECLARATIONS", 6)
     store = await media.store()
     await store.look()
-    wide = alias("wide", 33)  # three places
+    wide = alias("wide", 2 * ITEMS_A_PLACE + 1)  # three places
     await store.put(wide)
-    assert len(await store.put_all([declared("a"), alias("b", 15)])) == 2
-    for too_much in ([alias("c", 16)], [declared("c"), declared("d")]):
+    assert len(await store.put_all([declared("a"), alias("b", ITEMS_A_PLACE - 1)])) == 2
+    for too_much in ([alias("c", ITEMS_A_PLACE)], [declared("c"), declared("d")]):
         with pytest.raises(StoreFullError, match="of 6 places are taken; . takes"):
             await store.put_all(too_much)
     with pytest.raises(StoreFullError, match="5 of 6 places are taken; c takes 2"):
-        await store.put(alias("c", 31))
-    await store.put(alias("wide", 16), if_match=ANY_TAG)
-    await store.put(alias("c", 31))
+        await store.put(alias("c", 2 * ITEMS_A_PLACE - 1))
+    await store.put(alias("wide", ITEMS_A_PLACE), if_match=ANY_TAG)
+    await store.put(alias("c", 2 * ITEMS_A_PLACE - 1))
     assert shown(store).keys() == {"wide", "a", "b", "c"}
 
     monkeypatch.setattr("extproc.adapters.stores.store.MAX_DECLARATIONS", 5)
