@@ -25,7 +25,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from extproc.adapters.changes import Changes, WhyNot
-from extproc.adapters.declared import Declaration, DeclarationError
+from extproc.adapters.declared import Declaration
 from extproc.adapters.registrationhttp import (
     MAX_LIST,
     PATH,
@@ -165,6 +165,16 @@ class Registration:
         body_out = self._answered(declaration, put, has_waited=bool(wait_s))
         return json_answer(body_out, status=status, headers={"ETag": f'"{put.tag}"'})
 
+    def _refusal(
+        self, request: web.Request, token: Token, declaration: Declaration
+    ) -> Exception | None:
+        """Return why one of a list cannot be declared."""
+        try:
+            self._changes.check(request, token, declaration)
+        except (ConflictError, RefusedError) as error:
+            return error.with_traceback(None)  # of a thousand, each would keep its frames
+        return None
+
     async def _post_all(
         self, request: web.Request, token: Token, body: bytes, wait_s: float
     ) -> web.StreamResponse:
@@ -177,13 +187,11 @@ class Registration:
         errors: dict[int, Exception] = {}
         declared: list[Declaration] = []
         for number, item in enumerate(items):
-            try:
-                if isinstance(item, DeclarationError):
-                    raise item
-                self._changes.check(request, token, item)
+            refusal = item if isinstance(item, Exception) else self._refusal(request, token, item)
+            if isinstance(item, Declaration) and refusal is None:
                 declared.append(item)
-            except (DeclarationError, ConflictError, RefusedError) as error:
-                errors[number] = error
+            elif refusal is not None:
+                errors[number] = refusal
         try:
             if errors:
                 raise BulkError(errors)

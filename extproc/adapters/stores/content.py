@@ -207,7 +207,7 @@ def decode_all(body: bytes, most: int) -> list[Declaration | DeclarationError]:
         try:
             found.append(decode_asked(bytes(item)))
         except DeclarationError as error:
-            found.append(error)
+            found.append(DeclarationError(str(error)))  # without the frames that it was raised in
     return found
 
 

@@ -141,7 +141,7 @@ class Swaps:
             if_match = ANY_TAG if replaces and is_there else None
             new = to_write(declaration, old, if_match, names)
         except (ConflictError, DeclarationError) as error:
-            self._errors[number] = error
+            self._errors[number] = error.with_traceback(None)
             return
         names.add(name)
         self._puts.append(put_of(declaration, old))

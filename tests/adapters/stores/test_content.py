@@ -13,6 +13,7 @@ from extproc.adapters.declared import Declaration, DeclarationError, LoadMode
 from extproc.adapters.stores.content import (
     MAX_CONTENT_BYTES,
     decode,
+    decode_all,
     decode_asked,
     encode,
     tag_of,
@@ -109,3 +110,13 @@ def test_what_cannot_stand_is_refused_with_the_reason(content: bytes, reason: st
 def test_a_tag_is_that_of_the_content() -> None:
     assert tag_of(b"a") == tag_of(b"a") != tag_of(b"b")
     assert decode(b'{"name": "a"}').tag == tag_of(b'{"name": "a"}')
+
+
+def test_the_errors_of_a_list_keep_none_of_the_frames_that_they_were_raised_in() -> None:
+    """A list has a thousand, which live as long as its answer."""
+    errors = [each for each in decode_all(b"[[],{},5]", 10) if isinstance(each, DeclarationError)]
+
+    assert len(errors) == 3
+    assert {(each.__traceback__, each.__cause__, each.__context__) for each in errors} == {
+        (None, None, None)
+    }
