@@ -136,8 +136,9 @@ async def of_the_store(files: Files) -> str:
     from extproc.adapters.stores.redis import Redis
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(4096):
-            writer.write(b"-ERR unknown command\r\n")
+        while data := await reader.read(4096):
+            num_commands = sum(line.startswith(b"*") for line in data.split(b"\r\n"))
+            writer.write(num_commands * b"-ERR unknown command\r\n")
         writer.close()
 
     tls = server_context(files.chain, files.key)
