@@ -18,6 +18,7 @@ from extproc.bounds import MAX_COUNT
 from extproc.errors import ExpositionError
 from extproc.fleet.accounting import Accounting
 from extproc.fleet.engines import PROFILES
+from extproc.fleet.evidence import StreamEnd
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.models import ModelsError, decode_models
 from extproc.fleet.orca import parse_orca
@@ -184,7 +185,8 @@ def test_any_page_gives_bounded_numbers_and_every_request_a_decision(
             result = service.router.route(asked, now=service.now)
             service.recorder.decided(result, 0.001, now=service.now)
             if isinstance(result, Pick) and model == "a":
-                service.accounting.finish(result, Outcome.COMPLETED, now=service.now)
+                end = StreamEnd(Outcome.COMPLETED)
+                service.accounting.finish(result, end, now=service.now)
                 service.recorder.ended(result, Outcome.COMPLETED)
             elif isinstance(result, Rejection):
                 service.recorder.rejected(result, {":path": "/v1/completions"})

@@ -35,7 +35,7 @@ from extproc.bounds import (
     between,
 )
 from extproc.fleet.accounting import Completion
-from extproc.fleet.evidence import Evidence
+from extproc.fleet.evidence import FULL_STATUSES, Evidence, by_status
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.types import Outcome
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
@@ -85,13 +85,7 @@ _ENDPOINTS_FLAGS = (
     "upstream_connection_failure",
     "upstream_connection_termination",
 )
-_OK, _NOT_FOUND = 200, 404
-_FULL = (429, 503)
-"""An endpoint's own that say "not now, try another". vLLM 0.32 answers 503 beyond
-`--max-num-queued-reqs` and `--max-num-queued-tokens` (`vllm/exceptions.py`: "Please try again later
-or on a different instance"), SGLang 503 beyond `--max-queued-requests` and 429 by routing key. None
-has worked on the request, or it says itself that a repetition is safe."""
-_GATEWAY_ERRORS = (502, 504)
+_OK = 200
 _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
 _CLIENT_LEFT_STATUSES = (0, 499)
 
@@ -248,24 +242,16 @@ def _verdict(flags: Any, outcome: Outcome, status: int | None, *, has_answered: 
         return Evidence.UNREACHABLE
     if flags and any(getattr(flags, name) for name in _ENDPOINTS_FLAGS):
         return Evidence.BROKEN
-    if status in _GATEWAY_ERRORS:
-        return Evidence.BROKEN
     if status is None:
         return Evidence.NONE
-    if status in _FULL:
-        return Evidence.FULL
-    if status == _NOT_FOUND:
-        return Evidence.NOT_FOUND
-    if status >= 400:
-        return Evidence.FAILED
-    return Evidence.SERVED if outcome is Outcome.COMPLETED else Evidence.NONE
+    return by_status(status, is_whole=outcome is Outcome.COMPLETED)
 
 
 def _is_refusal(entry: Any) -> bool:
     """Return whether an attempt's endpoint has answered that it is full."""
     common = entry.common_properties
     is_its_own = not any(getattr(common.response_flags, name) for name in _FAILURE_FLAGS)
-    return entry.response.response_code.value in _FULL and is_its_own
+    return entry.response.response_code.value in FULL_STATUSES and is_its_own
 
 
 def _tagged_s(tag: str) -> float | None:

@@ -25,7 +25,7 @@ from extproc.costs import BYTES_PER_TOKEN
 from extproc.fleet.accesslogs import AccessLogs
 from extproc.fleet.cachesize import MIN_STREAM_S
 from extproc.fleet.comparison import HOLLOW_BYTES
-from extproc.fleet.evidence import Evidence, likeness
+from extproc.fleet.evidence import Evidence, StreamEnd, likeness
 from extproc.fleet.flights import Trust
 from extproc.fleet.orca import parse_orca
 from extproc.fleet.peerpicks import router_of
@@ -296,8 +296,7 @@ class Accounting:
         if flight is None:
             return verdict
         if verdict is Evidence.UNANSWERED:
-            is_long = ended_s - flight.started_at_s >= UNANSWERED_S
-            return verdict if is_long else Evidence.NONE
+            return _if_long(verdict, flight, ended_s)
         if verdict is _SERVED and _is_at_once(completion):
             request = flight.pick.request
             address = completion.address or flight.pick.address
@@ -334,35 +333,21 @@ class Accounting:
         is_in_flight = flights.refused(pick_id, address, now=now)
         return is_in_flight or router_of(pick_id) == self._router_id
 
-    def finish(
-        self,
-        pick: Pick,
-        outcome: Outcome,
-        *,
-        now: float,
-        verdict: Evidence = Evidence.NONE,
-        num_bytes: int = 0,
-    ) -> bool:
-        """End a pick whose stream saw the end. Return False if it had ended before."""
-        flights, flight = self._pool.flights, self._pool.flights.find(pick.id)
-        if verdict is Evidence.UNANSWERED and flight is not None:
-            is_long = now - flight.started_at_s >= UNANSWERED_S
-            verdict = verdict if is_long else Evidence.NONE
+    def finish(self, pick: Pick, end: StreamEnd, *, now: float) -> InFlight | None:
+        """End a pick whose stream saw the end. Return None if it had ended before."""
+        flights, verdict = self._pool.flights, end.verdict
+        if verdict is Evidence.UNANSWERED and (flight := flights.find(pick.id)) is not None:
+            verdict = _if_long(verdict, flight, now)
         flight = flights.finish(
             pick.id,
             now=now,
-            has_run=outcome is not Outcome.FAILED,
+            has_run=end.outcome is not Outcome.FAILED,
             verdict=verdict,
-            num_bytes=num_bytes,
+            num_bytes=end.num_bytes,
         )
-        if flight is not None and outcome is Outcome.COMPLETED:
+        if flight is not None and end.outcome is Outcome.COMPLETED:
             flight.tracked.served_s = max(flight.tracked.served_s, flight.started_at_s)
-        return flight is not None
-
-    def address_of(self, pick: Pick) -> str:
-        """Return the endpoint that a pick counts at: where it was moved to, if it was."""
-        flight = self._pool.flights.find(pick.id)
-        return pick.address if flight is None else flight.tracked.endpoint.address
+        return flight
 
     def is_unreachable(self, address: str) -> bool:
         """Return whether the last call of ours could not connect to an endpoint of the pool."""
@@ -382,6 +367,11 @@ class Accounting:
     def expire(self, *, now: float) -> list[InFlight]:
         """End the picks in flight for longer than `max_age_s`; return them."""
         return self._pool.flights.expire(now=now, max_age_s=self._settings.max_age_s)
+
+
+def _if_long(verdict: Evidence, flight: InFlight, ended_s: float) -> Evidence:
+    """Return a verdict if the request was under way for long, else none."""
+    return verdict if ended_s - flight.started_at_s >= UNANSWERED_S else Evidence.NONE
 
 
 def _has_run(completion: Completion) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
+from typing import NamedTuple
 
 from extproc.fleet.tallies import Like
-from extproc.types import Pick, RequestInfo
+from extproc.types import Outcome, Pick, RequestInfo
 
 
 class Evidence(StrEnum):
@@ -22,8 +23,41 @@ class Evidence(StrEnum):
     NONE = "none"  # no evidence: the client left, or its request was wrong
 
 
+FULL_STATUSES = (429, 503)
+"""An endpoint's own that say "not now, try another". vLLM 0.32 answers 503 beyond
+`--max-num-queued-reqs` and `--max-num-queued-tokens` (`vllm/exceptions.py`: "Please try again later
+or on a different instance"), SGLang 503 beyond `--max-queued-requests` and 429 by routing key. None
+has worked on the request, or it says itself that a repetition is safe."""
+_GATEWAY_ERRORS = (502, 504)
+_NOT_FOUND = 404
 FAILURES = (Evidence.FAILED, Evidence.BROKEN, Evidence.UNREACHABLE, Evidence.UNANSWERED)
 _FAILED, _FULL = Evidence.FAILED, Evidence.FULL  # to look up a member takes 0.1 us
+
+
+class StreamEnd(NamedTuple):
+    """The end of a pick as its own stream saw it.
+
+    Attributes:
+        verdict: The evidence about the endpoint that it counts at.
+        num_bytes: Of the response's body.
+    """
+
+    outcome: Outcome
+    verdict: Evidence = Evidence.NONE
+    num_bytes: int = 0
+
+
+def by_status(status: int, *, is_whole: bool) -> Evidence:
+    """Return the evidence of an endpoint's own status, and of whether its response was whole."""
+    if status in _GATEWAY_ERRORS:
+        return Evidence.BROKEN
+    if status in FULL_STATUSES:
+        return Evidence.FULL
+    if status == _NOT_FOUND:
+        return Evidence.NOT_FOUND
+    if status >= 400:
+        return Evidence.FAILED
+    return Evidence.SERVED if is_whole else Evidence.NONE
 
 
 def verdicts(

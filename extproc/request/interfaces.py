@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from extproc.fleet.evidence import Evidence
+from extproc.fleet.evidence import StreamEnd
 from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.controlheaders import REMOVED_HEADERS
@@ -62,18 +62,10 @@ class Listing(Protocol):
 
 
 class Ends(Protocol):
-    """Counts what becomes of picks (`fleet.accounting.Accounting`)."""
+    """Counts what becomes of picks (`service.endings.Endings`)."""
 
-    def finish(
-        self,
-        pick: Pick,
-        outcome: Outcome,
-        *,
-        now: float,
-        verdict: Evidence = Evidence.NONE,
-        num_bytes: int = 0,
-    ) -> bool:
-        """End a pick, once, with what its response of so many bytes says of its endpoint.
+    def finish(self, pick: Pick, end: StreamEnd, *, now: float) -> bool:
+        """End a pick, once.
 
         Return False if something else has reported its end before, or is to say how it ended.
         """

@@ -19,11 +19,11 @@ from extproc.openai import check_model
 from extproc.paths import Route, RouteKind
 from extproc.queue import Ticket
 from extproc.request import messages as m
-from extproc.request import responses
 from extproc.request.incoming import has_fitting_length, hashes_of, request_id_of, session_of
 from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.jsonsmall import NO_STEERING, PROMPT, SMALL_BYTES, STEERING, read_members
 from extproc.request.messages import BodyMode
+from extproc.request.passing import body_mode
 from extproc.types import Pick, Rejection, RequestInfo
 
 _BUFFERED, _INFERENCE = BodyMode.BUFFERED, RouteKind.INFERENCE_JSON  # a look-up takes 0.1 us
@@ -59,9 +59,7 @@ class Straight:
         # Any number with so few digits fits.
         self._num_digits = len(str(settings.max_body_bytes)) - 1
         self._without_response = tuple(
-            mode
-            for mode in (BodyMode.NONE, None)
-            if responses.body_mode(mode, settings) is BodyMode.NONE
+            mode for mode in (BodyMode.NONE, None) if body_mode(mode, settings) is BodyMode.NONE
         )
 
     @staticmethod

@@ -20,6 +20,7 @@ from typing import Any
 
 from extproc import rejections
 from extproc.errors import ProtocolError, RequestError
+from extproc.fleet.evidence import StreamEnd
 from extproc.paths import Route, RouteKind
 from extproc.queue import Ticket
 from extproc.request import messages as m
@@ -30,8 +31,8 @@ from extproc.request.incoming import Incoming, kept_headers, match_route
 from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.lostrewrites import gateway_of
 from extproc.request.messages import IN_CHUNKS, BodyMode
+from extproc.request.passing import Passing, body_mode, may_restore
 from extproc.request.responses import ListRequest
-from extproc.request.restoring import Restorer
 from extproc.request.straight import Head
 from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, EventResult, State
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
@@ -60,21 +61,9 @@ class Stream:
 
     __slots__ = (
         *("_envoy", "_headers", "_incoming", "_is_echoing", "_is_held", "_list", "_parts"),
-        *("_is_rewritten", "_request"),
-        "_response_body_mode",
-        *(
-            "_is_response_whole",
-            "_response_bytes",
-            "_response_status",
-            "_response_type",
-            "_restorer",
-            "_settings",
-            "_tells_modes",
-            "_ticket",
-            "_wake",
-            "pick",
-            "state",
-        ),
+        "_request",
+        *("_passing", "_response_body_mode", "_settings", "_tells_modes", "_ticket", "_wake"),
+        *("pick", "state"),
     )
 
     _headers: Mapping[str, str]
@@ -99,11 +88,9 @@ class Stream:
         self._ticket: Ticket | None = None
         self._settings = settings
         self._response_body_mode = BodyMode.NONE
-        self._response_status, self._response_bytes = 0, 0
-        self._is_response_whole, self._response_type = False, ""
-        self._restorer: Restorer | None = None
+        self._passing: Passing | None = None
         self._tells_modes = True
-        self._is_held = self._is_rewritten = False
+        self._is_held = False
         self.state = State.HEADERS
         self.pick: Pick | None = None
 
@@ -200,20 +187,11 @@ class Stream:
     def _give_up_pick(self, now: float) -> None:
         pick, self.pick = self.pick, None
         if pick is not None:
-            self._finish(pick, Outcome.FAILED, now)
+            self._finish(pick, StreamEnd(Outcome.FAILED), now)
 
-    def _finish(self, pick: Pick, outcome: Outcome, now: float) -> None:
-        if self._parts.ends.finish(pick, outcome, now=now):
-            self._parts.observer.ended(pick, outcome)
-
-    def _finish_response(self, pick: Pick, now: float) -> None:
-        """End a pick by what has passed of its response."""
-        status, is_whole = self._response_status, self._is_response_whole
-        outcome = responses.outcome_of(status, is_whole=is_whole)
-        verdict = responses.verdict_of(status, is_whole=is_whole, content_type=self._response_type)
-        parts, num_bytes = self._parts, self._response_bytes
-        if parts.ends.finish(pick, outcome, now=now, verdict=verdict, num_bytes=num_bytes):
-            parts.observer.ended(pick, outcome)
+    def _finish(self, pick: Pick, end: StreamEnd, now: float) -> None:
+        if self._parts.ends.finish(pick, end, now=now):
+            self._parts.observer.ended(pick, end.outcome)
 
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
@@ -230,7 +208,7 @@ class Stream:
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
-        self._response_body_mode = responses.body_mode(event.response_body_mode, self._settings)
+        self._response_body_mode = body_mode(event.response_body_mode, self._settings)
         decided = self._parts.decided
         if decided is not None and decided.knows(event.headers, event.subset):
             return self._on_decided(event)
@@ -418,7 +396,7 @@ class Stream:
         mode, settings = self._response_body_mode, self._settings
         is_duplex = mode is BodyMode.FULL_DUPLEX_STREAMED
         request = self._request if self.pick is None else self.pick.request
-        is_ours = is_duplex or responses.may_restore(request, mode, settings)
+        is_ours = is_duplex or may_restore(request, mode, settings)
         if settings.uses_response_phases or is_ours:
             return EventResult.ANSWERED, commands
         commands.append(_END)
@@ -447,48 +425,48 @@ class Stream:
         return self._routed_on(incoming.release_read()) if incoming.reader.is_read else (None, [])
 
     def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> _Step:
-        self._response_status, self._response_type = event.status, event.content_type
-        self._is_response_whole = event.end_of_stream
-        pick, served_by = self.pick, event.served_by
-        if served_by and pick is not None:
-            self._parts.ends.served(pick, served_by, now=now)
-        mode, settings = self._response_body_mode, self._settings
-        self._restorer = responses.restorer(event, pick, mode, settings)
-        self._is_rewritten = pick is not None and bool(pick.request._written)
-        if mode is BodyMode.NONE or event.end_of_stream:
-            self._look_at_model(None, now)
-        return None, [m.ContinueResponseHeaders(drops_length=self._restorer is not None)]
+        pick = self.pick
+        if pick is None:
+            return None, [m.ContinueResponseHeaders()]
+        if event.served_by:
+            self._parts.ends.served(pick, event.served_by, now=now)
+        passing = self._response()
+        commands = passing.begin(event, pick, self._settings)
+        if self._response_body_mode is BodyMode.NONE or event.end_of_stream:
+            self._look_at_model(passing, None, now)
+        return None, commands
 
     def _on_local_reply(self, event: m.ResponseHeaders, now: float) -> _Step:
         self._let_go(now)
         if self.state is State.HEADERS:
-            self._response_body_mode = responses.body_mode(event.body_mode, self._settings)
+            self._response_body_mode = body_mode(event.body_mode, self._settings)
         return None, [m.ContinueResponseHeaders()]
 
     def _on_response_body(self, event: m.ResponseBody, now: float) -> _Step:
-        self._response_bytes += len(event.data)
-        self._is_response_whole = event.end_of_stream
-        answer = responses.release_body(event, self._response_body_mode, self._restorer)
-        self._look_at_model(event.data, now)
-        return None, answer
-
-    def _look_at_model(self, data: bytes | None, now: float) -> None:
-        """Find out, once, whether the pod has read what the client wrote instead of our rewrite."""
-        if self._is_rewritten and self.pick is not None:
-            request, status = self.pick.request, self._response_status
-            if responses.is_undone(request, status, data, self._restorer):
-                self._is_rewritten = False
-                gateway, written = gateway_of(self._headers), request._written
-                self._parts.lost_rewrites.note(gateway, written, request.model, now=now)
+        passing = self._response()
+        commands = passing.body(event)
+        self._look_at_model(passing, event.data, now)
+        return None, commands
 
     def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> _Step:
-        self._is_response_whole = True
-        return None, responses.release_trailers(self._response_body_mode, self._restorer)
+        return None, self._response().trailers()
+
+    def _response(self) -> Passing:
+        if self._passing is None:
+            self._passing = Passing(self._response_body_mode)
+        return self._passing
+
+    def _look_at_model(self, passing: Passing, data: bytes | None, now: float) -> None:
+        """Say so if the pod has read what the client wrote instead of our rewrite."""
+        request = passing.take_undone(data)
+        if request is not None:
+            gateway, written = gateway_of(self._headers), request._written
+            self._parts.lost_rewrites.note(gateway, written, request.model, now=now)
 
     def _on_ended(self, _event: m.Ended, now: float) -> _Step:
         self._leave(now)
         if self.pick is not None and self._settings.uses_response_phases:
-            self._finish_response(self.pick, now)
+            self._finish(self.pick, self._response().end(), now)
         return None, []
 
     def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from extproc.fleet.accesslogs import STILL_S
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.ejections import Readmission
-from extproc.fleet.evidence import FAILURES, Evidence
+from extproc.fleet.evidence import FAILURES, Evidence, StreamEnd
 from extproc.fleet.outliers import Outliers
 from extproc.peers.relay import Relay
 from extproc.phrases import listed
@@ -63,30 +63,21 @@ class Endings:
 
     # --- by their own streams ----------------------------------------------------------------
 
-    def finish(
-        self,
-        pick: Pick,
-        outcome: Outcome,
-        *,
-        now: float,
-        verdict: Evidence = Evidence.NONE,
-        num_bytes: int = 0,
-    ) -> bool:
+    def finish(self, pick: Pick, end: StreamEnd, *, now: float) -> bool:
         """End a pick as `Accounting.finish`, and ask its pod what an end like that may mean.
 
         Return False where it had ended before, and for an unknown outcome: whether the pod still
         answers tells more of that, and it is recorded then.
         """
-        accounting, address = self.accounting, self.accounting.address_of(pick)
-        if not accounting.finish(pick, outcome, now=now, verdict=verdict, num_bytes=num_bytes):
+        flight = self.accounting.finish(pick, end, now=now)
+        if flight is None:
             return False
-        if verdict is Evidence.NOT_FOUND and pick.request.model:
+        address, is_unknown = flight.tracked.endpoint.address, end.outcome is Outcome.UNKNOWN
+        if end.verdict is Evidence.NOT_FOUND and pick.request.model:
             self.pods.look(address)
-        elif outcome is Outcome.UNKNOWN or (
-            verdict in FAILURES and outcome is not Outcome.COMPLETED
-        ):
+        elif is_unknown or (end.verdict in FAILURES and end.outcome is not Outcome.COMPLETED):
             self.pods.doubt(address)
-        if outcome is not Outcome.UNKNOWN:
+        if not is_unknown:
             return True
         self._unsure.append(_Unsure(pick, address, now))
         return False

@@ -17,7 +17,7 @@ from extproc.fleet.accounting import (
     Ending,
     Source,
 )
-from extproc.fleet.evidence import Evidence
+from extproc.fleet.evidence import Evidence, StreamEnd
 from extproc.fleet.listeners import Nobody
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
@@ -27,6 +27,7 @@ from extproc.types import EndpointView, Outcome, RequestInfo
 from tests.builders import address, completion, endpoint, fill, pick, report, request
 
 LOGS = (0, 1)
+COMPLETED = StreamEnd(Outcome.COMPLETED)
 
 
 class Settled(Nobody):
@@ -73,9 +74,8 @@ def test_an_endpoint_is_judged_by_the_ends_that_streams_report(
     """A client that leaves soon, before any answer, tells nothing of the endpoint."""
     books = Books(source=Source.RESPONSE_PHASES)
     outliers = books.pool.outliers
-    assert books.accounting.finish(
-        books.pick, Outcome.FAILED, now=1.0 + took_s, verdict=verdict, num_bytes=9000
-    )
+    end = StreamEnd(Outcome.FAILED, verdict, num_bytes=9000)
+    assert books.accounting.finish(books.pick, end, now=1.0 + took_s)
 
     assert (outliers._records[address(1)].num_row > 0) is is_judged
 
@@ -83,12 +83,12 @@ def test_an_endpoint_is_judged_by_the_ends_that_streams_report(
 def test_a_pick_is_at_the_endpoint_that_it_was_moved_to() -> None:
     books = Books()
     accounting = books.accounting
-    assert accounting.address_of(books.pick) == address(1)
     accounting.served(books.pick, address(2), now=1.0)
-    assert accounting.address_of(books.pick) == address(2)
-    accounting.finish(books.pick, Outcome.COMPLETED, now=2.0)
+    ended = [accounting.finish(books.pick, COMPLETED, now=2.0) for _ in range(2)]
 
-    assert accounting.address_of(books.pick) == address(1)
+    assert ended[0] is not None
+    assert ended[0].tracked.endpoint.address == address(2)
+    assert ended[1] is None
     assert accounting.servers.num["other"] == 1
 
 
@@ -208,7 +208,7 @@ def test_an_adapter_was_used_up_to_the_end_of_its_request_not_to_the_news_of_it(
     books = Books()
     later = pick("r-2", 1, info=request("b"))
     books.pool.flights.start(later, now=1.0)
-    books.accounting.finish(later, Outcome.COMPLETED, now=2.75)
+    books.accounting.finish(later, COMPLETED, now=2.75)
     books.hear(lag_s=0.5)  # heard at 3.0
 
     assert books.view().gpu_adapters == ("b",)
@@ -354,9 +354,9 @@ def test_an_access_log_that_another_router_passes_on_is_as_good_as_ones_own() ->
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CANCELLED, Outcome.FAILED])
 def test_a_stream_ends_its_pick_once_and_a_failed_one_has_loaded_nothing(outcome: Outcome) -> None:
     books = Books()
-    seen = [books.accounting.finish(books.pick, outcome, now=2.0) for _ in range(2)]
+    seen = [books.accounting.finish(books.pick, StreamEnd(outcome), now=2.0) for _ in range(2)]
 
-    assert seen == [True, False]
+    assert [each is not None for each in seen] == [True, False]
     assert (books.view().gpu_adapters == ("a",)) == (outcome is not Outcome.FAILED)
 
 

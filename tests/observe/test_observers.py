@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from extproc.fleet.evidence import StreamEnd
 from extproc.observe.attainment import OTHER
 from extproc.observe.logs import MAX_REPEATS
 from extproc.observe.observers import NAMES, Observers
@@ -42,7 +43,7 @@ def serve(scene: Scene) -> None:
     assert endings.complete(completion(pick.id))
     recorder.rejected(no_endpoints("a"), {":path": "/v1/completions"})
     lost = routed(scene.route())
-    assert scene.accounting.finish(lost, Outcome.COMPLETED, now=0.0)
+    assert scene.accounting.finish(lost, StreamEnd(Outcome.COMPLETED), now=0.0)
     recorder.ended(lost, Outcome.COMPLETED)
     scene.route()
     endings.tick(now=9999.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from extproc.fleet.evidence import Evidence
+from extproc.fleet.evidence import Evidence, StreamEnd
 from extproc.openai import LISTED, Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
@@ -115,17 +115,9 @@ class FakeRouter:
     def leave(self, ticket: Ticket, *, now: float) -> None:
         self.tickets_left.append(ticket)
 
-    def finish(
-        self,
-        pick: Pick,
-        outcome: Outcome,
-        *,
-        now: float,
-        verdict: Evidence = Evidence.NONE,
-        num_bytes: int = 0,
-    ) -> bool:
-        self.verdicts.append((verdict, num_bytes))
-        self.finished.append((pick, outcome, now))
+    def finish(self, pick: Pick, end: StreamEnd, *, now: float) -> bool:
+        self.verdicts.append((end.verdict, end.num_bytes))
+        self.finished.append((pick, end.outcome, now))
         return len(self.finished) == 1
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from extproc.fleet.evidence import StreamEnd
 from extproc.observe.logs import MAX_REPEATS
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
@@ -161,7 +162,7 @@ def test_a_data_plane_that_breaks_the_protocol_all_the_time_does_not_fill_the_lo
 
 def test_the_rpc_ends_even_if_its_pick_cannot_be_ended() -> None:
     class CannotFinish(FakeRouter):
-        def finish(self, pick: Pick, outcome: Outcome, *, now: float, **said: Any) -> bool:
+        def finish(self, pick: Pick, end: StreamEnd, *, now: float) -> bool:
             raise RuntimeError("cannot be ended")
 
     service = Service(CannotFinish(), codec=BrokenCodec())
@@ -267,7 +268,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(FakeRouter):
-        def finish(self, pick: Pick, outcome: Outcome, *, now: float, **said: Any) -> bool:
+        def finish(self, pick: Pick, end: StreamEnd, *, now: float) -> bool:
             raise RuntimeError("a bug")
 
     service = Service(Broken(), StreamSettings(uses_response_phases=True))

@@ -74,16 +74,16 @@ class Scene:
         )
         self.router = router
         rewrites = Rewrites(rng=random.Random(0))
-        self.parts = StreamParts(
-            router, router.models, rewrites, accounting, Lists(), recorder, lambda: self.now
-        )
-        self.endings = Endings(
+        self.endings = endings = Endings(
             accounting,
             self.pool.outliers,
             recorder,
             Relay(),
             self,
             clock=lambda: self.now,
+        )
+        self.parts = StreamParts(
+            router, router.models, rewrites, endings, Lists(), recorder, lambda: self.now
         )
 
     def look(self, address: str) -> None:

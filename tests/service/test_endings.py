@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from extproc.fleet.evidence import Evidence
+from extproc.fleet.evidence import Evidence, StreamEnd
 from extproc.service.endings import UNSURE_S
 from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint, report
@@ -65,8 +65,8 @@ def test_an_end_that_a_stream_saw_is_recorded_by_it_once(outcome: Outcome) -> No
     scene = Scene()
     pick = picked(scene)
 
-    assert scene.endings.finish(pick, outcome, now=1.0)
-    assert not scene.endings.finish(pick, outcome, now=1.0)
+    assert scene.endings.finish(pick, StreamEnd(outcome), now=1.0)
+    assert not scene.endings.finish(pick, StreamEnd(outcome), now=1.0)
     assert len(scene.pool.flights) == 0
 
 
@@ -88,14 +88,14 @@ def test_a_pod_is_asked_what_an_end_means(
     outcome: Outcome, verdict: Evidence, asked: tuple[list[str], list[str]]
 ) -> None:
     scene = Scene()
-    scene.endings.finish(picked(scene), outcome, now=1.0, verdict=verdict)
+    scene.endings.finish(picked(scene), StreamEnd(outcome, verdict), now=1.0)
 
     assert (scene.doubtful, scene.failed) == asked
 
 
 def broken_off(scene: Scene) -> None:
     """A response begins, and its end does not come."""
-    assert not scene.endings.finish(picked(scene), Outcome.UNKNOWN, now=10.0)
+    assert not scene.endings.finish(picked(scene), StreamEnd(Outcome.UNKNOWN), now=10.0)
     scene.endings.tick(now=10.5)
     assert [counted(scene, each) for each in Outcome] == [0] * len(Outcome)
 
@@ -114,7 +114,7 @@ def test_a_response_that_broke_off_ended_unknown_if_its_pod_answers() -> None:
     scene = Scene()
     scene.pool.record_unreachable(address(1))
     broken_off_at_a_pod_that_was_lost = not scene.endings.finish(
-        picked(scene), Outcome.UNKNOWN, now=10.0
+        picked(scene), StreamEnd(Outcome.UNKNOWN), now=10.0
     )
     scene.pool.record_report(address(1), report(), taken_at_s=10.6, asked_at_s=10.55)
     scene.endings.tick(now=11.0)
