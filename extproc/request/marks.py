@@ -16,6 +16,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from math import inf
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_REQUEST_ID_CHARS
@@ -27,6 +28,8 @@ from extproc.types import Pick
 MAX_AGE_S = 60.0
 """Of a mark for another router's pick, the clocks' difference included. The next call follows at
 once, unless another filter of the gateway takes its time in between."""
+KEYS_EVERY_S = 60.0
+"""Between two readings of the keys."""
 _MAX_CHARS = 256
 _MAC_BYTES = 16
 _MAX_KEY_BYTES = 64
@@ -38,7 +41,8 @@ class Marks:
 
     Args:
         router_id: The prefix of this router's pick ids.
-        keys: The first makes marks, each proves them; routers that share one know each other's.
+        keys: Returns the keys as they are now, at least one. The first makes marks, each proves
+            them; routers that share one know each other's.
         is_in_flight: Returns whether a pick of this router has not ended.
         wall_clock: Wall seconds.
 
@@ -52,12 +56,13 @@ class Marks:
     def __init__(
         self,
         router_id: str,
-        keys: Sequence[bytes],
+        keys: Callable[[], Sequence[bytes]],
         *,
         is_in_flight: Callable[[str], bool],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._router_id, self._keys = router_id, [_short(key) for key in keys]
+        self._router_id, self._read_keys = router_id, keys
+        self._keys, self._read_s = [_short(key) for key in keys()], -inf
         self._is_in_flight, self._wall_clock = is_in_flight, wall_clock
         self.num_first = self.num_repeated = self.num_unproven = 0
         self._lately = Lately(lambda: (self.num_first, self.num_repeated, self.num_unproven))
@@ -102,8 +107,12 @@ class Marks:
         return abs(self._wall_clock() - int(made_s, 16)) <= MAX_AGE_S
 
     def look(self, *, now: float) -> None:
-        """Forget calls that are long ago; to be called about once a second."""
+        """Forget calls that are long ago, and read the keys again if it is time; to be called
+        about once a second.
+        """
         self._lately.look(now=now)
+        if now - self._read_s >= KEYS_EVERY_S:
+            self._keys, self._read_s = [_short(key) for key in self._read_keys()], now
 
     def per_request(self) -> float:
         """Return how often the gateway asks about one request, of late."""

@@ -122,10 +122,10 @@ def _on_unusable(address: str) -> None:
 
 def _marks(config: Config, routing: Routing, router_id: str, clocks: Clocks) -> Marks:
     """Return what knows a request again about which a gateway asks several times."""
-    flights, keys = routing.pool.flights, keys_of(config)()
+    flights, shared, own = routing.pool.flights, keys_of(config), [secrets.token_bytes(32)]
     return Marks(
         router_id,
-        keys or [secrets.token_bytes(32)],
+        lambda: shared() or own,
         is_in_flight=lambda pick_id: flights.find(pick_id) is not None,
         wall_clock=clocks.wall_clock,
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.fleet.lately import WINDOW_S
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
-from extproc.request.marks import MAX_AGE_S, Marks
+from extproc.request.marks import KEYS_EVERY_S, MAX_AGE_S, Marks
 from tests.builders import address, pick, request
 
 KEY, OTHER = b"k" * 44, b"o" * 100
@@ -23,11 +23,11 @@ class Side:
     """One router, whose picks in flight and whose clock the test sets."""
 
     def __init__(self, router_id: str = MINE, keys: Sequence[bytes] = (KEY,)) -> None:
-        self.in_flight = {PICK.id}
+        self.in_flight, self.keys = {PICK.id}, keys
         self.wall_s = 1_700_000_000.0
         self.marks = Marks(
             router_id,
-            keys,
+            lambda: self.keys,
             is_in_flight=lambda pick_id: pick_id in self.in_flight,
             wall_clock=lambda: self.wall_s,
         )
@@ -55,6 +55,19 @@ def test_a_request_that_this_router_decided_is_known_while_it_is_in_flight() -> 
     side.in_flight.clear()
     assert not asked(side, headers)
     assert (side.marks.num_first, side.marks.num_repeated, side.marks.num_unproven) == (1, 3, 1)
+
+
+def test_a_key_that_was_changed_counts_within_a_minute() -> None:
+    side, other = Side(), Side(THEIRS, (OTHER,))
+    side.marks.look(now=0.0)
+    headers = sent(other.marks.of(PICK))
+    side.keys = (KEY, OTHER)
+    known = []
+    for now in (KEYS_EVERY_S - 1, KEYS_EVERY_S):
+        side.marks.look(now=now)
+        known.append(asked(side, headers))
+
+    assert known == [False, True]
 
 
 def test_a_request_without_a_mark_is_no_further_call() -> None:
