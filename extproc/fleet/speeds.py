@@ -242,7 +242,7 @@ class _Group:
         learned = _near(self.endpoints[tracked].s_per_byte(presumed, self._variance), given)
         cold_s = self.load_s(Load.COLD, given.cold_load_s)
         cached_s = self.load_s(Load.CACHED, given.cached_load_s)
-        tracked.set_costs(Costs(learned, cold_s, cached_s, tracked.decoding.learned))
+        tracked.set_costs(Costs(learned, cold_s, cached_s, tracked.decoding.learned, tracked.response_s))
 
 
 def _near(s_per_byte: float, given: Costs) -> float:
