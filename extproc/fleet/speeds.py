@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -186,8 +186,8 @@ class _Group:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
         self.endpoints: dict[Tracked, _Own] = {}
         self._latest_s = -inf
-        self._variance = self._base_s = 0.0
-        self._loads: dict[Load, deque[float]] = {
+        self._variance = 0.0
+        self._loads: dict[Load, deque[tuple[float, float]]] = {
             load: deque(maxlen=NUM_LOADS) for load in (Load.CACHED, Load.COLD)
         }
         self._levels: dict[Load, Level] = {}  # until one more is seen
@@ -233,19 +233,18 @@ class _Group:
             beyond([own.rate for own in self.endpoints.values()], self.tokens.rate),
         )
 
-    def record_load(self, load: Load, rest_s: float, alike: Collection[float]) -> None:
-        """Record a first token with a load, beyond its prompt, and those that it is like."""
-        if len(alike) >= MIN_ALIKE:
-            self._base_s = sorted(alike)[len(alike) // 4]
-            self._loads[load].append(rest_s - self._base_s)
-            self._levels.pop(load, None)
+    def record_load(self, load: Load, seconds: float, unseen_s: float) -> None:
+        """Record what a load took, and how much of it may be something else."""
+        self._loads[load].append((seconds, unseen_s))
+        self._levels.pop(load, None)
 
     def load_s(self, load: Load, presumed_s: float) -> tuple[float, float | None]:
         """Return what a load is taken to cost, and that if it is known."""
         found = self._levels.get(load)
         if found is None:
-            low_s, middle_s, high_s = level(self._loads[load])
-            unseen_s = UNSEEN_RATIO * max(0.0, self._base_s)
+            seen = self._loads[load]
+            low_s, middle_s, high_s = level([seconds for seconds, _ in seen])
+            unseen_s = level([unseen_s for _, unseen_s in seen]).middle_s
             found = self._levels[load] = Level(low_s - unseen_s, middle_s, high_s + unseen_s)
         low_s, middle_s, high_s = found
         is_known = high_s / MAX_ERROR_RATIO <= middle_s <= low_s * MAX_ERROR_RATIO
@@ -308,5 +307,10 @@ class Speeds:
             prompt = num_bytes, ttft_s
             alone = prompt if since is None and not probe.is_behind else None
             group.record(tracked, prompt, alone, since, at_s=own.first_s)
-        else:
-            group.record_load(probe.load, rest_s, alike)
+        elif len(alike) >= MIN_ALIKE:
+            base_s = max(0.0, sorted(alike)[len(alike) // 4])
+            # What was sent at once after it is computed in the same step.
+            num_after = tracked.prompts.sent_by(sent_at_s + base_s) - own.until_bytes
+            after_s = max(0, num_after) * tracked.prompts.costs.prompt_s_per_byte
+            unseen_s = UNSEEN_RATIO * base_s + after_s
+            group.record_load(probe.load, rest_s - base_s - after_s, unseen_s)
