@@ -40,8 +40,6 @@ MAX_PAGES = 64
 MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
 MAX_FAILURES = 64
-RESPONSES = 16
-"""About so many make a pod's mean time of a response."""
 """Failures of an endpoint that count as requests there."""
 
 
@@ -81,6 +79,7 @@ class Tracked:
         adapters: The unfinished requests of routers by adapter; `changed` has those of which there
             are more or fewer since the last view.
         served_s: When the latest of our picks that it has served was made.
+        response_s: Mean time that our picks took that it has served of late; None without one.
         pages: When reports of late showed fewer requests than ours, and how many.
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
@@ -117,8 +116,9 @@ class Tracked:
             "num_picks",
             "num_silences",
         ),
-        *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency", "response_s"),
-        *("restarted_at_s", "returned_at_s", "room", "served_s", "slots", "traits", "version"),
+        *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
+        *("response_s", "restarted_at_s", "returned_at_s", "room", "served_s", "slots"),
+        *("traits", "version"),
         *("_stale", "facts", "facts_until_s", "row", "view", "view_expires_s"),
     )
 
@@ -154,10 +154,10 @@ class Tracked:
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = self.num_picks = 0
         self.served_s = -inf
+        self.response_s: float | None = None
         self.pages: deque[tuple[float, int]] = deque(maxlen=MAX_PAGES)
         self.prompts = Prompts(traits.costs)
         self.decoding = Decoding()
-        self.response_s = 0.0
         self.kv_cache = KvCache(endpoint.address)
         self.is_unreachable = False
         self.died_at_s: float | None = None
@@ -307,9 +307,9 @@ class Tracked:
         self.renew()
         self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         self.decoding.record(report, taken_at_s=taken_at_s)
-        decode, costs = self.decoding.learned, self.prompts.costs
-        if decode is not costs._decode or self.response_s != costs._response_s:
-            self.prompts.costs = replace(costs, _decode=decode, _response_s=self.response_s)
+        decode = self.decoding.learned
+        if decode is not self.prompts.costs._decode:
+            self.prompts.costs = replace(self.prompts.costs, _decode=decode)
         self.prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
         if report.kv_cache_tokens is not None:
             self.kv_cache.resize(report.kv_cache_tokens)
@@ -378,9 +378,6 @@ class Tracked:
         del self.flights[flight.pick.id]
         self.prompts.end(flight.pick.id, has_run=has_run)
         self.room.end(flight.started_at_s)
-        if has_run:
-            took_s, before_s = now - flight.started_at_s, self.response_s
-            self.response_s = before_s + (took_s - before_s) / RESPONSES if before_s else took_s
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def had_first_token(self, flight: InFlight, at_s: float) -> None:

@@ -285,8 +285,8 @@ def turn_s(view: EndpointView) -> float:
     A change costs a load, for which all wait, and the places that are empty until the adapter's last
     response has ended.
     """
-    costs = view.costs
-    return costs._response_s + LOADS_PER_TURN * costs.cold_load_s if costs._response_s else inf
+    response_s = view._response_s
+    return inf if response_s is None else response_s + LOADS_PER_TURN * view.costs.cold_load_s
 
 
 def _may_reserve(view: EndpointView, num_reserved: int) -> bool:

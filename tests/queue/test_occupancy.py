@@ -130,9 +130,9 @@ def test_where_it_is_full_of_bytes_the_tenant_with_most_bytes_goes() -> None:
     few, many = ticket(90, tenant="few"), [ticket(1, tenant="many") for _ in range(9)]
     occupancy = holding(few, *many)
 
-    assert occupancy.to_displace(
-        ticket(10, tenant="new"), num=0, num_bytes=10, is_fair=True
-    ) == [few]
+    assert occupancy.to_displace(ticket(10, tenant="new"), num=0, num_bytes=10, is_fair=True) == [
+        few
+    ]
 
 
 def test_bytes_are_not_made_room_for_by_those_that_have_none() -> None:

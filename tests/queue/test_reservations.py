@@ -98,16 +98,23 @@ def test_who_has_waited_long_gets_a_slot_that_was_had_as_long(
 
 @pytest.mark.parametrize(
     ("response_s", "load_s", "waited_s", "is_kept"),
-    [(0.4, 0.1, 0.6, True), (0.4, 0.1, 0.59, False), (0.4, 0.3, 0.6, False), (0.0, 0.1, 60, False)],
+    [
+        (0.4, 0.1, 0.6, True),
+        (0.4, 0.1, 0.59, False),
+        (0.4, 0.3, 0.6, False),
+        (None, 0.1, 60, False),
+    ],
     ids=["a turn", "less", "dearer loads", "no response has ended"],
 )
 def test_a_turn_is_as_long_as_a_response_and_two_loads_there(
-    response_s: float, load_s: float, waited_s: float, is_kept: bool
+    response_s: float | None, load_s: float, waited_s: float, is_kept: bool
 ) -> None:
     made = kept(QueueSettings())
-    costs = Costs(cold_load_s=load_s, _response_s=response_s)
+    costs = Costs(cold_load_s=load_s)
     uses = {"a": use(MODEST, since_s=NOW - waited_s - 1e-9)}
-    view = endpoint_view(1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs)
+    view = endpoint_view(
+        1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs, _response_s=response_s
+    )
     made.add(waiting("x", at_s=NOW - waited_s - 1e-9), "x", [(view, uses)], now=NOW)
 
     assert leaving(made) == ["a"] * is_kept
