@@ -16,11 +16,7 @@ from extproc.files.yamltext import YamlError, load_yaml
 MAX_MISTAKES = 50
 """Reported in full; further ones are only counted."""
 _EACH_DECIDES = "each router decides by itself, by the messages of all routers"
-REMOVED = {
-    "peers.lead": _EACH_DECIDES,
-    "peers.lead_timeout_s": _EACH_DECIDES,
-    "queue.cluster_size": "`queue.order: in_time` needs no such number",
-}
+REMOVED = {"peers.lead": _EACH_DECIDES, "peers.lead_timeout_s": _EACH_DECIDES}
 """Settings of before, and what to do without them."""
 _MAX_SHOWN_CHARS = 200
 """Of a wrong value in a message."""

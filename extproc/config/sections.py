@@ -140,8 +140,8 @@ class QueueConfig(Section):
 
     order: Literal["in_time", "first_come"] = Field(
         "in_time",
-        description="Order of a tenant's requests. `in_time`: the earliest objective first, which is "
-        "by arrival where all have the same. While there are more than leave within twice the "
+        description="Order of a tenant's requests. `in_time`: the earliest objective first, which "
+        "is by arrival where all have the same. While there are more than leave within twice the "
         "objective, or if one is declared, those that can still be in time come first, and each "
         "eighth place is for the others. `first_come`: the oldest first. Live.",
     )

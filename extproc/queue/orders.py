@@ -22,10 +22,10 @@ LATE_EVERY = 8
 laboratory at 1.5 times a capacity (`overload`, slora-uniform and zipf), with one in 8, 4 and 2 the
 part in time is 70, 68 and 62 %, and 90, 89 and 88 %."""
 BACKLOG_RATIO = 2
-"""With no more requests than leave within so many times an objective nobody steps back: they will be
-late by less than that. On two small pods near their capacity that takes the 99th percentile of the
-first token from 0.94 to 0.53 s; in the laboratory's overload it changes nothing. With 4 a fifth
-more is late there."""
+"""With no more requests than leave within so many times an objective nobody steps back: they will
+be late by less than that. On two small pods near their capacity that takes the 99th percentile of
+the first token from 0.94 to 0.53 s in the laboratory, and in its overload it changes nothing. With
+4 a fifth more is late there."""
 
 
 class Scene(Struct, frozen=True):

@@ -14,10 +14,10 @@
    will be late. Other late requests step back where too many wait: they come after those that can
    be in time, but for each eighth place, and hold up nobody. This does not hold where a tenant that
    got less than every other has only late requests.
-5. The queue is bounded by number, bytes and time. Where it is full, the newest request of the lowest
-   priority is refused, of the tenant that holds most. That may be the newcomer.
-6. Where one of priority 0 or above has waited for as long as it may, those below 0 that wait for the
-   same endpoints are refused before it. An objective is one client's own wish, and sheds nobody.
+5. The queue is bounded by number, bytes and time. Where it is full, the newest request of the
+   lowest priority is refused, of the tenant that holds most. That may be the newcomer.
+6. Where one of priority 0 or above has waited for as long as it may, those below 0 that wait for
+   the same endpoints are refused before it. An objective is a client's own wish, and sheds nobody.
 """
 
 from __future__ import annotations

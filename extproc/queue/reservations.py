@@ -8,8 +8,8 @@ the waiting request and those that go before it. An adapter lets its slot go
 
 - for a request of a higher priority;
 - for one of the same priority, whose tenant was served less (`fairness`);
-- for one of the same priority that has waited for a turn (`turn_s`), once it has had the slot for as
-  long. A turn is what a change of adapters costs: with shorter ones slots would go round and round.
+- for one of the same priority that has waited for a turn (`turn_s`), once it has had the slot for
+  as long. A turn is what a change of adapters costs: with shorter ones slots would go round.
 
 Of several the one that will be done soonest is taken: it has had no new request for long, or has
 few. Capacity is lost by no more than what that adapter could have had there until then.
@@ -279,11 +279,11 @@ class Reservations:
 
 
 def turn_s(view: EndpointView) -> float:
-    """Return for how long an adapter keeps its slot on an endpoint while others wait; infinite while
-    no response has ended there.
+    """Return for how long an adapter keeps its slot on an endpoint while others wait; infinite
+    until a response has ended there.
 
-    A change costs a load, for which all wait, and the places that are empty until the adapter's last
-    response has ended.
+    A change costs a load, for which all wait, and the places that are empty until the adapter's
+    last response has ended.
     """
     response_s = view._response_s
     return inf if response_s is None else response_s + LOADS_PER_TURN * view.costs.cold_load_s

@@ -270,8 +270,8 @@ _WHY = {
     End.EXPIRED: "It was held for the longest time allowed",
     End.FULL: "The queue is full",
     End.ROUTE_FULL: "Its route has as many requests held as allowed",
-    End.DISPLACED: "The queue is full, and its place went to a request of a higher priority, or of a "
-    "tenant that holds fewer",
+    End.DISPLACED: "The queue is full, and its place went to a request of a higher priority, or of "
+    "a tenant that holds fewer",
     End.SHED: "A request of priority 0 or above waited in vain, so those below 0 are refused too",
     End.NO_WAIT: "Requests of its route do not wait",
     End.SHUTTING_DOWN: "The router stops",

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket
+from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.queue.orders import LATE_EVERY
 from extproc.queue.queue import MAX_RETRY_AFTER_S
 from extproc.queue.schedule import LOOK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
-from extproc.queue.orders import LATE_EVERY
 from extproc.queue.sweep import BACK_LOOK_S, MAX_LOOKS, MAX_SENT
 from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import endpoint_view, pick
