@@ -193,7 +193,7 @@ class Book:
     def holders_of(self, kept: Kept) -> frozenset[str]:
         """Return the addresses of the pods that may get requests for the version that serves."""
         if kept.serving == kept.served:
-            found = kept.holders | kept.earlier_holders
+            found = {*kept.holders, *kept.earlier_holders}
         else:
             listing = self.fleet.pods_of.get(kept.serving or "", ())
             found = {address for address in listing if self.fleet.pods[address].is_usable}

@@ -9,7 +9,7 @@ from extproc.adapters.book import Book
 from extproc.adapters.declared import LoadMode
 from extproc.adapters.podhistory import Pod
 from extproc.adapters.states import PASSING, Failure, Kind
-from extproc.adapters.versions import Kept
+from extproc.adapters.versions import NOBODY, Kept
 from extproc.adapters.wanted import is_of
 
 NUM_SPARES = 3
@@ -92,8 +92,13 @@ def _count(book: Book, name: str, kept: Kept) -> None:
             ready[served] = len(usable)
     for address in holders:
         _arrived(book, address, kept.served)
-    kept.ready, kept.holders, kept.earlier_holders = ready, holders, earlier
-    kept.strays, kept.unproven = strays, unproven
+    kept.ready = ready
+    kept.holders, kept.earlier_holders = _frozen(holders), _frozen(earlier)
+    kept.strays, kept.unproven = _frozen(strays), _frozen(unproven)
+
+
+def _frozen(addresses: set[str]) -> frozenset[str]:
+    return frozenset(addresses) if addresses else NOBODY
 
 
 def _arrived(book: Book, address: str, served: str) -> None:
@@ -148,7 +153,7 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
     kept.targets, kept.spares = tuple(good[:num]), tuple(good[num:])
     resolvers = {each for each in kept.targets if book.fleet.pods[each].state.is_resolver}
     unproven = {a for a in resolvers if _is_unproven(book, book.fleet.pods[a], kept.served)}
-    kept.unproven |= unproven
+    kept.unproven = _frozen(unproven.union(kept.unproven))
     if book.settings.needs_effect:
         resolvers -= unproven
     if resolvers - kept.holders:

@@ -29,7 +29,7 @@ from extproc.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
 from extproc.errors import ExpositionError
 from extproc.fleet.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.fleet.remembered import Remembered
-from extproc.fleet.textformat import MAX_REMEMBERED_BYTES, Lines, Row, read_labels
+from extproc.fleet.textformat import MAX_REMEMBERED_BYTES, Lines, Row, parse_labels
 from extproc.types import LoadReport
 
 MAX_LORA_SERIES = 2_048
@@ -271,7 +271,7 @@ def _parse_adapters(
     block: bytes, max_label: str, running_label: str, waiting_label: str, separator: str
 ) -> tuple[int, frozenset[str]]:
     """Return the number of slots and the adapters in the labels of a series."""
-    labels = read_labels(block)
+    labels = parse_labels(block)  # what it says is remembered, and not its labels besides
     both = labels.get(running_label, ""), labels.get(waiting_label, "")
     parts = (text.split(separator, MAX_NAMES)[:MAX_NAMES] for text in both)
     names = (name.strip() for part in parts for name in part)

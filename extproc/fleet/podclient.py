@@ -14,6 +14,7 @@ import json
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
+from io import BytesIO
 from ssl import SSLContext, SSLError
 from typing import Final, NamedTuple
 
@@ -22,7 +23,7 @@ from yarl import URL
 
 from extproc.bounds import fits_header
 from extproc.files.tls import system_context
-from extproc.fleet.longpages import Lease, Room
+from extproc.fleet.longpages import FREE_BYTES, Lease, Room
 from extproc.fleet.podhttp import MAX_HEADS, ResponseError, TooLargeError
 from extproc.fleet.podsecrets import PodSecrets
 
@@ -294,6 +295,8 @@ class _Connection(asyncio.Protocol):
         self._is_silent = True
         self._max_bytes, self._num_bytes = max_bytes, 0
         self._pieces: list[bytes] = []
+        self._long: BytesIO | None = None
+        self._num_pieces = 0
         self._num_heads = self._num_fields = self._num_idle_bytes = 0
         self._status, self._content_type, self._ends_with_connection = 0, b"", True
         self._transport.write(request)
@@ -378,15 +381,27 @@ class _Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
 
     def on_body(self, piece: bytes) -> None:
-        """Keep a piece."""
-        self._pieces.append(piece)
+        """Count a piece and keep it."""
         self._num_bytes += len(piece)
+        self._num_pieces += 1
         if self._num_bytes > self._max_bytes:
             raise TooLargeError(f"response longer than {self._max_bytes} bytes")
         if not self._lease.take(len(piece), self._lose):
             raise TooLargeError(_NO_ROOM)
-        if len(self._pieces) > MAX_PIECES:
+        if self._num_pieces > MAX_PIECES:
             raise ResponseError(f"a body of more than {MAX_PIECES} pieces")
+        self._keep(piece)
+
+    def _keep(self, piece: bytes) -> None:
+        """Keep a piece. Those of a long body are not joined in the end: it would be there twice."""
+        if self._long is not None:
+            self._long.write(piece)
+        elif self._num_bytes <= FREE_BYTES:
+            self._pieces.append(piece)
+        else:
+            self._long = BytesIO()
+            self._long.writelines((*self._pieces, piece))
+            self._pieces = []
 
     def on_message_complete(self) -> None:
         """Hand the response on, unless it is provisional."""
@@ -404,7 +419,8 @@ class _Connection(asyncio.Protocol):
 
     def _complete(self) -> None:
         self._lease.arrived()
-        body, self._pieces = b"".join(self._pieces), []
+        body = b"".join(self._pieces) if self._long is None else self._long.getvalue()
+        self._pieces, self._long = [], None
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():  # else cancelled
             content_type = self._content_type.decode("latin-1").partition(";")[0].strip().lower()
@@ -413,7 +429,7 @@ class _Connection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         self.abort()
         self._lease.give_back(self._num_bytes)
-        self._pieces = []
+        self._pieces, self._long = [], None
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_exception(error)

@@ -19,7 +19,7 @@ class Remembered(Generic[_V]):
     Args:
         read: The function of bytes or strings; exceptions are not remembered.
         max_bytes: Limit of all texts and results, with `ENTRY_BYTES` for each. A result that
-            takes more than a sixteenth of it is not remembered.
+            takes more than a sixth of it is not remembered.
         size_bytes: Of a result.
     """
 
@@ -37,7 +37,7 @@ class Remembered(Generic[_V]):
         if answer is None:
             answer = self._read(*texts)
             num_bytes = ENTRY_BYTES + sum(map(len, texts)) + self._size_bytes(answer)
-            if num_bytes > self._max_bytes / 16:
+            if num_bytes > self._max_bytes / 6:
                 return answer
             if self.num_bytes + num_bytes > self._max_bytes:
                 self._answers.clear()

@@ -13,9 +13,9 @@ from typing import Final
 from extproc.errors import ExpositionError
 from extproc.fleet.remembered import Remembered
 
-MAX_REMEMBERED_BYTES: Final = 20 * 1024 * 1024
-"""A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
-0.3 us."""
+MAX_REMEMBERED_BYTES: Final = 8 * 1024 * 1024
+"""Of labels, and as much of what series of adapters say. A series once written comes again in every
+scrape: to read its labels costs 5 us, to look them up 0.3 us."""
 
 MAX_LINE_BYTES: Final = 256 * 1024
 """Of one series: a thousand adapters' names of a hundred bytes in each of two labels. To read one
@@ -196,8 +196,12 @@ def split_line(rest: bytes) -> tuple[bytes, float]:
         raise ExpositionError(f"not a number in {_quote(rest)}") from None
 
 
-def _parse_labels(block: bytes) -> Mapping[str, str]:
-    """Parse labels from their opening brace on, without the closing one."""
+def parse_labels(block: bytes) -> Mapping[str, str]:
+    """Parse labels from their opening brace on, without the closing one.
+
+    Raises:
+        ExpositionError: They cannot be read.
+    """
     labels: dict[str, str] = {}
     opening = _OPENING.match(block)
     if block and opening is None:
@@ -226,5 +230,5 @@ def _size_bytes(labels: Mapping[str, str]) -> int:
     return 4 * sum(map(len, labels.values())) + _LABEL_BYTES * len(labels)
 
 
-read_labels = Remembered(_parse_labels, MAX_REMEMBERED_BYTES, _size_bytes)
-"""Returns the labels of a block; see `_parse_labels`."""
+read_labels = Remembered(parse_labels, MAX_REMEMBERED_BYTES, _size_bytes)
+"""Returns the labels of a block; see `parse_labels`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as data_field
 from typing import Protocol
@@ -52,8 +52,11 @@ class Listing(Protocol):
     def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
         """Return what every request gets now; None where one could be served."""
 
-    def body(self, subset: frozenset[str] | None, tenant: str, *, now: float) -> bytes | Rejection:
-        """Return the body of `GET /v1/models`: the models of the endpoints in `subset`."""
+    def make_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> Iterator[bytes | Rejection]:
+        """Yield b"" after each pass, and in the end the body of `GET /v1/models`: the models of the
+        endpoints in `subset`."""
 
     def find(
         self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float

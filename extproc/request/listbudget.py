@@ -93,8 +93,14 @@ class Lists:
         del self._line[place]
         self._wake_first()
 
-    def leave(self, place: Place) -> None:
-        """Forget a request: refused, gone, or its list is sent. Idempotent."""
+    def leave(self, place: Place, *, seconds: float = 0.0) -> None:
+        """Forget a request: refused, gone, or its list is sent. Idempotent.
+
+        Args:
+            place: Its place.
+            seconds: That a list took, which was not sent.
+        """
+        self._left_bytes -= seconds / MAX_SHARE * self.max_bytes_per_s
         makes_room = place.num_bytes > 0 or self._is_first(place)
         self.unsent_bytes -= place.num_bytes
         place.num_bytes = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from extproc import rejections
 from extproc.openai import MAX_MODEL_BYTES, error_body, model_body, version_body
@@ -49,7 +49,9 @@ def model(
 class ListRequest:
     """A request for the list of models that a tenant may use, on its way through the line."""
 
-    __slots__ = ("_clock", "_lists", "_models", "_place", "_subset", "_tenant")
+    __slots__ = (
+        *("_clock", "_lists", "_making", "_models", "_place", "_seconds", "_subset", "_tenant"),
+    )
 
     def __init__(
         self,
@@ -65,6 +67,8 @@ class ListRequest:
         self._models, self._lists, self._clock = models, lists, clock
         self._subset, self._tenant = subset, tenant
         self._place = lists.enter(wake, now=now)
+        self._making: Iterator[bytes | Rejection] | None = None
+        self._seconds = 0.0
 
     def answer(self, *, now: float) -> m.Reply | m.WakeAt | Rejection:
         """Return the list, or when to ask again."""
@@ -73,12 +77,20 @@ class ListRequest:
             is_over = now >= place.give_up_s
             return rejections.TOO_MANY_LISTS if is_over else m.WakeAt(lists.look_s(place, now=now))
         began_s = self._clock()
-        body = self._models.body(self._subset, self._tenant, now=now)
+        if self._making is None:
+            self._making = self._models.make_body(self._subset, self._tenant, now=now)
+        body = next(self._making)
+        took_s = self._clock() - began_s
+        self._seconds += took_s
         if isinstance(body, Rejection):
             return body
-        lists.send(place, len(body), seconds=self._clock() - began_s)
+        if not body:  # what others wait for comes in between
+            return m.WakeAt(now + 2 * took_s)
+        lists.send(place, len(body), seconds=self._seconds)
+        self._seconds = 0.0
         return m.Reply(200, body)
 
     def leave(self) -> None:
         """Take it out of the line, or its list out of those that are not sent yet."""
-        self._lists.leave(self._place)
+        self._lists.leave(self._place, seconds=self._seconds)
+        self._making, self._seconds = None, 0.0

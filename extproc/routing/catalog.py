@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from extproc.adapters.sources import Sources
 from extproc.adapters.states import Failure, State
 from extproc.adapters.versions import owner_of
 from extproc.address import is_in_subset
+from extproc.openai import NAMES_A_PASS, last
 from extproc.phrases import FOR_ADAPTER
 from extproc.rejections import adapter_unavailable
 from extproc.routing.precedence import Offer, ResponseModel
@@ -184,18 +185,31 @@ class Catalog:
 
         The same object as long as nothing changes.
         """
+        return last(self.make_registry(listed)) or {}
+
+    def make_registry(
+        self, listed: Mapping[str, ModelCard]
+    ) -> Iterator[Mapping[str, ModelCard] | None]:
+        """Yield None after each pass, and in the end the same: ten thousand looks take 50 ms."""
         cards, leaving, is_open = self._cards, self.planner.leaving(), self.admits_undeclared
-        if self._listed[0] is not listed or self._listed_for != (leaving, is_open):
-            # Ten thousand looks take 50 ms.
-            shows_all = is_open and not (cards or self._withheld or self.planner.has_deleted)
-            seen = (
-                listed
-                if shows_all
-                else {name: card for name, card in listed.items() if self._is_shown(name, card)}
-            )
-            shown = {name: self.shown(card) for name, card in {**seen, **cards}.items()}
+        before = self._listed
+        if before[0] is listed and self._listed_for == (leaving, is_open):
+            yield before[1]
+            return
+        shows_all = is_open and not (cards or self._withheld or self.planner.has_deleted)
+        shown = dict[str, ModelCard]()
+        for number, (name, card) in enumerate(listed.items(), start=1):
+            if shows_all or self._is_shown(name, card):
+                shown[name] = self.shown(card)
+            if number % NAMES_A_PASS == 0:
+                yield None
+        for number, (name, card) in enumerate(cards.items(), start=1):
+            shown[name] = self.shown(card)
+            if number % NAMES_A_PASS == 0:
+                yield None
+        if self._listed is before:  # else something was declared or made meanwhile
             self._listed, self._listed_for = (listed, shown), (leaving, is_open)
-        return self._listed[1]
+        yield shown
 
     def _is_shown(self, name: str, card: ModelCard) -> bool:
         return owner_of(name, self._cards) is None and self.admits(name, card)

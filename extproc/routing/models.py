@@ -5,7 +5,7 @@ Pods list what they have; the catalog knows what is declared, and who may ask fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from operator import is_
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from extproc.address import is_in_subset
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
-from extproc.openai import Encoded, models_body
+from extproc.openai import NAMES_A_PASS, Encoded, last, list_in_passes
 from extproc.paths import ONE_PROMPT_PATHS
 from extproc.rejections import adapters_unknown, model_not_found, no_endpoints
 from extproc.routing.catalog import Catalog
@@ -50,16 +50,21 @@ class Aliases:
 
     def add(
         self,
+        cards: dict[str, ModelCard],
         registry: _Registry,
-        names: set[str],
+        names: Set[str],
         is_declared: Callable[[str], object],
-    ) -> _Registry:
-        """Return the cards of some names of the registry, and of the aliases of these.
+    ) -> Iterator[None]:
+        """Add the cards of the aliases of some names of the registry, in passes.
 
         As much work as all aliases have targets, whatever the answer is.
         """
-        cards = {name: registry[name] for name in names}
+        num = 0
         for name, targets in self.targets.items():
+            num += 1 + len(targets)
+            if num > _TARGETS_A_PASS:
+                num = 0
+                yield
             if is_declared(name):
                 continue
             cards.pop(name, None)
@@ -70,7 +75,6 @@ class Aliases:
             target = own or next(filter(registry.__contains__, targets), None)
             if target is not None:
                 cards[name] = named(registry[target], name)
-        return cards
 
     def find(self, name: str, known: Callable[[str], ModelCard | None]) -> ModelCard | None:
         """Return the card of the first target that is known."""
@@ -114,32 +118,69 @@ class ModelListing:
             lists: The names that endpoints have, of which those in the registry count; new objects
                 after each change.
         """
+        return last(self.make(registry, lists))
+
+    def make(self, registry: _Registry, lists: Sequence[frozenset[str]]) -> Iterator[bytes]:
+        """Yield b"" after each pass, and in the end the same body."""
         targets = self._aliases.targets
         is_same = registry is self._registry and targets is self._targets
         # By identity: comparing the names of many endpoints is slower than encoding them.
-        if not is_same or len(lists) != len(self._lists) or not all(map(is_, lists, self._lists)):
-            names = _union(lists, registry)
-            if not is_same or names != self._names:
-                cards = self._aliases.add(registry, names, self._is_declared)
-                if not is_same:
-                    kept = self._encoded.items()
-                    self._encoded = {
-                        name: each for name, each in kept if name in registry or name in targets
-                    }
-                self._body = models_body(cards.values(), self._encoded)
-            self._registry, self._targets = registry, targets
-            self._lists, self._names = lists, names
-        return self._body
+        if is_same and len(lists) == len(self._lists) and all(map(is_, lists, self._lists)):
+            yield self._body
+            return
+        names, body = set[str](), b""
+        yield from _blanks(_add_names(names, lists, registry))
+        if is_same and names == self._names:
+            body = self._body
+        else:
+            if not is_same:
+                yield from _blanks(self._forget(registry, targets))
+            for body in self.part(registry, names):
+                if not body:
+                    yield body
+        self._registry, self._targets = registry, targets
+        self._lists, self._names, self._body = lists, names, body
+        yield body
 
-    def part(self, registry: _Registry, lists: Sequence[frozenset[str]]) -> bytes:
-        """Return the same for a part of the registry, which is not kept."""
-        cards = self._aliases.add(registry, _union(lists, registry), self._is_declared)
-        return models_body(cards.values(), self._encoded)
+    def part(self, registry: _Registry, names: Set[str]) -> Iterator[bytes]:
+        """Yield the same for some names of the registry, which is not kept."""
+        cards = dict[str, ModelCard]()
+        for number, name in enumerate(names, start=1):
+            cards[name] = registry[name]
+            if number % _LOOKS_A_PASS == 0:
+                yield b""
+        yield from _blanks(self._aliases.add(cards, registry, names, self._is_declared))
+        yield from list_in_passes(cards, self._encoded)
+
+    def _forget(self, registry: _Registry, targets: Mapping[str, Sequence[str]]) -> Iterator[None]:
+        """Forget what is listed no longer."""
+        for number, name in enumerate(list(self._encoded), start=1):
+            if name not in registry and name not in targets:
+                del self._encoded[name]
+            if number % _LOOKS_A_PASS == 0:
+                yield
 
 
-def _union(lists: Sequence[frozenset[str]], registry: Mapping[str, ModelCard]) -> set[str]:
-    """Return all names that are in the registry."""
-    return registry.keys() & set[str]().union(*lists)
+_LOOKS_A_PASS = 4 * NAMES_A_PASS
+_TARGETS_A_PASS = 20 * NAMES_A_PASS
+
+
+def _blanks(passes: Iterator[None]) -> Iterator[bytes]:
+    for _ in passes:
+        yield b""
+
+
+def _add_names(
+    names: set[str], lists: Sequence[frozenset[str]], registry: _Registry
+) -> Iterator[None]:
+    """Add all names that are in the registry."""
+    num = 0
+    for each in {id(each): each for each in lists}.values():
+        num += len(each)
+        if num > _LOOKS_A_PASS:
+            num = 0
+            yield
+        names.update(registry.keys() & each)
 
 
 class Models:
@@ -223,18 +264,41 @@ class Models:
 
         Where it may get none, or none has listed its models, the rejection that a request gets.
         """
+        return last(self.make_body(subset, tenant, now=now))
+
+    def make_body(
+        self, subset: frozenset[str] | None, tenant: str = "", *, now: float
+    ) -> Iterator[bytes | Rejection]:
+        """Yield b"" after each pass, and in the end the same.
+
+        Others may change what there is between two passes. It is listed as it was at the first,
+        or at a later one.
+        """
         allowed = _allowed(self._pool.snapshot(now=now), subset)
         lists = [view.registered for view in allowed if view.registered is not None]
         if not lists:
-            return no_endpoints()
-        registry = self._catalog.registry(self.listed)
+            yield no_endpoints()
+            return
         lists += self._catalog.names
+        registry: _Registry = {}
+        for made in self._catalog.make_registry(self.listed):
+            if made is None:
+                yield b""
+            else:
+                registry = made
         hidden = self._catalog.hidden(tenant)
         if not hidden:
-            return self._listing.body(registry, lists)
+            yield from self._listing.make(registry, lists)
+            return
         # Not kept: there may be as many lists as tenants.
-        seen = {name: card for name, card in registry.items() if name not in hidden}
-        return self._listing.part(seen, lists)
+        seen, names = dict[str, ModelCard](), set[str]()
+        for number, (name, card) in enumerate(registry.items(), start=1):
+            if name not in hidden:
+                seen[name] = card
+            if number % _LOOKS_A_PASS == 0:
+                yield b""
+        yield from _blanks(_add_names(names, lists, seen))
+        yield from self._listing.part(seen, names)
 
     def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
         """Return what every request gets now; None where an endpoint could serve one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
@@ -12,6 +13,7 @@ import pytest
 from aiohttp.test_utils import unused_port
 from yarl import URL
 
+from extproc.fleet import podclient
 from extproc.fleet.longpages import FREE_BYTES, Room
 from extproc.fleet.podclient import (
     MAX_FIELDS,
@@ -335,3 +337,28 @@ async def test_long_responses_of_all_servers_together_share_one_room() -> None:
             with pytest.raises(TooLargeError, match="while others fill"):
                 await asked
         assert room.num_bytes == 0
+
+
+class DeafTransport(asyncio.Transport):
+    """Writes nowhere."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+
+async def test_a_long_body_is_held_once_while_it_arrives_and_when_it_is_whole() -> None:
+    num, piece = 16 * MIB, bytes(MIB // 4)
+    connection = podclient._Connection(asyncio.get_running_loop(), Room().lease())
+    connection.connection_made(DeafTransport())
+    answer = connection.ask(b"", num)
+    connection.data_received(_page(num))
+    tracemalloc.start()
+    try:
+        for _ in range(num // len(piece)):
+            connection.data_received(piece)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (await answer).body == bytes(num)
+    assert peak_bytes < 1.25 * num, "it grows by an eighth"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -42,6 +42,8 @@ class FakeRouter:
     rejected_headers: list[Mapping[str, str]] = field(default_factory=list)
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
     subsets: list[frozenset[str] | None] = field(default_factory=list)
+    num_passes: int = 0  # of a list, before the last one
+    num_made: int = 0
     num_looks: int = 0
     num_left: int = 0
     decisions: list[Pick | Rejection | Ticket] = field(default_factory=list)
@@ -132,9 +134,14 @@ class FakeRouter:
         self.subsets.append(subset)
         return self.result if isinstance(self.result, Rejection) else None
 
-    def body(self, subset: frozenset[str] | None, tenant: str, *, now: float) -> bytes | Rejection:
+    def make_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> Iterator[bytes | Rejection]:
         self.subsets.append(subset)
-        return self.result if isinstance(self.result, Rejection) else models_body(self.cards)
+        for _ in range(self.num_passes):
+            self.num_made += 1
+            yield b""
+        yield self.result if isinstance(self.result, Rejection) else models_body(self.cards)
 
     def find(
         self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float

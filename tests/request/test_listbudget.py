@@ -203,6 +203,33 @@ def test_a_request_that_cannot_be_answered_makes_room() -> None:
     assert place_is_free(exchange.router)
 
 
+def test_a_long_list_is_made_in_passes_and_sent_after_the_last() -> None:
+    exchange = begin(cards=[adapter_card("a"), base_card()])
+    exchange.router.num_passes = 3
+    said = [ask(exchange), *exchange.tell(m.Wakeup()), *exchange.tell(m.Wakeup())]
+    reply, end = exchange.tell(m.Wakeup())
+
+    assert all(isinstance(each, m.WakeAt) for each in said)
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, end, exchange.router.num_made) == (200, m.End(), 3)
+
+
+def test_who_leaves_a_list_that_is_being_made_has_its_time_counted() -> None:
+    exchange = begin(cards=[base_card()])
+    exchange.router.num_passes = 3
+    ask(exchange)
+    exchange.tell(m.Ended())
+    assert place_is_free(exchange.router)
+    one = line(100)
+    place = one.enter()
+    assert one.lists.is_next(place, now=0.0)
+    one.lists.leave(place, seconds=1.0)
+    after = one.enter()
+
+    assert not one.lists.is_next(after, now=0.9 / MAX_SHARE - 1)
+    assert one.lists.is_next(after, now=1.1 / MAX_SHARE)
+
+
 def test_what_is_kept_of_one_that_waits_is_short() -> None:
     exchange = full()
     exchange.tell(request_headers("GET", "/v1/models", headers={"x-long": "x" * 60_000}))

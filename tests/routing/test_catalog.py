@@ -14,6 +14,7 @@ from extproc.costs import Costs
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import PoolSettings
 from extproc.fleet.prefixes import prefix_hashes
+from extproc.openai import NAMES_A_PASS, last
 from extproc.queue import Ticket
 from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.routing.admission import AdmissionSettings
@@ -837,3 +838,34 @@ def test_requests_go_where_an_adapter_has_shown_its_effect_by_whatever_name(writ
     assert routed(scene.ask(BASE)).request.model == BASE
     beside = scene.ask(written, subset=frozenset({address(1)}))
     assert not isinstance(beside, Pick)
+
+
+def test_a_list_that_something_is_declared_during_is_made_anew_next_time() -> None:
+    scene = Scene()
+    names = [f"own-{number}" for number in range(6 * NAMES_A_PASS)]
+    for number in (1, 2):
+        scene.lists(number, *((name, "/x") for name in names))
+    private = Offer(Declaration("own-7", "/x"), tenants=frozenset({"acme"}))
+    scene.declare(SQL)
+    making = scene.router.models.make_body(None, now=scene.now)
+    first = next(making)
+    scene.declare(SQL, private)
+    body = last(making)
+
+    assert first == b""
+    assert isinstance(body, bytes)
+    assert b'"own-7"' not in body
+    assert "own-7" not in scene.listed()
+    assert "own-7" in scene.listed("acme")
+
+
+def test_a_long_list_of_declared_adapters_is_made_in_passes_for_who_may_not_see_all() -> None:
+    named = [Declaration(f"own-{number}", "/x") for number in range(6 * NAMES_A_PASS)]
+    hidden = Offer(named[0], tenants=frozenset({"acme"}))
+    scene = Scene(hidden, *(Offer(each) for each in named[1:]))
+    passes = list(scene.router.models.make_body(None, now=scene.now))
+
+    assert len(passes) > 6
+    assert set(passes[:-1]) == {b""}
+    assert len(scene.listed()) == len(named)
+    assert len(scene.listed("acme")) == len(named) + 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.pool import Pool
-from extproc.openai import model_body, models_body
+from extproc.openai import NAMES_A_PASS, last, model_body, models_body
 from extproc.routing.models import Aliases, ModelListing
 from extproc.types import ModelCard
 from tests.builders import BASE, address, cards, fill
@@ -96,7 +96,7 @@ def test_after_any_changes_the_body_is_as_if_it_were_made_anew(
         whole = body(ModelListing(Aliases()), made, 1, 2, 3)
 
         assert body(listing, made, 1, 2, 3) == whole
-        assert listing.part(made.registry, [frozenset(made.registry)]) == whole
+        assert last(listing.part(made.registry, made.registry.keys())) == whole
         assert listing._encoded.keys() == made.registry.keys(), "no more than what is listed"
 
 
@@ -143,3 +143,41 @@ def test_aliases_of_many_targets_are_looked_through_once_for_each_state() -> Non
     aliases.configure({"other": ("c",)})
     assert names(body(listing, made)) == [BASE, "a", "b", "c", "other"]
     assert listing._encoded.keys() == {BASE, "a", "b", "c", "other"}
+
+
+def test_a_long_list_is_made_in_passes_each_over_a_part_of_it() -> None:
+    num, passes = 20 * NAMES_A_PASS, list[bytes]()
+    listed = cards(*(f"a{number:05d}" for number in range(num)))
+    made, targets = fill(Pool(), 1, 2), [f"a{number:05d}" for number in range(100)]
+    for number in (1, 2):
+        made.record_models(address(number), listed[number:], now=1.0)
+    aliases = Aliases()
+    aliases.configure({f"z{number}": targets for number in range(500)})
+    listing = ModelListing(aliases)
+    lists = [view.registered or frozenset() for view in made.snapshot(now=1.0).endpoints]
+    most, looks = 0, Looks(made.registry)
+    for part in listing.make(looks, lists):
+        most, looks.num = max(most, looks.num), 0
+        passes.append(part)
+
+    assert passes[:-1] == [b""] * (len(passes) - 1)
+    assert len(names(passes[-1])) == len(made.registry) + 500
+    assert len(passes) > num / NAMES_A_PASS
+    assert most < 8 * NAMES_A_PASS
+    name = listed[-1].id
+    assert names(last(listing.make({name: listed[-1]}, lists))) == [name]
+    assert listing._encoded.keys() - aliases.targets.keys() == {name}
+
+
+class Looks(dict[str, ModelCard]):
+    """A registry that counts the looks at it."""
+
+    num = 0
+
+    def __getitem__(self, name: str) -> ModelCard:
+        self.num += 1
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.num += 1
+        return super().__contains__(name)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from extproc.service.garbage import MAX_AGE_S, MIN_AGE_S, Garbage
+from extproc.service.garbage import MAX_AGE_S, MAX_CHANGES, MIN_AGE_S, Garbage
 
 
 class Scene:
@@ -86,3 +86,14 @@ def test_where_there_is_no_rest_everything_is_collected_in_the_end(scene: Scene)
     scene.look(after_s=MAX_AGE_S / 2)
 
     assert (before, garbage() is None) == (False, True)
+
+
+def test_where_models_change_with_every_look_what_each_change_left_out_is_collected_in_the_end(
+    scene: Scene,
+) -> None:
+    garbage = [frozen_garbage(scene) for _ in range(MAX_CHANGES - 1)]
+    num_before = sum(each() is not None for each in garbage)
+    garbage += [frozen_garbage(scene) for _ in range(2)]
+
+    assert num_before == MAX_CHANGES - 1
+    assert sum(each() is not None for each in garbage) == 1
