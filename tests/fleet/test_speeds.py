@@ -417,14 +417,14 @@ def test_loads_are_learned_behind_other_requests_by_first_tokens_without_one_the
     assert known_s is not None or load_s < 2 * UNSEEN_RATIO * (BASE_S + 2 * wait_s)
 
 
-def test_a_load_that_is_too_short_to_be_seen_is_unknown_and_no_longer_than_it_may_be() -> None:
+def test_a_load_too_short_to_be_seen_is_unknown_and_as_configured_if_that_may_be_true() -> None:
     made = pool()
     compute(made, 1e-5, 1, noise_s=0.0)
     load(made, 0.002)
     load(made, 0.002, Load.CACHED)
 
     assert costs(made)._known_cold_load_s is costs(made)._known_cached_load_s is None
-    assert costs(made).cold_load_s == pytest.approx(0.002 + UNSEEN_RATIO * BASE_S, rel=0.1)
+    assert costs(made).cold_load_s == pytest.approx(0.002, abs=0.001)  # 0.1 cannot be true
     assert costs(made).cached_load_s == GIVEN.cached_load_s  # which may be true
 
 
