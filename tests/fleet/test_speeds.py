@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Load, Probe
+from extproc.fleet.evidence import Evidence
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import ServerFlags
@@ -534,3 +535,14 @@ def test_adapters_tell_nothing_where_slots_are_unknown() -> None:
 
     assert probe(made, "a") is None
     assert probe(made, None, now=9.0) == Probe(100, Load.NONE, 100)
+
+
+def test_a_view_tells_the_mean_time_of_responses_there() -> None:
+    made = pool()
+    before = made.snapshot(now=0.0).endpoints[0]._response_s
+    for number in range(2):
+        made.flights.start(chosen := pick(f"r-{number}", 1, info=request("a")), now=1.0)
+        made.flights.finish(chosen.id, now=3.0, verdict=Evidence.SERVED)
+
+    first, second = made.snapshot(now=3.0).endpoints
+    assert (before, first._response_s, second._response_s) == (None, 2.0, None)
