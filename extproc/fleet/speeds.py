@@ -24,7 +24,7 @@ Rules:
    at the same endpoint, with prompts ahead or without. Of those, the lower quartile is compared:
    other requests' loads only add. A load's level is the median. What is less than a part of a first
    token's time cannot be seen. A load is known if all that it may take is within twice and half of
-   its level. Else it is as configured, or the nearest to that which it may take.
+   its level. Else it is as configured, unless that is more or less than it may take.
 4. Learned costs stay within bounds of the configured ones, and only the latest first tokens count.
 """
 
@@ -248,8 +248,9 @@ class _Group:
             found = self._levels[load] = Level(low_s - unseen_s, middle_s, high_s + unseen_s)
         low_s, middle_s, high_s = found
         is_known = high_s / MAX_ERROR_RATIO <= middle_s <= low_s * MAX_ERROR_RATIO
-        load_s = middle_s if is_known else min(max(presumed_s, low_s), high_s)
-        if load_s != presumed_s:
+        is_presumed = not is_known and low_s <= presumed_s <= high_s
+        load_s = presumed_s if is_presumed else middle_s
+        if not is_presumed:
             load_s = min(max(load_s, MIN_LOAD_S), MAX_LOAD_S)
         return load_s, load_s if is_known else None
 
