@@ -22,9 +22,9 @@ Rules:
    one cost, whatever a few late tokens say, and a new one has that of its group.
 3. **Loads**: the time of first tokens beyond prompt and beyond that of first tokens without a load
    at the same endpoint, with prompts ahead or without. Of those, the lower quartile is compared:
-   other requests' loads only add. A load's level is the median. What is less than a part of a first
-   token's time cannot be seen. A load is known if all that it may take is within twice and half of
-   its level. Else it is as configured, unless that is more or less than it may take.
+   other requests' loads only add. A load's level is the median. A load that takes less than a part
+   of a first token cannot be seen. A load is known if all that it may take is within twice and half
+   of its level. Else it is as configured, unless that is more or less than it may take.
 4. Learned costs stay within bounds of the configured ones, and only the latest first tokens count.
 """
 

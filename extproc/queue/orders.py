@@ -54,9 +54,9 @@ def first_come(tickets: Sequence[Ticket]) -> list[Ticket]:
 def in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
     """Return all tickets in order, and those of them that step back, as they cannot be in time.
 
-    Those that declare an objective are last. They are late because somebody else is not: where
-    nobody declares one, requests are in order of their objectives as long as all that wait can have
-    a place within `BACKLOG_RATIO` times the objective.
+    Where nobody declares an objective, requests are in order of their own as long as all of them
+    can have a place within `BACKLOG_RATIO` times an objective. Late requests that declare one are
+    the last.
     """
     kept, given_up = newest_in_time(tickets, scene)
     late = first_come([ticket for ticket in reversed(given_up) if not ticket.is_refusable])

@@ -4,8 +4,8 @@ An offer asks for one request after the other, for alike ones once, until `MAX_S
 or `MAX_LOOKS` none. The next offer goes on behind them, and asks for the first ones again if room
 was freed. A flow is asked for `FLOW_LOOKS` times in vain, and again once all other flows had
 theirs. A request that was asked for in vain holds up other requests (`precedence`), and has a slot
-kept (`reservations`). Those that have stepped back hold up nobody, and are looked at once a second,
-or where free room can be for no other request.
+kept (`reservations`). Requests that have stepped back hold up nobody. They are looked at once a
+second, or where free room can be for no other request.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 1. Objects that exist after the start, and after each change of the models, are left out of the
    passes that follow. With a hundred pods and a thousand adapters a full pass takes 60 ms, without
    their lists a few.
-2. A pass over everything is made at rest, when no request has come since the last look, and where
-   there is no rest after `MAX_AGE_S`, or `MAX_CHANGES` of the models: of what was left out with
-   each, cycles are never freed otherwise. Hostile connections leave 3 MB of them in a minute.
+2. A pass over everything is made at rest, when no request has come since the last look. Where there
+   is no rest, it is made after `MAX_AGE_S`, or `MAX_CHANGES` of the models. Cycles that were left
+   out are never freed otherwise. Hostile connections leave 3 MB of them in a minute.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_who_claims_nothing_sends_no_such_header() -> None:
 
 def test_the_router_s_queue_is_the_suite_s() -> None:
     queue = QueueSettings(
-        order="deadline", fair=False, ageing_s=3.0, max_requests=50, max_bytes=6000
+        order="first_come", fair=False, ageing_s=3.0, max_requests=50, max_bytes=6000
     )
     section = router_config("founding", FleetSettings(queue=queue))
     pods = {"discovery": {"static": [{"address": "127.0.0.1:1"}]}}
