@@ -36,6 +36,8 @@ class Costs(Struct, frozen=True):
 
     The router's own:
         _decode: Of output tokens; None until the endpoint's reports have shown it.
+        _known_cold_load_s: `cold_load_s`, if first tokens have shown it; None while it is unknown.
+        _known_cached_load_s: `cached_load_s` likewise.
     """
 
     # 24,000 tokens a second of an 8B model on an H100.
@@ -43,6 +45,8 @@ class Costs(Struct, frozen=True):
     cold_load_s: float = 0.1
     cached_load_s: float = 0.007
     _decode: Decode | None = None
+    _known_cold_load_s: float | None = None
+    _known_cached_load_s: float | None = None
 
     def load_s(
         self, adapter: str, gpu_adapters: Collection[str], cpu_adapters: Collection[str]

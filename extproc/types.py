@@ -186,6 +186,8 @@ class EndpointView(Struct, frozen=True, gc=False):
         _is_suspect: It has failed its last requests, and others hardly any: gets single requests
             that others can take.
         _has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
+        _response_s: Mean time of this router's latest responses there, from the pick to the last
+            byte; None before the first.
     """
 
     address: str
@@ -228,6 +230,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     _is_suspect: bool = False
     is_full: bool = False
     has_room: bool = True
+    _response_s: float | None = None
 
     @property
     def _is_lost(self) -> bool:

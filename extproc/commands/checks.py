@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 Evidence = tuple[bool | None, str]
@@ -30,6 +32,29 @@ class Check:
     def fails(self) -> bool:
         """Whether a requirement is not met."""
         return self.passed is False and self.is_required
+
+
+async def tried(
+    probe: Awaitable[Evidence],
+    *,
+    timeout_s: float,
+    failures: tuple[type[Exception], ...],
+    describe: Callable[[Exception], str],
+) -> Evidence:
+    """Return what a probe found. One that fails, or does not end, has found a fault.
+
+    Args:
+        timeout_s: After which it is given up, with a TimeoutError.
+        failures: Of the other side, TimeoutError among them; others are bugs of ours, and raised.
+        describe: Says of a failure, in one line for people, what it means.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await probe
+    except UntriedError as error:
+        return None, str(error)
+    except failures as error:
+        return False, describe(error)
 
 
 def render(check: Check) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from ssl import SSLContext
 
 import aiohttp
 from yarl import URL
 
-from extproc.commands.checks import Check, Evidence, UntriedError
-from extproc.commands.gatewayprobes import OPTIONAL, REQUIRED, Gateway, Probe
+from extproc.commands.checks import Check, tried
+from extproc.commands.gatewayclient import Gateway
+from extproc.commands.gatewayprobes import OPTIONAL, REQUIRED
 from extproc.files.refusals import tls_failure
+
+_FAILURES = (aiohttp.ClientError, OSError, ValueError)
 
 
 async def check_gateway(
@@ -47,18 +50,18 @@ async def check_gateway(
             for requirement, probe in probes.items():
                 if is_required and checks and not checks[0].passed:
                     continue
-                evidence = await _try(gateway, probe, timeout_s)
+                evidence = await tried(
+                    probe(gateway),
+                    timeout_s=timeout_s,
+                    failures=_FAILURES,
+                    describe=partial(_describe, timeout_s=timeout_s),
+                )
                 checks.append(Check(requirement, *evidence, is_required))
         return checks
 
 
-async def _try(gateway: Gateway, probe: Probe, timeout_s: float) -> Evidence:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await probe(gateway)
-    except UntriedError as error:
-        return None, str(error)
-    except TimeoutError:
-        return False, f"no end within {timeout_s:g} s"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        return False, tls_failure(error, trust="--ca-file") or str(error) or type(error).__name__
+def _describe(error: Exception, timeout_s: float) -> str:
+    """As `podhttp.describe`, with the address: there are several."""
+    if isinstance(error, TimeoutError):
+        return f"no end within {timeout_s:g} s"
+    return tls_failure(error, trust="--ca-file") or str(error) or type(error).__name__

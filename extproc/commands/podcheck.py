@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from ssl import SSLContext
 
 import msgspec
 from yarl import URL
 
-from extproc.commands.checks import Check, Evidence, UntriedError
-from extproc.commands.podprobes import OPTIONAL, REQUIRED, Pod, Probe, Response
+from extproc.commands.checks import Check, tried
+from extproc.commands.podprobes import OPTIONAL, REQUIRED, Pod, Response
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, describe
@@ -46,8 +46,14 @@ async def check_pod(
         return Response(*await client.ask(method, asked, body, max_bytes=_MAX_BODY_BYTES))
 
     pod = Pod(ask, profile, adapter)
+    attempt = partial(
+        tried,
+        timeout_s=timeout_s,
+        failures=(*FAILURES, msgspec.DecodeError),
+        describe=partial(describe, trust="--ca-file"),
+    )
     return [
-        Check(requirement, *await _try(pod, probe, timeout_s), is_required)
+        Check(requirement, *await attempt(probe(pod)), is_required)
         for probes, is_required in ((REQUIRED, True), (OPTIONAL, False))
         for requirement, probe in probes.items()
     ]
@@ -61,13 +67,3 @@ def blind_spots(profile: EngineProfile) -> list[str]:
         f"set   pods.max_lora_rank to the server's {profile.max_rank_flag}: no response shows it; "
         "for information only",
     ]
-
-
-async def _try(pod: Pod, probe: Probe, timeout_s: float) -> Evidence:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await probe(pod)
-    except UntriedError as error:
-        return None, str(error)
-    except (*FAILURES, msgspec.DecodeError) as error:
-        return False, describe(error, trust="--ca-file")

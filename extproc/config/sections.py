@@ -138,13 +138,12 @@ class AdmissionConfig(Section):
 class QueueConfig(Section):
     """Requests that are held until there is room for them. `request.max_hold_s` limits the time."""
 
-    order: Literal["newest", "first_come", "deadline", "clusters"] = Field(
-        "newest",
-        description="Order of a tenant's requests. `newest`: requests that can still have their "
-        "first token in time, as many as the present pace allows, the newest before older ones "
-        "(S-LoRA's early abort). `first_come`: the oldest first. `deadline`: the earliest "
-        "objective first. `clusters`: requests for adapters that run first (S-LoRA's adapter "
-        "clustering). Live.",
+    order: Literal["in_time", "first_come"] = Field(
+        "in_time",
+        description="Order of a tenant's requests. `in_time`: the earliest objective first, which "
+        "is by arrival where all have the same. While there are more than leave within twice the "
+        "objective, or if one is declared, those that can still be in time come first, and each "
+        "eighth place is for the others. `first_come`: the oldest first. Live.",
     )
     fair: bool = Field(
         True,
@@ -157,13 +156,6 @@ class QueueConfig(Section):
         description="Seconds of waiting that count as one step of priority, for requests without "
         "an objective. Live.",
     )
-    cluster_size: int = Field(
-        8,
-        ge=1,
-        le=100_000,
-        description="`clusters` prefers requests for running adapters once so many adapters run on "
-        "a pod. Live.",
-    )
     slot_hold_s: float = Field(
         10.0,
         ge=0,
@@ -173,15 +165,14 @@ class QueueConfig(Section):
         "or of the tenant whose turn it is. Later requests of lower priorities let that request "
         "go first for as long. 0 keeps no slot. Live.",
     )
-    slot_turn_s: float = Field(
-        2.0,
+    slot_turn_s: float | None = Field(
+        None,
         ge=0,
         le=3600,
         allow_inf_nan=False,
         description="Seconds for which an adapter keeps its slot while a request for another "
-        "adapter waits. The slot changes once that request has waited and the adapter has had the "
-        "slot for so long, or for a quarter of a second if no third adapter waits. 0: an adapter "
-        "keeps its slot as long as it has requests. Live.",
+        "adapter waits as long. null: what a change costs there, which is a mean response and two "
+        "loads, as learned. 0: as long as the adapter has requests. Live.",
     )
     max_requests: int = Field(
         20_000,

@@ -303,6 +303,8 @@ class Flights:
         if verdict is _SERVED:
             took_s = now - flight.started_at_s
             self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
+            mean_s = tracked.response_s
+            tracked.response_s = took_s + USUAL_KEPT * ((mean_s or took_s) - took_s)
             if self._disbelief:
                 self._disbelief.served(tracked, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:

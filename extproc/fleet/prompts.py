@@ -16,6 +16,7 @@ one request to the next. Facts correct it:
 
 from __future__ import annotations
 
+from collections import deque
 from math import inf
 
 from msgspec import Struct
@@ -29,6 +30,8 @@ MAX_AGE_S = 1.0
 """Of a request that is new here. Routers report within milliseconds. Later reports mostly repeat
 earlier ones, over a new link.
 """
+NUM_SENT = 64
+"""The latest prompts of which it is remembered when they were sent."""
 UNSEEN_S = 1.0
 """Age from which a report shows a request: not before the step that runs when it arrives has ended,
 and the longest computes 8,192 tokens."""
@@ -57,7 +60,7 @@ class Prompts:
     """
 
     __slots__ = (
-        *("_ahead", "_first_tokens", "_num_counted"),
+        *("_ahead", "_first_tokens", "_num_counted", "_sent"),
         *("costs", "done_s", "sent_bytes"),
     )
 
@@ -65,6 +68,7 @@ class Prompts:
         self.costs = costs
         self.done_s = -inf
         self.sent_bytes = 0
+        self._sent: deque[tuple[float, int]] = deque(maxlen=NUM_SENT)
         self._ahead: dict[str, _Prompt] = {}  # by the pick's id, in the order of their arrival
         self._first_tokens: int | None = None  # by the last report
         self._num_counted = 0  # of those since, that are known already
@@ -85,9 +89,17 @@ class Prompts:
             self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
             num_bytes *= num
             self.sent_bytes += num_bytes
+            self._sent.append((at_s, self.sent_bytes))
             begun_s = at_s if at_s > self.done_s else self.done_s
             done_s = begun_s + (num_bytes * self.costs.prompt_s_per_byte + load_s)
             self.done_s = min(done_s, now + MAX_QUEUE_S)
+
+    def sent_by(self, at_s: float) -> int:
+        """Return all bytes that were sent by then, as far as that is remembered."""
+        for sent_at_s, num_bytes in reversed(self._sent):
+            if sent_at_s <= at_s:
+                return num_bytes
+        return 0
 
     def computed(self, sent_at_s: float, *, now: float) -> None:
         """Record that a request that was sent then had its first token at `now`, and so those that

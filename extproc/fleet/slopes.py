@@ -1,4 +1,5 @@
-"""A line or a rate through points of (bytes, seconds), and how sure it is."""
+"""A slope or a rate through points of (bytes, seconds), and the level of some seconds, each with
+how sure it is."""
 
 from __future__ import annotations
 
@@ -30,11 +31,21 @@ class Slope(NamedTuple):
     error_s_per_byte: float
 
 
-class Line(NamedTuple):
-    """Seconds over bytes: the time of no bytes, and the slope."""
+class Level(NamedTuple):
+    """The median of some seconds, and the bounds that it is between in 19 of 20 cases."""
 
-    base_s: float
-    slope: Slope
+    low_s: float
+    middle_s: float
+    high_s: float
+
+
+def level(seconds: Collection[float]) -> Level:
+    """Return the level of some seconds. A bound is infinite where they are too few to show it."""
+    ordered, num = sorted(seconds), len(seconds)
+    half, error = num / 2, sqrt(num)  # of the rank, as the median's is a binomial distribution
+    if half + error >= num:
+        return Level(-inf, median(ordered) if num else 0.0, inf)
+    return Level(ordered[int(half - error)], median(ordered), ordered[int(half + error)])
 
 
 def drawn(s_per_byte: float, variance: float, *found: Slope | None) -> float:
@@ -50,8 +61,9 @@ def drawn(s_per_byte: float, variance: float, *found: Slope | None) -> float:
     return total / weight
 
 
-def fit(points: Iterable[Point]) -> Line | None:
-    """Return the resistant line through (bytes, seconds); None if they are few, or all alike."""
+def fit(points: Iterable[Point]) -> Slope | None:
+    """Return the slope of the resistant line through (bytes, seconds); None if they are few, or all
+    alike."""
     ordered = sorted(points)
     third = len(ordered) // 3
     if third < _MIN_THIRD:
@@ -64,9 +76,8 @@ def fit(points: Iterable[Point]) -> Line | None:
         return None
     slope = (high_s - low_s) / width
     rests = list(map(sub, times, map(mul, sizes, repeat(slope))))
-    base_s = median(rests)
-    spread_s = median(map(abs, map(sub, rests, repeat(base_s))))
-    return Line(base_s, Slope(slope, _ERROR * spread_s / sqrt(third) / width))
+    spread_s = median(map(abs, map(sub, rests, repeat(median(rests)))))
+    return Slope(slope, _ERROR * spread_s / sqrt(third) / width)
 
 
 def rate(points: Collection[Point]) -> Slope | None:

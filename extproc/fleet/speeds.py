@@ -1,26 +1,30 @@
 """The cost of prompts and loads at each endpoint, learned from first tokens.
 
-The configured costs are where this begins. A pick's time to its first token shows them if nothing
-was ahead of it. That time is a step, its prompt without the cached part, and its adapter's load. If
-another pick's first token came while it waited, it shows the cost of the prompts in between. If
-prompts were ahead of it by estimate alone, it shows only the most that a byte can cost. Picks whose
-adapter may have waited for a slot do not count.
+The configured costs are where this begins. A pick's time to its first token is a step, what was
+ahead, its prompt without the cached part, and its adapter's load. It shows the cost of prompts if
+nothing was ahead of it. If another pick's first token came while it waited, it shows the cost of
+the prompts in between. If prompts were ahead of it by estimate alone, it shows only the most that a
+byte can cost. Picks whose adapter may have waited for a slot do not count.
 
 Rules:
 1. **Prompts**: the slope of first tokens over bytes, where nothing was loaded. Their common part (a
-   step, the way, the tokens of a template) is the line's base, so short prompts do not look slow.
-   The line is Tukey's resistant one, through the medians of the outer thirds (Exploratory Data
+   step, the way, the tokens of a template) is no part of it, so short prompts do not look slow. The
+   line is Tukey's resistant one, through the medians of the outer thirds (Exploratory Data
    Analysis, 1977, chapter 5). A sixth of the first tokens may be late for other reasons. Prompts
    that are computed one after the other have a rate: their bytes over the time between two first
    tokens. No prompt costs more than its whole time to the first token, even if unknown prompts were
    ahead.
 2. A slope counts as far as it is sure. An endpoint's slope is drawn to that of its group, and the
-   group's to the configured one, by the squares of their errors (a normal prior). Prompts that are
-   all alike teach nothing. The difference between a group's endpoints is learned as well: the
+   group's to the configured one, by the squares of their errors (a normal prior). One whose error
+   is greater than the configured cost is none: prompts that are all alike teach nothing. The
+   difference between a group's endpoints is learned as well: the
    variation of their slopes beyond their errors (DerSimonian and Laird, 1986). Equal endpoints have
    one cost, whatever a few late tokens say, and a new one has that of its group.
-3. **Loads**: the median of the time of first tokens beyond base and prompt, and of some values as
-   configured.
+3. **Loads**: the time of first tokens beyond prompt and beyond that of first tokens without a load
+   at the same endpoint, with prompts ahead or without. Of those, the lower quartile is compared:
+   other requests' loads only add. A load's level is the median. What is less than a part of a first
+   token's time cannot be seen. A load is known if all that it may take is within twice and half of
+   its level. Else it is as configured, unless that is more or less than it may take.
 4. Learned costs stay within bounds of the configured ones, and only the latest first tokens count.
 """
 
@@ -30,12 +34,11 @@ from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from math import inf
-from statistics import median
 from typing import NamedTuple
 
 from extproc.costs import Costs, Load, Probe
 from extproc.fleet.cachesize import MAX_BODY_BYTES
-from extproc.fleet.slopes import Line, Point, Slope, beyond, drawn, fit, most, rate
+from extproc.fleet.slopes import Level, Point, Slope, beyond, drawn, fit, level, most, rate
 from extproc.fleet.tracked import Tracked
 from extproc.types import RequestInfo
 
@@ -46,8 +49,12 @@ NUM_OF_ENDPOINT, NUM_OF_GROUP, NUM_LOADS = 48, 256, 64
 """The latest first tokens that count, and loads of either kind."""
 NUM_SENT = 16
 """First tokens of an endpoint that later ones are compared with."""
-NUM_PRESUMED_LOADS = 8
-"""Loads that took as long as configured, before any is seen."""
+NUM_ALIKE, MIN_ALIKE = 16, 4
+"""The latest first tokens without a load that those with one are compared with, and the fewest."""
+UNSEEN_RATIO = 0.4
+"""Of the time of a first token, what may be no load's: a step that runs takes more or less."""
+MAX_ERROR_RATIO = 2.0
+"""Of a load's level and a bound, either way, if it is known."""
 
 _PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
 """First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
@@ -89,7 +96,7 @@ class _Tokens:
     """The latest first tokens, and what they show as of the last look.
 
     Attributes:
-        line: Through those that had nothing ahead.
+        slope: Of those that had nothing ahead.
         rate: Of those that had.
         most_s_per_byte: That a prompt can cost by all of them.
     """
@@ -100,7 +107,7 @@ class _Tokens:
         self._all: deque[Point] = deque(maxlen=num)
         self.per_look = per_look
         self._num_unseen, self._looked_s = 0, -inf
-        self.line: Line | None = None
+        self.slope: Slope | None = None
         self.rate: Slope | None = None
         self.most_s_per_byte = inf
 
@@ -120,15 +127,18 @@ class _Tokens:
         self._num_unseen += 1
         return self._num_unseen >= self.per_look and now >= self._looked_s + MIN_LOOK_S
 
-    def look(self, now: float) -> None:
-        """See what the latest first tokens show."""
+    def look(self, now: float, presumed: float) -> None:
+        """See what the latest first tokens show, where prompts are `presumed` to cost as much."""
         self._num_unseen, self._looked_s = 0, now
-        self.line, self.rate = fit(self._points), rate(self._behind)
+        found = fit(self._points), rate(self._behind)
+        self.slope, self.rate = (
+            each if each and each.error_s_per_byte <= _SPREAD * presumed else None for each in found
+        )
         self.most_s_per_byte = most(self._all)
 
     def s_per_byte(self, presumed: float, variance: float) -> float:
         """Return the cost of prompts where such costs are `presumed`, with a variance."""
-        found = drawn(presumed, variance, self.line and self.line.slope, self.rate)
+        found = drawn(presumed, variance, self.slope, self.rate)
         return min(found, self.most_s_per_byte)
 
 
@@ -140,12 +150,17 @@ class _Sent(NamedTuple):
 
 
 class _Own(_Tokens):
-    """Those of one endpoint."""
+    """Those of one endpoint.
+
+    Attributes:
+        rests: The latest without a load, beyond their prompts: with nothing ahead, and the others.
+    """
 
     def __init__(self) -> None:
         super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
         self._sent: deque[_Sent] = deque()
         self._in_order: list[_Sent] = []
+        self.rests: tuple[deque[float], ...] = deque(maxlen=NUM_ALIKE), deque(maxlen=NUM_ALIKE)
 
     def since(self, sent_at_s: float, own: _Sent) -> Point | None:
         """Return the bytes that were computed up to a first token since the first one that came
@@ -172,10 +187,10 @@ class _Group:
         self.endpoints: dict[Tracked, _Own] = {}
         self._latest_s = -inf
         self._variance = 0.0
-        self._loads: dict[Load, deque[float]] = {
+        self._loads: dict[Load, deque[tuple[float, float]]] = {
             load: deque(maxlen=NUM_LOADS) for load in (Load.CACHED, Load.COLD)
         }
-        self._learned_load_s: dict[tuple[Load, float], float] = {}  # until one more is seen
+        self._levels: dict[Load, Level] = {}  # until one more is seen
 
     def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
         """Replace the endpoints; new ones are taken for what the group is."""
@@ -199,11 +214,12 @@ class _Group:
         own = self.endpoints[tracked]
         # First tokens are reported when responses end.
         now = self._latest_s = max(self._latest_s, at_s)
+        presumed = tracked.traits.costs.prompt_s_per_byte
         is_time = own.record(prompt, alone, behind, now)
         if is_time:
-            own.look(now)
+            own.look(now, presumed)
         if self.tokens.record(prompt, alone, behind, now):
-            self.tokens.look(now)
+            self.tokens.look(now, presumed)
             self._variance = self._look()
             for each in self.endpoints:
                 self.apply(each)
@@ -213,26 +229,30 @@ class _Group:
     def _look(self) -> float:
         """Return the variance of the endpoints' slopes beyond that of their errors."""
         return max(
-            beyond(
-                [own.line and own.line.slope for own in self.endpoints.values()],
-                self.tokens.line and self.tokens.line.slope,
-            ),
+            beyond([own.slope for own in self.endpoints.values()], self.tokens.slope),
             beyond([own.rate for own in self.endpoints.values()], self.tokens.rate),
         )
 
-    def record_load(self, load: Load, seconds: float) -> None:
-        self._loads[load].append(seconds)
-        self._learned_load_s.clear()
+    def record_load(self, load: Load, seconds: float, unseen_s: float) -> None:
+        """Record what a load took, and how much of it may be something else."""
+        self._loads[load].append((seconds, unseen_s))
+        self._levels.pop(load, None)
 
-    def load_s(self, load: Load, presumed_s: float) -> float:
-        found = self._learned_load_s.get((load, presumed_s))
+    def load_s(self, load: Load, presumed_s: float) -> tuple[float, float | None]:
+        """Return what a load is taken to cost, and that if it is known."""
+        found = self._levels.get(load)
         if found is None:
-            found, seen = presumed_s, self._loads[load]
-            if seen:
-                middle_s = median([presumed_s] * NUM_PRESUMED_LOADS + list(seen))
-                found = min(max(middle_s, MIN_LOAD_S), MAX_LOAD_S)
-            self._learned_load_s[load, presumed_s] = found
-        return found
+            seen = self._loads[load]
+            low_s, middle_s, high_s = level([seconds for seconds, _ in seen])
+            unseen_s = level([unseen_s for _, unseen_s in seen]).middle_s
+            found = self._levels[load] = Level(low_s - unseen_s, middle_s, high_s + unseen_s)
+        low_s, middle_s, high_s = found
+        is_known = high_s / MAX_ERROR_RATIO <= middle_s <= low_s * MAX_ERROR_RATIO
+        is_presumed = not is_known and low_s <= presumed_s <= high_s
+        load_s = presumed_s if is_presumed else middle_s
+        if not is_presumed:
+            load_s = min(max(load_s, MIN_LOAD_S), MAX_LOAD_S)
+        return load_s, load_s if is_known else None
 
     def apply(self, tracked: Tracked) -> None:
         """Let an endpoint have the costs that have been learned of it."""
@@ -240,9 +260,10 @@ class _Group:
         s_per_byte = given.prompt_s_per_byte
         presumed = _near(self.tokens.s_per_byte(s_per_byte, (_SPREAD * s_per_byte) ** 2), given)
         learned = _near(self.endpoints[tracked].s_per_byte(presumed, self._variance), given)
-        cold_s = self.load_s(Load.COLD, given.cold_load_s)
-        cached_s = self.load_s(Load.CACHED, given.cached_load_s)
-        tracked.set_costs(Costs(learned, cold_s, cached_s, tracked.decoding.learned))
+        cold_s, known_cold_s = self.load_s(Load.COLD, given.cold_load_s)
+        cached_s, known_cached_s = self.load_s(Load.CACHED, given.cached_load_s)
+        decode = tracked.decoding.learned
+        tracked.set_costs(Costs(learned, cold_s, cached_s, decode, known_cold_s, known_cached_s))
 
 
 def _near(s_per_byte: float, given: Costs) -> float:
@@ -279,13 +300,18 @@ class Speeds:
             return
         num_bytes = probe.prompt_bytes
         own = _Sent(sent_at_s + ttft_s, probe.before_bytes + num_bytes)
-        since = group.endpoints[tracked].since(sent_at_s, own)
-        is_alone = since is None and not probe.is_behind
+        endpoint = group.endpoints[tracked]
+        since, alike = endpoint.since(sent_at_s, own), endpoint.rests[probe.is_behind]
+        rest_s = ttft_s - num_bytes * tracked.prompts.costs.prompt_s_per_byte
         if probe.load is Load.NONE:
+            alike.append(rest_s)
             prompt = num_bytes, ttft_s
-            alone = prompt if is_alone else None
+            alone = prompt if since is None and not probe.is_behind else None
             group.record(tracked, prompt, alone, since, at_s=own.first_s)
-        elif is_alone and group.tokens.line is not None:
-            base_s = max(0.0, group.tokens.line.base_s)
-            rest_s = ttft_s - base_s - num_bytes * tracked.prompts.costs.prompt_s_per_byte
-            group.record_load(probe.load, rest_s)
+        elif len(alike) >= MIN_ALIKE:
+            base_s = max(0.0, sorted(alike)[len(alike) // 4])
+            # What was sent at once after it is computed in the same step.
+            num_after = tracked.prompts.sent_by(sent_at_s + base_s) - own.until_bytes
+            after_s = max(0, num_after) * tracked.prompts.costs.prompt_s_per_byte
+            unseen_s = UNSEEN_RATIO * base_s + after_s
+            group.record_load(probe.load, rest_s - base_s - after_s, unseen_s)

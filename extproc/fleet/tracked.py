@@ -79,6 +79,7 @@ class Tracked:
         adapters: The unfinished requests of routers by adapter; `changed` has those of which there
             are more or fewer since the last view.
         served_s: When the latest of our picks that it has served was made.
+        response_s: Mean time that our picks took that it has served of late; None without one.
         pages: When reports of late showed fewer requests than ours, and how many.
         row: Its place among the pool's endpoints.
         view: As `fleet.views` has made it last; None where it is no longer true.
@@ -116,7 +117,8 @@ class Tracked:
             "num_silences",
         ),
         *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
-        *("restarted_at_s", "returned_at_s", "room", "served_s", "slots", "traits", "version"),
+        *("response_s", "restarted_at_s", "returned_at_s", "room", "served_s", "slots"),
+        *("traits", "version"),
         *("_stale", "facts", "facts_until_s", "row", "view", "view_expires_s"),
     )
 
@@ -152,6 +154,7 @@ class Tracked:
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = self.num_picks = 0
         self.served_s = -inf
+        self.response_s: float | None = None
         self.pages: deque[tuple[float, int]] = deque(maxlen=MAX_PAGES)
         self.prompts = Prompts(traits.costs)
         self.decoding = Decoding()

@@ -152,6 +152,7 @@ class Views:
             is_suspect,
             tracked.fullness.is_full(num_there),
             has_room,
+            tracked.response_s,
         )
         return view
 

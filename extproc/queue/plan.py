@@ -1,9 +1,8 @@
 """The next request, of all that are held.
 
 From the outside in: levels (`tickets.level`), then in a level the flow that was served least
-(`fairness`). In a flow, adapters that have waited long for a slot come first, then the configured
-order (`orders`). A flow has the requests of one tenant, over all adapters and routes without a
-share of their own (`Claim._flow`).
+(`fairness`), in a flow the configured order (`orders`). A flow has the requests of one tenant, over
+all adapters and routes without a share of their own (`Claim._flow`).
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace, nsmallest
 
-from msgspec.structs import replace
-
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.queue.fairness import TokenCounters, cost
-from extproc.queue.orders import ORDERS, Scene, longest_without_slot, newest_in_time
+from extproc.queue.orders import LATE_EVERY, Scene, first_come, in_time
 from extproc.queue.tickets import QueueSettings, Ticket, by_level
 from extproc.tenancy import Share
 from extproc.types import RequestInfo
@@ -42,6 +39,7 @@ class Plan:
         self._settings = settings
         self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
         self._mean_output_tokens = float(EXPECTED_OUTPUT_TOKENS)
+        self._num_in_time = 0  # that were sent since one that could not be
         self._told: Collection[tuple[int, str]] = ()  # priorities and flows, held elsewhere alone
 
     def configure(self, settings: QueueSettings, held: Iterable[Ticket]) -> None:
@@ -103,6 +101,10 @@ class Plan:
             self._mean_output_tokens += more / OUTPUTS_OF_MEAN
             self.counters[claim.priority].add(claim._flow, cost(0.0, more) / claim._weight)
 
+    def sent(self, ticket: Ticket, now: float) -> None:
+        """Count a place that a ticket got."""
+        self._num_in_time = 0 if ticket.late_s < now else self._num_in_time + 1
+
     def charge_told(self, share: Share) -> None:
         """Count the service of another router, at a priority that has been seen here.
 
@@ -113,15 +115,21 @@ class Plan:
         if self._settings.fair and share.priority in self.counters:
             self.counters[share.priority].add_foreign(share.flow, share.tokens)
 
-    def make(self, tickets: Iterable[Ticket], scene: Scene) -> tuple[list[_Flows], list[Ticket]]:
-        """Return the flows of each level, in order, and those that should be given up."""
+    def make(
+        self, tickets: Iterable[Ticket], now: float, service_s: float
+    ) -> tuple[list[_Flows], list[Ticket]]:
+        """Return the flows of each level, in order, and those that step back.
+
+        Args:
+            service_s: Mean time from one dispatch to the next; 0 for unknown.
+        """
         levels, given_up = [], []
-        for level in by_level(tickets, scene.now, self._settings.ageing_s):
+        for level in by_level(tickets, now, self._settings.ageing_s):
             flows = self._flows(level)
-            part = replace(scene, service_s=scene.service_s * len(flows))
+            scene = Scene(now, service_s * len(flows), self._num_in_time >= LATE_EVERY - 1)
             late_by_flow = {}
             for name, flow in flows.items():
-                flows[name], late_by_flow[name] = self._ordered(flow, part)
+                flows[name], late_by_flow[name] = self._ordered(flow, scene)
             given_up += self._given_up(flows, late_by_flow)
             levels.append(flows)
         return levels, given_up
@@ -195,15 +203,11 @@ class Plan:
 
     def _ordered(self, flow: list[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
         """Return a flow in order, and those of it that should be given up."""
-        first = longest_without_slot(flow, scene.now, self._settings.slot_turn_s)
-        if first:
-            taken = set(first)
-            flow = [ticket for ticket in flow if ticket not in taken]
-        if self._settings.order == "newest":
-            kept, late = newest_in_time(flow, scene)
-            return first + kept + late, late
-        late = [ticket for ticket in flow if ticket.is_refusable and ticket.late_s < scene.now]
-        return first + ORDERS[self._settings.order](flow, scene), late
+        if self._settings.order == "in_time":
+            return in_time(flow, scene)
+        return first_come(flow), [
+            ticket for ticket in flow if ticket.is_refusable and ticket.late_s < scene.now
+        ]
 
 
 def share_of(request: RequestInfo) -> Share:

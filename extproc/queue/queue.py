@@ -11,13 +11,13 @@
    at the first ones again if more room was freed. Between two offers is a rest, so that they take a
    tenth of a core at most, requests that got an endpoint aside. Newcomers stand in line meanwhile.
 4. A request with an objective is refused as soon as the queue's own pace shows that its first token
-   will be late. Other late requests are looked at once a second, so that free room is there for the
-   next request that can be in time. This does not hold where a tenant that got less than every
-   other has only late requests.
-5. The queue is bounded by number, bytes and time. Where it is full, the request that is furthest
-   behind is refused, which may be the newcomer.
-6. Where one of priority 0 or above is refused, those below 0 that wait for the same endpoints are
-   refused before it.
+   will be late. Other late requests step back where too many wait: they come after those that can
+   be in time, but for each eighth place, and hold up nobody. This does not hold where a tenant that
+   got less than every other has only late requests.
+5. The queue is bounded by number, bytes and time. Where it is full, the newest request of the
+   lowest priority is refused, of the tenant that holds most. That may be the newcomer.
+6. Where one of priority 0 or above has waited for as long as it may, those below 0 that wait for
+   the same endpoints are refused before it. An objective is a client's own wish, and sheds nobody.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from math import ceil
 
 from extproc.phrases import FOR_SLOT
 from extproc.queue.elsewhere import NOBODY, Waiting
-from extproc.queue.orders import Scene, running_in_clusters
 from extproc.queue.plan import Plan
 from extproc.queue.precedence import NOWHERE, Reach
 from extproc.queue.schedule import Pace, Schedule
 from extproc.queue.sweep import Look, Sweep
 from extproc.queue.tickets import (
-    FOR_WANT_OF_TIME,
     End,
     Occupancy,
     QueueSettings,
@@ -228,10 +226,11 @@ class HoldQueue:
         self.schedule.forget()
         if self.is_due(now):
             num_held = len(self._tickets)
-            tickets = self._planned(self._scene(now, reach))
+            tickets, back = self._planned(now)
             is_freed = self.schedule.begin(now)
             num_vain = self._sweep.go(
                 tickets,
+                back,
                 look,
                 self._found,
                 now=now,
@@ -270,6 +269,7 @@ class HoldQueue:
     def _settle(self, ticket: Ticket, result: Pick | Rejection, now: float) -> None:
         if isinstance(result, Pick):
             self.charge(ticket.request)
+            self._plan.sent(ticket, now)
         self._drop(ticket, now)
         ticket.result = result
         if isinstance(result, Pick):
@@ -291,26 +291,20 @@ class HoldQueue:
             self._sweep.let_go(ticket)
             self.freed(now)
 
-    def _planned(self, scene: Scene) -> Iterator[Ticket]:
-        """Refuse those whose first token will be late; return the rest in order."""
-        levels, given_up = self._plan.make(self._tickets, scene)
-        late = [ticket for ticket in given_up if not ticket.is_refusable]
-        for ticket in given_up:
+    def _planned(self, now: float) -> tuple[Iterator[Ticket], list[Ticket]]:
+        """Refuse those whose first token will be late; return the rest in order, and those of them
+        that have stepped back.
+        """
+        levels, back = self._plan.make(self._tickets, now, self._pace.service_s)
+        for ticket in back:
             if ticket.is_refusable and ticket in self._tickets:  # else it went before another one
-                self._refuse(ticket, End.LATE, scene.now)
-        self._sweep.put_last(late, scene.now)
-        return self._plan.in_order(levels)
-
-    def _scene(self, now: float, reach: Reach) -> Scene:
-        settings, running = self.settings, frozenset[str]()
-        if settings.order == "clusters":
-            running = running_in_clusters(reach.endpoints, settings.cluster_size)
-        return Scene(now, self._pace.service_s, running, reach.served)
+                self._refuse(ticket, End.LATE, now)
+        return self._plan.in_order(levels), back
 
     # --- refusals ----------------------------------------------------------------------------
 
     def _refuse(self, ticket: Ticket, end: End, now: float) -> None:
-        if end in FOR_WANT_OF_TIME and ticket.request.claim.priority >= 0:
+        if end is End.EXPIRED and ticket.request.claim.priority >= 0:
             for other in self.occupancy.below_zero():
                 if self._sweep.may_meet(other, ticket):
                     self._refuse(other, End.SHED, now)
@@ -346,20 +340,17 @@ class HoldQueue:
             return End.EXPIRED
         if self.occupancy.is_route_full(ticket):
             return End.ROUTE_FULL
-        num, num_bytes = self.occupancy.below(ticket.request.claim.priority)
-        if not self._has_room(ticket, num, num_bytes):
-            return End.FULL
-        while not self._has_room(ticket):
-            last = self.occupancy.last
+        num = len(self._tickets) + 1 - self.settings.max_requests
+        num_bytes = self.occupancy.num_bytes + ticket.num_bytes - self.settings.max_bytes
+        if num <= 0 and num_bytes <= 0:
+            return None
+        displaced = self.occupancy.to_displace(
+            ticket, num=num, num_bytes=num_bytes, is_fair=self.settings.fair
+        )
+        for last in displaced or ():
             self._refuse(last, End.DISPLACED, now)
             self._let_others_go(last, now)
-        return None
-
-    def _has_room(self, ticket: Ticket, num: int = 0, num_bytes: int = 0) -> bool:
-        """Return whether one more fits in, without so many of the held requests and their bytes."""
-        settings, most_bytes = self.settings, self.settings.max_bytes + num_bytes
-        is_below = len(self._tickets) < settings.max_requests + num
-        return is_below and self.occupancy.num_bytes + ticket.num_bytes <= most_bytes
+        return End.FULL if displaced is None else None
 
     def _arrange(self) -> None:
         """Have an offer made when it is due."""

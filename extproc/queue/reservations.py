@@ -8,9 +8,8 @@ the waiting request and those that go before it. An adapter lets its slot go
 
 - for a request of a higher priority;
 - for one of the same priority, whose tenant was served less (`fairness`);
-- for one of the same priority that has waited for `slot_turn_s`, or for `ALONE_TURN_S` if no other
-  adapter waits, once it has had the slot for as long. Where many wait, shorter turns would have
-  slots go round and round.
+- for one of the same priority that has waited for a turn (`turn_s`), once it has had the slot for
+  as long. A turn is what a change of adapters costs: with shorter ones slots would go round.
 
 Of several the one that will be done soonest is taken: it has had no new request for long, or has
 few. Capacity is lost by no more than what that adapter could have had there until then.
@@ -35,7 +34,8 @@ from extproc.types import EndpointView, RequestInfo
 
 MAX_RESERVED = 64
 """Slots that are reserved at a time: each newcomer is compared with all of them."""
-ALONE_TURN_S = 0.25
+LOADS_PER_TURN = 2
+"""Loads that a turn is as long as, beside a response: a load holds up all requests of a pod."""
 _LEFT = ""
 """No adapter's name: whoever has a slot that a request's own adapter left."""
 RESERVED_RATIO = 0.5
@@ -83,8 +83,6 @@ class Reservations:
         self._all: dict[str, Reservation] = {}
         self._others = deque[_LeftElsewhere](maxlen=MAX_RESERVED)
         self._fresh: set[str] = set()
-        self._waiting: set[str] = set()  # adapters, since the last begin
-        self._num_waiting = 0  # adapters, at the last end
 
     def configure(self, settings: QueueSettings) -> None:
         """Apply other settings."""
@@ -104,12 +102,10 @@ class Reservations:
     def begin(self) -> None:
         """Begin to go through those that wait."""
         self._fresh.clear()
-        self._waiting.clear()
 
     def end(self) -> None:
         """Let go what was reserved for those that do not wait any more."""
         self._all = {name: each for name, each in self._all.items() if name in self._fresh}
-        self._num_waiting = len(self._waiting)
 
     def drop(self, adapter: str | None = None) -> None:
         """Let go what is reserved for an adapter, or for all."""
@@ -145,7 +141,6 @@ class Reservations:
             adapter: The request's, by the name that endpoints know.
             slots: Those endpoints, each with the adapters that run there.
         """
-        self._waiting.add(adapter)
         until_s = ticket.vain_s + self._settings.slot_hold_s
         if now >= until_s or adapter in self._fresh:
             return
@@ -168,7 +163,7 @@ class Reservations:
             if not _may_reserve(view, len(taken)):
                 continue
             for name, use in uses.items():
-                if name == adapter or name in taken or not self._lets_go(use, ticket, now):
+                if name == adapter or name in taken or not self._lets_go(view, use, ticket, now):
                     continue
                 score = (now - use.last_s) / (1 + log(max(1, view.pending(name))))
                 if known is not None and (known.address, known.leaving) == (view.address, name):
@@ -242,19 +237,18 @@ class Reservations:
             ]
         )
 
-    def _lets_go(self, use: SlotUse, ticket: Ticket, now: float) -> bool:
+    def _lets_go(self, view: EndpointView, use: SlotUse, ticket: Ticket, now: float) -> bool:
         """Return whether an adapter lets its slot go for a request."""
-        settings, claim = self._settings, ticket.request.claim
+        claim = ticket.request.claim
         if use.priority != claim.priority:
             return use.priority < claim.priority
         turn = self._turn(claim.priority, claim._flow, use.flow)
         if turn:
             return turn > 0
-        turn_s = settings.slot_turn_s
-        if max(self._num_waiting, len(self._waiting)) <= 1:
-            turn_s = min(turn_s, ALONE_TURN_S)
         waited_s = now - ticket.request.arrived_at_s
-        return 0 < turn_s <= min(waited_s, now - use.since_s)
+        own_s = self._settings.slot_turn_s
+        wanted_s = turn_s(view) if own_s is None else own_s or inf
+        return wanted_s <= min(waited_s, now - use.since_s)
 
     def _goes_first(self, each: Reservation, claim: Claim) -> bool:
         """Return whether one that waits goes before a request."""
@@ -282,6 +276,17 @@ class Reservations:
         if flow == other or not self._settings.fair:
             return 0
         return self._served(priority, other) - self._served(priority, flow)
+
+
+def turn_s(view: EndpointView) -> float:
+    """Return for how long an adapter keeps its slot on an endpoint while others wait; infinite
+    until a response has ended there.
+
+    A change costs a load, for which all wait, and the places that are empty until the adapter's
+    last response has ended.
+    """
+    response_s = view._response_s
+    return inf if response_s is None else response_s + LOADS_PER_TURN * view.costs.cold_load_s
 
 
 def _may_reserve(view: EndpointView, num_reserved: int) -> bool:

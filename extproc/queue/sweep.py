@@ -3,15 +3,15 @@
 An offer asks for one request after the other, for alike ones once, until `MAX_SENT` got an endpoint
 or `MAX_LOOKS` none. The next offer goes on behind them, and asks for the first ones again if room
 was freed. A flow is asked for `FLOW_LOOKS` times in vain, and again once all other flows had
-theirs. Late requests are looked at once a second, or where free room can be for no other request. A
-request that was asked for in vain holds up other requests (`precedence`), and has a slot kept
-(`reservations`).
+theirs. A request that was asked for in vain holds up other requests (`precedence`), and has a slot
+kept (`reservations`). Those that have stepped back hold up nobody, and are looked at once a second,
+or where free room can be for no other request.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from math import inf
 
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_SLOT, FOR_TURN
@@ -31,8 +31,8 @@ MAX_SENT = 256
 """Requests that one offer gives an endpoint: other work comes in between, and pods get no more new
 connections at once than they can accept.
 """
-LATE_LOOK_S = 1.0
-"""From one look at a request that is late to the next, give or take a half."""
+BACK_LOOK_S = 1.0
+"""From one look at a request that has stepped back to the next, give or take a half."""
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
 Settle = Callable[[Ticket, Pick | Rejection, float], None]
 _Flow = tuple[int, str]  # its priority and its name
@@ -60,10 +60,10 @@ class Sweep:
         # Flows by the kinds that were asked for in vain, since all of a flow's had been asked for.
         self._in_vain: dict[object, _Flow] = {}
         self._looks: Counter[_Flow] = Counter()  # in vain, in this round of the flows
-        self._late: set[Ticket] = set()
+        self._back: Collection[Ticket] = ()
+        self._spread = 0.0
         # When flows began to hold up others, by for how long each time.
         self._since_s: dict[tuple[_Flow, float], float] = {}
-        self._spread = 0.0
 
     def configure(self, settings: QueueSettings) -> None:
         """Apply other settings; no request lets another go first until the next offer."""
@@ -77,16 +77,10 @@ class Sweep:
         late_s = ticket.late_s if ticket.is_refusable else inf
         self.next_s = min(self.next_s, ticket.look_s, late_s)
 
-    def put_last(self, late: Sequence[Ticket], now: float) -> None:
-        """Look seldom at requests that are late, and at these alone."""
-        before, self._late = self._late, set(late)
-        for ticket in late:
-            if ticket not in before:
-                ticket.look_s = self._late_look_s(now)
-
     def go(
         self,
         tickets: Iterable[Ticket],
+        back: Collection[Ticket],
         look: Look,
         settle: Settle,
         *,
@@ -98,10 +92,14 @@ class Sweep:
 
         Args:
             tickets: In order; those that have a result are passed over.
+            back: Those of them that have stepped back, and hold up nobody.
             settle: Takes what was found, before the next ticket is taken.
             is_freed: The first in order are asked for again.
             reach: Of requests, as things are now.
         """
+        before, self._back = self._back, set(back)
+        for ticket in self._back.difference(before):
+            ticket.look_s = self._back_look_s(now)
         num_again = MAX_LOOKS // 2 if is_freed else 0
         vain = dict[object, float]()
         self.next_s, num_sent = inf, 0
@@ -111,16 +109,14 @@ class Sweep:
         self._urgent = 0
         since_s = self._since_s.items()
         self._since_s = {key: at_s for key, at_s in since_s if now < at_s + AGAIN_RATIO * key[1]}
-        passed_over, late, looks = list[Ticket](), self._late, self._looks
+        passed_over, looks = list[Ticket](), self._looks
         for ticket in self._in_rounds(tickets, passed_over):
             if ticket.result is not None:
                 continue
             urgent = self._note_urgent(ticket)
             adapter = self._adapter(ticket)
-            is_off = now < ticket.look_s and ticket in late
-            is_off = is_off and not (is_freed and self._is_for_anybody(ticket))
-            if is_off and adapter not in self.reservations:
-                self._hold_up_others(ticket, now)
+            is_back = now < ticket.look_s and ticket in self._back
+            if is_back and not (is_freed and self._is_for_anybody(ticket)):
                 self.note(ticket)
                 continue
             kind, is_again = _kind(ticket), len(vain) < num_again
@@ -221,8 +217,8 @@ class Sweep:
             self.reservations.drop(adapter)
 
     def _is_for_anybody(self, ticket: Ticket) -> bool:
-        """Return whether room that was freed is for late ones, too: without newcomers, that of a
-        full endpoint would stay empty, and so would an idle one."""
+        """Return whether room that was freed is also for those that have stepped back: without
+        newcomers, that of a full endpoint would stay empty, and so would an idle one."""
         return ticket.reason == FOR_ROOM or self._reach.has_idle(ticket.request)
 
     def _in_rounds(self, tickets: Iterable[Ticket], passed_over: list[Ticket]) -> Iterator[Ticket]:
@@ -247,9 +243,9 @@ class Sweep:
 
     def _keep(self, ticket: Ticket, wait: Wait, now: float) -> None:
         """Let a request wait that was asked for in vain."""
-        is_late = ticket in self._late
+        is_back = ticket in self._back
         ticket.reason = wait.reason
-        ticket.look_s = self._late_look_s(now) if is_late else wait.until_s
+        ticket.look_s = self._back_look_s(now) if is_back else wait.until_s
         self.note(ticket)
         if ticket.reason not in (FOR_POD, FOR_TURN):
             ticket.vain_s = min(ticket.vain_s, now)
@@ -258,7 +254,7 @@ class Sweep:
     def _hold_up_others(self, ticket: Ticket, now: float) -> None:
         """Have a request that was asked for in vain go first, and keep a slot for it."""
         settings, reach = self._settings, self._reach.of(ticket.request)
-        if not reach or ticket.reason == FOR_POD:  # nobody has what it waits for
+        if not reach or ticket.reason == FOR_POD or ticket in self._back:
             return
         adapter, hold_s = self._adapter(ticket), settings.slot_hold_s
         is_for_slot = ticket.reason == FOR_SLOT and hold_s > 0
@@ -266,7 +262,7 @@ class Sweep:
             self.reservations.add(ticket, adapter, self._reach.slots(reach), now=now)
         first = First(ticket.request.arrived_at_s, reach=reach)
         first.later_until_s = self._until_s(ticket, ticket.held_at_s, hold_s, now)
-        is_first = not is_for_slot and ticket.reason != FOR_TURN and ticket not in self._late
+        is_first = not is_for_slot and ticket.reason != FOR_TURN
         if settings.fair and is_first:
             first.next_until_s = self._until_s(ticket, ticket.vain_s, HOLD_UP_S, now)
         if max(first.later_until_s, first.next_until_s) > now:
@@ -294,15 +290,16 @@ class Sweep:
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""
-        if ticket in self._late:  # not looked at for what is freed, so it needs a time
-            until_s = min(until_s, self._late_look_s(now))
+        if ticket in self._back:  # not looked at for what is freed, so it needs a time
+            until_s = min(until_s, self._back_look_s(now))
         ticket.look_s = until_s if ticket.look_s <= now else min(ticket.look_s, until_s)
         self.note(ticket)
 
-    def _late_look_s(self, now: float) -> float:
-        """Return when one that is late is looked at next: spread evenly, by the golden ratio."""
+    def _back_look_s(self, now: float) -> float:
+        """Return when one that has stepped back is looked at next: spread evenly, by the golden
+        ratio."""
         self._spread = (self._spread + 0.618034) % 1
-        return now + LATE_LOOK_S * (0.5 + self._spread)
+        return now + BACK_LOOK_S * (0.5 + self._spread)
 
 
 def _kind(ticket: Ticket) -> Hashable:

@@ -426,8 +426,7 @@ class Stream:
 
     def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> _Step:
         pick = self.pick
-        if pick is None:
-            return None, [m.ContinueResponseHeaders()]
+        assert pick is not None  # in each state that comes here
         if event.served_by:
             self._parts.ends.served(pick, event.served_by, now=now)
         passing = self._response()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -50,6 +51,17 @@ async def test_where_nobody_answers_the_rest_is_not_tried() -> None:
     assert [each.requirement for each in checks] == [next(iter(REQUIRED)), *OPTIONAL]
     assert {each.passed for each in checks} == {False}
     assert "127.0.0.1:1" in checks[0].detail
+
+
+async def test_a_gateway_that_does_not_answer_in_time_is_named_as_such() -> None:
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with web_server(never) as url:
+        checks = await check_gateway(url, [ADMIN], model="m", timeout_s=0.1)
+
+    assert (checks[0].passed, checks[0].detail) == (False, "no end within 0.1 s")
 
 
 async def test_without_a_model_the_first_one_that_is_listed_is_asked_for() -> None:

@@ -37,6 +37,31 @@ def connection_manager(bootstrap: dict[str, Any]) -> Any:
     return listener["filter_chains"][0]["filters"][0]["typed_config"]
 
 
+def set_header_first(
+    bootstrap: dict[str, Any],
+    name: str,
+    value: str,
+    append_action: str = "OVERWRITE_IF_EXISTS_OR_ADD",
+    *,
+    is_early: bool = False,
+) -> None:
+    """Have Envoy set a request's header in its first filter, or before all filters."""
+    header = {"key": name, "value": value}
+    mutations = [{"append": {"header": header, "append_action": append_action}}]
+    manager = connection_manager(bootstrap)
+    if is_early:
+        kind = "http.early_header_mutation.header_mutation.v3.HeaderMutation"
+        config: dict[str, Any] = {"mutations": mutations}
+        extensions = manager.setdefault("early_header_mutation_extensions", [])
+        at = len(extensions)
+    else:
+        kind = "filters.http.header_mutation.v3.HeaderMutation"
+        config = {"mutations": {"request_mutations": mutations}}
+        extensions, at = manager["http_filters"], 0
+    typed = {"@type": f"type.googleapis.com/envoy.extensions.{kind}", **config}
+    extensions.insert(at, {"name": "gateway", "typed_config": typed})
+
+
 class EnvoyProcess(Envoy):
     """An Envoy process, with questions that tests ask it."""
 

@@ -16,7 +16,7 @@ from extproc.commands.gatewaycheck import check_gateway
 from extproc.commands.gatewayprobes import OPTIONAL, REQUIRED
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import SLOW, own_pods, router_config
-from tests.e2e.harness import EnvoyProcess, connection_manager
+from tests.e2e.harness import EnvoyProcess, connection_manager, set_header_first
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -66,17 +66,7 @@ def sets_headers(bootstrap: dict[str, Any]) -> None:
 
 
 def sets_them_first(bootstrap: dict[str, Any]) -> None:
-    header = {"key": HEADER, "value": "other"}
-    mutation = {"append": {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}}
-    kind = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
-    first = {
-        "name": "first",
-        "typed_config": {
-            "@type": f"type.googleapis.com/{kind}",
-            "mutations": {"request_mutations": [mutation]},
-        },
-    }
-    manager_of(bootstrap)["http_filters"].insert(0, first)
+    set_header_first(bootstrap, HEADER, "other")
 
 
 def two_pools(*others: str) -> Change:

@@ -12,7 +12,7 @@ from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.pod import RunningPod
 from extproc.request.controlheaders import MODEL_REWRITE
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
-from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, connection_manager
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, set_header_first
 from tests.waiting import eventually
 
 BATCH = {"x-llm-d-inference-objective": "batch"}
@@ -65,25 +65,8 @@ GATEWAYS, CLIENTS = "only-0", "only-1"
 
 def gateway(router: RouterProcess, append_action: str, *, is_early: bool) -> EnvoyProcess:
     """An Envoy that sets `NEW` before it asks the router: by a filter, or before all filters."""
-    header = {"key": NEW, "value": GATEWAYS}
-    mutation = {"append": {"header": header, "append_action": append_action}}
-    kind = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
-    first = {
-        "name": "gateway",
-        "typed_config": {
-            "@type": f"type.googleapis.com/{kind}",
-            "mutations": {"request_mutations": [mutation]},
-        },
-    }
     bootstrap = yaml.safe_load(render(BootstrapOptions(routers=(router.address,))))
-    manager = connection_manager(bootstrap)
-    if is_early:
-        kind = "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
-        early = {"@type": f"type.googleapis.com/{kind}", "mutations": [mutation]}
-        extension = {"name": "gateway", "typed_config": early}
-        manager["early_header_mutation_extensions"].append(extension)
-    else:
-        manager["http_filters"].insert(0, first)
+    set_header_first(bootstrap, NEW, GATEWAYS, append_action, is_early=is_early)
     return EnvoyProcess(yaml.safe_dump(bootstrap))
 
 

@@ -190,3 +190,11 @@ def test_after_a_restart_nothing_is_ahead() -> None:
     made.add("x", 1000, at_s=20.0, now=20.0)
 
     assert hear(made, 20.0, num_waiting=1, num_first_tokens=9) == 1.0
+
+
+def test_it_is_remembered_how_much_was_sent_by_a_time() -> None:
+    prompts = Prompts(Costs())
+    for number in range(3):
+        prompts.add(f"r-{number}", 100, at_s=float(number), now=float(number))
+
+    assert [prompts.sent_by(at_s) for at_s in (-1.0, 0.0, 1.5, 9.0)] == [0, 100, 200, 300]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from itertools import pairwise
 
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
@@ -56,29 +55,16 @@ def overload(name: str, adapters: str = "a") -> FleetResult:
     return Fleet(settings, workload(*arrivals), policy, seed=1).run()
 
 
-def test_under_overload_the_last_first_meets_more_and_early_abort_most() -> None:
+def test_under_overload_early_abort_meets_more() -> None:
     """Who is aborted is told so, and whoever is served has a first token in time."""
-    runs = {order: overload(f"slora_{order}?max_running=2") for order in ("fcfs", "lcfs", "abort")}
+    runs = {order: overload(f"slora_{order}?max_running=2") for order in ("fcfs", "abort")}
     met = {order: measure(run, SLO).attainment for order, run in runs.items()}
 
-    assert met["fcfs"] < met["lcfs"] < met["abort"]
-    for order in ("fcfs", "lcfs"):
-        assert {f.state for f in runs[order].flights} == {FlightState.FINISHED}
+    assert met["fcfs"] < met["abort"]
+    assert {f.state for f in runs["fcfs"].flights} == {FlightState.FINISHED}
     finished = [f for f in runs["abort"].flights if f.state is FlightState.FINISHED]
     assert {f.reason for f in runs["abort"].flights if f not in finished} == {"late"}
     assert all(SLO.is_met(flight) for flight in finished)
-
-
-def test_a_full_cluster_lets_its_own_adapters_pass() -> None:
-    """Three adapters in turn, two requests at a time: a cluster of one seldom changes adapters."""
-
-    def num_changes(size: int) -> int:
-        run = overload(f"slora_clusters?max_running=2&cluster_size={size}", "abc")
-        sent = sorted(run.flights, key=lambda flight: flight.dispatched_s or 0.0)
-        return sum(a.arrival.adapter != b.arrival.adapter for a, b in pairwise(sent))
-
-    assert num_changes(3) > 130
-    assert num_changes(1) < 30
 
 
 def test_the_slora_suite_has_the_papers_sizes() -> None:

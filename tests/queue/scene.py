@@ -106,3 +106,17 @@ class Scene:
 
 def reasons(*results: Pick | Rejection | None) -> list[tuple[int, Reason]]:
     return [(each.status, each.reason) for each in results if isinstance(each, Rejection)]
+
+
+def slow(**fields: Any) -> Scene:
+    """Return a scene that one request leaves each second, and in which none waits."""
+    scene = Scene(**fields)
+    for number in range(3):
+        scene.hold(f"before {number}")
+    scene.free(0)
+    for _ in range(3):
+        scene.free(1)
+    scene.sent.clear()
+    scene.looked.clear()
+    scene.woken.clear()
+    return scene

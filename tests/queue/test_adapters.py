@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.queue import HoldQueue, QueueSettings, Ticket
-from extproc.queue.orders import Scene
 from extproc.queue.plan import Plan
 from extproc.tenancy import Claim
 from extproc.types import RequestInfo
@@ -45,7 +44,7 @@ def test_they_come_in_the_order_in_which_requests_would_go(
     for request in served:
         queue.charge(request)
         plan.charge(request)
-    levels, _ = plan.make(tickets, Scene(30.0))
+    levels, _ = plan.make(tickets, 30.0, 0.0)
     adapters = [ticket.request.adapter for ticket in plan.in_order(levels)]
     wanted = [each for each in dict.fromkeys(adapters) if each is not None]
 

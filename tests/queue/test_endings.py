@@ -102,15 +102,15 @@ def test_a_full_route_and_a_full_queue_are_told_apart() -> None:
     assert scene.ended == {"route_full": 1, "full": 1}
 
 
-def test_the_one_that_is_displaced_is_told_that_a_higher_priority_took_its_place() -> None:
+def test_the_one_that_is_displaced_is_told_who_took_its_place() -> None:
     scene = Scene(Claim(priority=-1), max_requests=1)
     high = ticket(Claim(priority=1))
     refusal = scene.queue.add(high, now=3.0)
 
     assert refusal is None
     assert why(scene.tickets[0].result) == (
-        "The queue is full, and a request of a higher priority took its place: 1 held; "
-        "it was held 3.00 s (wait)."
+        "The queue is full, and its place went to a request of a higher priority, or of a tenant "
+        "that holds fewer: 1 held; it was held 3.00 s (wait)."
     )
     assert scene.ended == {"displaced": 1}
 

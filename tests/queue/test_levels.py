@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.queue.orders import Scene, first_come
+from extproc.queue.orders import first_come
 from extproc.queue.tickets import Ticket, by_level, level
 from tests.queue.tickets import arrivals, ticket
 
@@ -95,7 +95,7 @@ def served(tickets: list[Ticket], service_s: float) -> list[tuple[float, Ticket]
 
     Within a level the newest goes first, which is worst for those that wait.
     """
-    left, now, found = first_come(tickets, Scene(0.0)), 0.0, list[tuple[float, Ticket]]()
+    left, now, found = first_come(tickets), 0.0, list[tuple[float, Ticket]]()
     while left:
         held = [each for each in left if each.request.arrived_at_s <= now]
         if held:

@@ -9,19 +9,10 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from extproc.queue.orders import (
-    ORDERS,
-    Scene,
-    clusters,
-    deadline,
-    first_come,
-    newest,
-    newest_in_time,
-    running_in_clusters,
-)
+from extproc.queue.orders import BACKLOG_RATIO, Scene, first_come, in_time, newest_in_time
 from extproc.queue.tickets import Ticket
-from tests.builders import endpoint_view
 from tests.queue.tickets import arrivals, names, ticket
 
 NOW = 20
@@ -34,6 +25,10 @@ SCENES = st.builds(
     service_s=st.integers(0, 6).map(float),
 )
 Reward = Callable[[float], float]
+
+
+def by_deadline(tickets: Sequence[Ticket]) -> list[Ticket]:
+    return sorted(first_come(tickets), key=lambda ticket: ticket.deadline_s)
 
 
 def firsts(served: Sequence[Ticket], scene: Scene) -> list[float]:
@@ -68,7 +63,7 @@ def plans(tickets: Sequence[Ticket]) -> Iterable[tuple[Ticket, ...]]:
 
 def most_recent(tickets: Sequence[Ticket], number: int, scene: Scene) -> list[Ticket]:
     """Return the last `number` to arrive, in order of arrival."""
-    return first_come(tickets, scene)[len(tickets) - number :]
+    return first_come(tickets)[len(tickets) - number :]
 
 
 mixed_tickets = st.lists(
@@ -76,76 +71,69 @@ mixed_tickets = st.lists(
 )
 
 
-# --- all orders -----------------------------------------------------------------------------
+# --- both orders ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ORDERS)
-@given(tickets=mixed_tickets, scene=SCENES)
-def test_an_order_has_each_ticket_once(name: str, tickets: list[Ticket], scene: Scene) -> None:
-    ordered = ORDERS[name](tickets, scene)
+@given(tickets=mixed_tickets, scene=SCENES, is_for_late=st.booleans())
+def test_an_order_has_each_ticket_once(
+    tickets: list[Ticket], scene: Scene, is_for_late: bool
+) -> None:
+    ordered, back = in_time(tickets, replace(scene, is_for_late=is_for_late))
 
     assert sorted(map(id, ordered)) == sorted(map(id, tickets))
+    assert sorted(map(id, first_come(tickets))) == sorted(map(id, tickets))
+    assert set(map(id, back)) <= set(map(id, tickets))
 
 
 def test_first_come_is_by_arrival() -> None:
-    assert arrivals(first_come([ticket(3), ticket(1), ticket(2)], Scene(5.0))) == [1, 2, 3]
+    assert arrivals(first_come([ticket(3), ticket(1), ticket(2)])) == [1, 2, 3]
 
 
-def test_last_come_is_the_reverse() -> None:
-    tickets = [ticket(1.0), ticket(3.0), ticket(2.0)]
-
-    assert ORDERS["last_come"](tickets, Scene(5.0)) == [tickets[1], tickets[2], tickets[0]]
+# --- in time --------------------------------------------------------------------------------
 
 
-def test_the_earliest_deadline_is_first_then_the_earliest_arrival() -> None:
-    tickets = [ticket(1), ticket(4, 1), ticket(3, 9), ticket(2, 3), ticket(0)]
+def test_nobody_steps_back_while_all_have_a_place_within_twice_the_objective() -> None:
+    """At five places a second, eight requests have theirs within 1.6 s."""
+    tickets = [ticket(at / 10, 0.8) for at in range(8)]
+    late = Scene(1.0, service_s=0.2)
+    assert len(tickets) * late.service_s == BACKLOG_RATIO * 0.8
 
-    assert arrivals(deadline(tickets, Scene(5.0))) == [2, 4, 3, 0, 1]
-
-
-# --- clusters -------------------------------------------------------------------------------
-
-
-def test_requests_for_running_adapters_are_first_and_each_part_by_arrival() -> None:
-    tickets = [ticket(at, adapter=adapter) for at, adapter in enumerate("cbacb")]
-
-    ordered = clusters(tickets, Scene(9.0, running=frozenset("ab")))
-
-    assert arrivals(ordered) == [1, 2, 4, 0, 3]
+    assert in_time(tickets, late) == (tickets, [])
 
 
-def test_requests_for_a_base_model_keep_nobody_s_adapter_out() -> None:
-    tickets = [ticket(0, adapter="c"), ticket(1, adapter=None), ticket(2, adapter="a")]
+def test_with_more_of_them_those_that_cannot_be_in_time_step_back_the_oldest_first() -> None:
+    tickets = [ticket(at / 10, 0.8) for at in range(9)]
 
-    assert arrivals(clusters(tickets, Scene(9.0, running=frozenset("a")))) == [1, 2, 0]
+    ordered, back = in_time(tickets, Scene(1.0, service_s=0.2))
 
-
-def test_adapters_run_under_the_names_that_endpoints_know_them_by() -> None:
-    tickets = [ticket(0.0, adapter="a"), ticket(1.0, adapter="b")]
-    served = {"a": "a@2", "b": "b@1"}.__getitem__
-    scene = Scene(9.0, running=frozenset({"a", "b@1"}), served=served)
-    assert arrivals(clusters(tickets, scene)) == [1, 0]
+    kept = [0.5, 0.6, 0.7, 0.8]
+    assert arrivals(ordered) == [*kept, 0.0, 0.1, 0.2, 0.3, 0.4]
+    assert arrivals(back) == [0.0, 0.1, 0.2, 0.3, 0.4]
 
 
-def test_without_clusters_the_order_is_by_arrival() -> None:
-    tickets = [ticket(1, adapter="c"), ticket(2, adapter=None), ticket(0, adapter="a")]
+def test_a_place_for_those_that_cannot_be_in_time_goes_to_the_oldest() -> None:
+    tickets = [ticket(at / 10, 0.8) for at in range(9)]
 
-    assert arrivals(clusters(tickets, Scene(9.0))) == [0, 1, 2]
+    ordered, back = in_time(tickets, Scene(1.0, service_s=0.2, is_for_late=True))
+
+    assert arrivals(ordered) == [0.0, 0.5, 0.6, 0.7, 0.8, 0.1, 0.2, 0.3, 0.4]
+    assert tickets[0] not in back
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"), [(0, ""), (1, "abc"), (2, "ab"), (3, "")], ids=lambda value: f"{value}"
-)
-def test_adapters_are_preferred_where_as_many_run_as_a_cluster_has(
-    size: int, expected: str
-) -> None:
-    views = [
-        endpoint_view(1, pending_by_adapter={"a": 3, "b": 1}),
-        endpoint_view(2, pending_by_adapter={"c": 9}),
-        endpoint_view(3),
-    ]
+def test_beside_declared_objectives_those_that_nobody_declared_step_back_at_once() -> None:
+    late, declared = ticket(0, 1.0), ticket(9, 2.0)
+    declared.is_refusable = True
 
-    assert running_in_clusters(views, size) == frozenset(expected)
+    assert in_time([late, declared], Scene(10.0, service_s=0.5)) == ([declared, late], [late])
+
+
+def test_declared_ones_that_will_be_late_are_last_and_get_no_place_of_the_others() -> None:
+    late = ticket(0, 1.0)
+    late.is_refusable = True
+
+    scene = Scene(10.0, service_s=0.5, is_for_late=True)
+
+    assert in_time([late, ticket(9)], scene)[1] == [late]
 
 
 # --- newest in time -------------------------------------------------------------------------
@@ -161,7 +149,6 @@ def test_with_one_objective_the_most_recent_go_in_order_of_arrival(
 
     assert arrivals(kept) == arrivals(most_recent(tickets, len(kept), scene))
     assert arrivals(given_up) == sorted(arrivals(given_up), reverse=True)
-    assert newest(tickets, scene) == kept + given_up
 
 
 @given(mixed_tickets, SCENES)
@@ -182,7 +169,7 @@ def test_of_the_largest_sets_in_time_the_one_of_the_newest_is_served(
     others = (
         sorted(arrivals(each), reverse=True)
         for each in combinations(tickets, len(kept))
-        if num_in_time(deadline(each, scene), scene) == len(kept)
+        if num_in_time(by_deadline(each), scene) == len(kept)
     )
     assert sorted(arrivals(kept), reverse=True) == max(others)
 
@@ -198,7 +185,7 @@ def test_a_new_request_that_is_urgent_goes_before_an_old_one_that_is_due() -> No
 
 @given(mixed_tickets, SCENES)
 def test_nobody_is_given_up_while_all_can_be_in_time(tickets: list[Ticket], scene: Scene) -> None:
-    can_be = num_in_time(deadline(tickets, scene), scene) == len(tickets)
+    can_be = num_in_time(by_deadline(tickets), scene) == len(tickets)
 
     assert (newest_in_time(tickets, scene)[1] == []) == can_be
 

@@ -19,11 +19,11 @@ from extproc.queue.precedence import (
     Precedence,
     Reach,
 )
-from extproc.queue.sweep import LATE_LOOK_S, MAX_LOOKS
+from extproc.queue.sweep import BACK_LOOK_S, MAX_LOOKS
 from extproc.tenancy import Claim
 from extproc.types import RequestInfo
 from tests.builders import endpoint_view
-from tests.queue.scene import REST_S, Scene
+from tests.queue.scene import REST_S, Scene, slow
 
 SHORT_S = HOLD_UP_S / 5
 """Longer than the rest after most offers of these tests, and short of a hold-up."""
@@ -254,15 +254,15 @@ def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:
 
 def test_late_ones_are_let_go_first_by_nobody() -> None:
     """But for one who was served least, whose turn it is."""
-    scene = Scene(stuck=frozenset({"slot"}))
+    scene = slow(stuck=frozenset({"slot"}))
     for tenant in (GREEDY, MODEST):
         scene.queue.charge(newcomer(tenant))
     scene.hold(MODEST, "slot", tenant=MODEST, goal_s=0.1)
-    scene.now = 1.0
+    scene.now += 1.0
     scene.free(9)
     scene.hold("more", tenant=GREEDY)
 
-    assert scene.free(9, after_s=2 * LATE_LOOK_S) == ["more"]
+    assert scene.free(9, after_s=2 * BACK_LOOK_S) == ["more"]
     assert scene.looked == ["more", MODEST]
     assert behind_s(scene, GREEDY) == 0
 

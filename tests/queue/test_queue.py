@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import inf
 from typing import Any
 from weakref import WeakSet
@@ -12,13 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket
+from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.queue.orders import LATE_EVERY
 from extproc.queue.queue import MAX_RETRY_AFTER_S
 from extproc.queue.schedule import LOOK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
-from extproc.queue.sweep import LATE_LOOK_S, MAX_LOOKS, MAX_SENT
+from extproc.queue.sweep import BACK_LOOK_S, MAX_LOOKS, MAX_SENT
 from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import endpoint_view, pick
-from tests.queue.scene import REST_S, Scene, reasons
+from tests.queue.scene import REST_S, Scene, reasons, slow
 
 # --- offers ----------------------------------------------------------------------------------
 
@@ -281,18 +282,6 @@ def test_turns_can_begin_and_end_while_requests_are_held() -> None:
     assert scene.free(1) == ["b1"]
 
 
-def test_clusters_go_first_where_they_run() -> None:
-    scene = Scene(QueueSettings(order="clusters", cluster_size=2))
-    scene.hold("cold", adapter="x")
-    scene.hold("hot", adapter="y")
-    scene.now, scene.room = 1.0, 1
-    scene.queue.freed(1.0)
-    views = [endpoint_view(1, pending_by_adapter={"y": 1, "z": 1})]
-    scene.queue.offer(scene.look, now=1.0, reach=Reach(views))
-
-    assert scene.sent == ["hot"]
-
-
 def test_the_adapters_that_are_waited_for_are_known_in_order() -> None:
     scene = Scene()
     for name, adapter, priority in (("1", "x", 0), ("2", None, 0), ("3", "y", 1), ("4", "x", 0)):
@@ -303,7 +292,7 @@ def test_the_adapters_that_are_waited_for_are_known_in_order() -> None:
 
 def test_adapters_are_loaded_first_come_first_served_whatever_the_order_of_requests() -> None:
     """Those that nobody loads in time would otherwise give up while newer ones get theirs."""
-    scene = Scene(QueueSettings("newest"))
+    scene = Scene(QueueSettings("in_time"))
     for number in range(3):
         scene.now = float(number)
         scene.hold(f"{number}", adapter=f"a{number}", goal_s=0.4)
@@ -322,7 +311,7 @@ def test_one_that_cannot_be_in_time_is_refused_at_once() -> None:
     assert scene.held == ["b"]
 
 
-@pytest.mark.parametrize("order", ["newest", "first_come", "deadline", "clusters"])
+@pytest.mark.parametrize("order", ["in_time", "first_come"])
 def test_one_that_is_late_meanwhile_is_refused_when_it_is(order: str) -> None:
     scene = Scene(QueueSettings(order))
     scene.hold("a", ttft_s=0.5, rest_s=0.2)
@@ -336,29 +325,42 @@ def test_one_that_is_late_meanwhile_is_refused_when_it_is(order: str) -> None:
 
 
 def test_one_that_is_late_by_nobody_s_objective_goes_last_and_is_kept() -> None:
-    scene = Scene()
+    scene = slow()
     scene.hold("old", goal_s=0.5)
-    scene.now = 1.0
+    scene.now += 1.0
     scene.hold("new", goal_s=5.0)
 
     assert scene.free(1) == ["new"]
-    assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["old"]
+    assert scene.free(1, after_s=2 * BACK_LOOK_S) == ["old"]
+
+
+def test_each_eighth_place_goes_to_the_oldest_that_cannot_be_in_time() -> None:
+    scene, sent = slow(), list[str]()
+    for number in range(20):
+        scene.hold(f"late {number}", goal_s=0.1)
+    for number in range(2 * LATE_EVERY):
+        scene.hold(f"{number}", goal_s=0.9)
+        sent += scene.free(1, after_s=0.2)
+
+    late = [place for place, name in enumerate(sent) if name.startswith("late")]
+    assert [after - before for before, after in pairwise(late)] == [LATE_EVERY]
+    assert [sent[place] for place in late] == ["late 0", "late 1"]
 
 
 def test_what_is_freed_is_left_to_those_in_time_for_a_while() -> None:
-    scene = Scene(stuck=frozenset({"stuck"}))
+    scene = slow(stuck=frozenset({"stuck"}))
     scene.hold("late", goal_s=0.1)
     scene.hold("stuck", goal_s=100.0)
-    scene.now = 1.0
+    scene.now += 1.0
 
     assert scene.free(1, after_s=0.0) == []
-    assert scene.calls[-1] <= scene.now + 1.5 * LATE_LOOK_S
+    assert scene.calls[-1] <= scene.now + 1.5 * BACK_LOOK_S
     scene.stuck = frozenset()
     assert scene.free(1, after_s=0.1) == ["stuck"]
-    assert scene.free(0, after_s=2 * LATE_LOOK_S) == []
+    assert scene.free(0, after_s=2 * BACK_LOOK_S) == []
     assert scene.looked[-1] == "late"
     assert scene.free(1, after_s=0.1) == []
-    assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["late"]
+    assert scene.free(1, after_s=2 * BACK_LOOK_S) == ["late"]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +370,7 @@ def test_a_tenant_that_was_served_least_keeps_its_turn_though_all_of_it_is_late(
     num_served: int, sent: list[str]
 ) -> None:
     """Else a tenant that sends without end would always have one that is in time."""
-    scene = Scene()
+    scene = slow()
     scene.hold("late one", tenant="modest", goal_s=0.5)
     scene.hold("of the flood", tenant="flood", goal_s=0.5)
     for name in ("of the flood", *["late one"] * num_served):
@@ -380,14 +382,14 @@ def test_a_tenant_that_was_served_least_keeps_its_turn_though_all_of_it_is_late(
 
 
 def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in_vain() -> None:
-    scene = Scene()
+    scene = slow()
     for name in "abc":
         scene.hold(name, model="alike", goal_s=0.1)
     scene.free(0)
-    scene.free(0, after_s=2 * LATE_LOOK_S)
+    scene.free(0, after_s=2 * BACK_LOOK_S)
     assert len(scene.looked) == 1
 
-    assert sorted(scene.free(3, after_s=2 * LATE_LOOK_S)) == ["a", "b", "c"]
+    assert sorted(scene.free(3, after_s=2 * BACK_LOOK_S)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("adapter", ["sql", None])
@@ -445,9 +447,8 @@ def test_one_that_was_held_as_long_as_it_may_is_refused() -> None:
     assert reasons(scene.hold("b", give_up_s=3.0)) == [(429, Reason.SATURATED)]
 
 
-@pytest.mark.parametrize("order", ["first_come", "deadline", "clusters"])
-def test_an_order_that_gives_up_nobody_asks_for_no_one_because_it_is_late(order: str) -> None:
-    scene = Scene(QueueSettings(order=order))
+def test_an_order_that_gives_up_nobody_asks_for_no_one_because_it_is_late() -> None:
+    scene = Scene(QueueSettings(order="first_come"))
     scene.hold("late", goal_s=1.0)
     scene.free(0, after_s=2.0)
 
@@ -582,10 +583,10 @@ def test_at_a_steady_pace_as_many_are_in_time_as_in_the_best_order(
         ),
         max_size=40,
     ),
-    st.sampled_from(["newest", "first_come", "deadline", "clusters"]),
+    st.sampled_from(["in_time", "first_come"]),
     st.booleans(),
 )
-@example([("hold", 1, ""), ("hold", -1, ""), ("free", 0, 2.0)], "newest", False)  # both are late
+@example([("hold", 1, ""), ("hold", -1, ""), ("free", 0, 2.0)], "in_time", False)  # both are late
 def test_every_request_is_held_or_has_one_end(
     steps: list[tuple[str, int, object]], order: str, fair: bool
 ) -> None:
@@ -615,19 +616,19 @@ def test_every_request_is_held_or_has_one_end(
 @pytest.mark.parametrize(("reason", "expected"), [("full", ["old"]), ("room", [])])
 def test_what_is_freed_of_full_pods_goes_to_late_ones_too(reason: str, expected: list[str]) -> None:
     """Where nobody is newer, the pods would idle."""
-    scene = Scene()
+    scene = slow()
     scene.hold("old", goal_s=0.1, reason=reason)
-    scene.now = 1.0
+    scene.now += 1.0
 
-    assert scene.free(1, after_s=LATE_LOOK_S / 10) == expected
+    assert scene.free(1, after_s=BACK_LOOK_S / 10) == expected
 
 
 @pytest.mark.parametrize(("num_pending", "expected"), [(0, ["old"]), (1, [])])
 def test_an_endpoint_without_a_request_is_for_late_ones_too(
     num_pending: int, expected: list[str]
 ) -> None:
-    scene = Scene(endpoints=[endpoint_view(1, num_pending=num_pending)])
+    scene = slow(endpoints=[endpoint_view(1, num_pending=num_pending)])
     scene.hold("old", goal_s=0.1)
-    scene.now = 1.0
+    scene.now += 1.0
 
-    assert scene.free(1, after_s=LATE_LOOK_S / 10) == expected
+    assert scene.free(1, after_s=BACK_LOOK_S / 10) == expected

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.costs import Costs
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, reservations
-from extproc.queue.orders import longest_without_slot
 from extproc.queue.reservations import Reservations
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse
@@ -96,18 +96,26 @@ def test_who_has_waited_long_gets_a_slot_that_was_had_as_long(
     assert leaving(made) == ["a"] * is_kept
 
 
-@pytest.mark.parametrize(("others", "is_kept"), [((), True), (("y",), False)])
-def test_the_only_adapter_that_waits_gets_a_slot_sooner(
-    others: tuple[str, ...], is_kept: bool
+@pytest.mark.parametrize(
+    ("response_s", "load_s", "waited_s", "is_kept"),
+    [
+        (0.4, 0.1, 0.6, True),
+        (0.4, 0.1, 0.59, False),
+        (0.4, 0.3, 0.6, False),
+        (None, 0.1, 60, False),
+    ],
+    ids=["a turn", "less", "dearer loads", "no response has ended"],
+)
+def test_a_turn_is_as_long_as_a_response_and_two_loads_there(
+    response_s: float | None, load_s: float, waited_s: float, is_kept: bool
 ) -> None:
-    made, waited_s = kept(), reservations.ALONE_TURN_S
-    made.begin()
-    for each in (*others, "x"):
-        made.add(waiting(each, at_s=NOW - waited_s), each, one_pod(), now=NOW)
-    made.end()
-    made.begin()
-    slots = one_pod(use(MODEST, since_s=NOW - waited_s))
-    made.add(waiting("x", at_s=NOW - waited_s), "x", slots, now=NOW)
+    made = kept(QueueSettings())
+    costs = Costs(cold_load_s=load_s)
+    uses = {"a": use(MODEST, since_s=NOW - waited_s - 1e-9)}
+    view = endpoint_view(
+        1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs, _response_s=response_s
+    )
+    made.add(waiting("x", at_s=NOW - waited_s - 1e-9), "x", [(view, uses)], now=NOW)
 
     assert leaving(made) == ["a"] * is_kept
 
@@ -317,23 +325,3 @@ def test_whatever_happens_few_are_kept_and_nobody_who_goes_first_is_kept_out(
         views = [pod(number, num_slots) for number in range(num_pods)]
         if all(each.priority == lowest for each in made):
             assert made.kept_from(highest, views, now=NOW) == {}
-
-
-# --- the order ---------------------------------------------------------------------------------
-
-
-def test_adapters_that_have_waited_long_go_first_with_all_their_requests() -> None:
-    named = [("a", 3.0), ("b", 2.0), ("a", 9.0), ("c", 8.0), ("b", 9.5)]
-    tickets = [waiting(name, at_s=at_s) for name, at_s in named]
-    refusable = waiting("d", Claim(ttft_s=1.0), at_s=0.0)
-    tickets += [refusable]
-
-    found = longest_without_slot(tickets, 10.0, 5.0)
-
-    assert [(t.request.adapter, t.request.arrived_at_s) for t in found] == [
-        ("b", 2.0),
-        ("b", 9.5),
-        ("a", 3.0),
-        ("a", 9.0),
-    ]
-    assert longest_without_slot(tickets, 10.0, 0.0) == []

@@ -46,13 +46,13 @@ def test_one_below_0_that_has_waited_as_long_as_it_may_takes_nobody_along() -> N
     assert scene.held == ["other"]
 
 
-def test_when_one_would_be_late_those_below_0_are_refused_before_it() -> None:
-    scene = full(("shed", "here", -1))
+def test_an_objective_that_cannot_be_met_sheds_nobody() -> None:
+    scene = full(("batch", "here", -1))
     scene.hold("late", "here", ttft_s=1.0)
     scene.free(9, after_s=2.0)
 
-    assert scene.woken == ["shed", "late"]
-    assert scene.sent == []
+    assert reasons(scene.result("late")) == [(429, Reason.LATE)]
+    assert scene.sent == ["batch"]
 
 
 def test_nobody_below_0_gets_what_is_freed_while_others_wait_that_were_not_looked_at() -> None:
@@ -77,7 +77,7 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.sampled_from(["newest", "first_come"]))
+@given(STEPS, st.sampled_from(["in_time", "first_come"]))
 def test_nobody_else_fails_or_waits_while_one_below_0_is_held_or_served(
     steps: list[tuple[str, int, float]], order: str
 ) -> None:

@@ -267,6 +267,15 @@ class TestRefusedBody:
 
         assert self.reason_of(reading, body) == Reason.INVALID_BODY
 
+    def test_has_an_adapter_beside_the_model_whose_name_is_too_long(self) -> None:
+        reader = JsonReader(takes_adapter=True)
+
+        with pytest.raises(RequestError, match="the name of one adapter"):
+            reader.feed(
+                b'{"model":"a","lora_path":%s,"x":"%s"}' % (LONG_NAME.encode(), SMALL_BYTES * b"x"),
+                0,
+            )
+
     def test_is_empty_in_so_many_words(self) -> None:
         with pytest.raises(RequestError, match="body is empty"):
             read(b"").result()

@@ -106,9 +106,7 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "dynamo_sticky_hold_slots": lambda **args: Hold(ProportionalSticky(), **args),
         "founding_hold_slots": lambda **args: Hold(Founding(), **args),
         "slora_fcfs": SloraRoom,
-        "slora_lcfs": partial(SloraRoom, "last_come"),
-        "slora_abort": partial(SloraRoom, "newest"),
-        "slora_clusters": partial(SloraRoom, "clusters"),
+        "slora_abort": partial(SloraRoom, "in_time"),
     }
 )
 """Factories of policies by name. Keyword arguments override their constants."""
@@ -148,9 +146,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "place is free",
         "founding_hold_slots": "`founding`, holding requests back while no adapter place is free",
         "slora_fcfs": "a queue in front of the servers, the oldest first (S-LoRA)",
-        "slora_lcfs": "the same, the newest first",
         "slora_abort": "the same; under overload as many of the newest as can be in time",
-        "slora_clusters": "`slora_fcfs`, requests for the adapters in use first",
     }
 )
 """The same in one line each, for reports."""

@@ -1,8 +1,7 @@
 """S-LoRA's orders of admission, moved from its engine to the router's queue.
 
 Source: S-LoRA (MLSys 2024) section 5.2 and Appendix B; its code, `slora/server/router/`
-`req_queue.py` (first come first served), `abort_req_queue.py` (early abort; without its abort it is
-last come first served under overload), `cluster_req_queue.py` (clusters of adapters).
+`req_queue.py` (first come first served), `abort_req_queue.py` (early abort).
 
 There the queue is in the engine. A vLLM engine serves its queue in order of arrival. So the router
 holds requests, and an endpoint gets one at a time, once it has room: no request waits there, and
@@ -29,8 +28,7 @@ class SloraRoom:
     """The endpoint with the fewest requests, of those that have room in S-LoRA's sense.
 
     Args:
-        order: Of the queue, a name of `extproc.queue.orders.ORDERS`.
-        cluster_size: Of the queue, for the order `clusters`.
+        order: Of the queue, `first_come` or `in_time`.
         max_running: Unfinished requests at one endpoint; 0 for no limit but its own.
 
     Attributes:
@@ -38,11 +36,9 @@ class SloraRoom:
         aborts: Requests that would be late are refused.
     """
 
-    def __init__(
-        self, order: str = "first_come", cluster_size: int = 8, max_running: int = 0
-    ) -> None:
-        self.queue = QueueSettings(order, fair=False, ageing_s=inf, cluster_size=cluster_size)
-        self.aborts = order == "newest"
+    def __init__(self, order: str = "first_come", max_running: int = 0) -> None:
+        self.queue = QueueSettings(order, fair=False, ageing_s=inf)
+        self.aborts = order == "in_time"
         self._max_running = max_running
         self._sent = SinceReport()
 
