@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from extproc.adapters.declared import Declaration
 from extproc.adapters.ledger import Fleet
+from extproc.adapters.podhistory import Pod
 from extproc.adapters.states import AdapterSettings
 from extproc.adapters.versions import Kept, owner_of
 from extproc.adapters.wanted import Wanted
@@ -127,6 +128,18 @@ class Book:
         """Return the declared adapter that a name is, or is a version of."""
         return self.by_served.get(served) or owner_of(served, self.kept)
 
+    def declared_of(self, served: Iterable[str]) -> list[str]:
+        """Return those of some names that may be of a declared adapter, or of one that was.
+
+        Pods may list tens of thousands of others: this look takes a twentieth of that for an owner.
+        """
+        names, kept, deleted = self.by_served, self.kept, self.deleted
+        return [
+            each
+            for each in served
+            if "@" in each or each in names or each in kept or each in deleted
+        ]
+
     def hear(self, demand: Mapping[str, float], held: Iterable[str]) -> None:
         """Take who wants what: served names or plain ones."""
         before = self.held
@@ -161,16 +174,19 @@ class Book:
     def sort_listed(self) -> None:
         """Find whose versions the names are that pods list."""
         families: dict[str, list[str]] = {}
-        foreign: dict[str, int] = {}
+        num_own: dict[str, int] = {}
         pods_of = self.fleet.pods_of
-        for served in dict.fromkeys([*pods_of, *self.old]):
+        for served in dict.fromkeys(self.declared_of((*pods_of, *self.old))):
             name = self.owner(served) or owner_of(served, self.deleted)
             if name is not None:
                 families.setdefault(name, []).append(served)
-                continue
-            for address in pods_of.get(served, ()):
-                foreign[address] = foreign.get(address, 0) + 1
+                for address in pods_of.get(served, ()):
+                    num_own[address] = num_own.get(address, 0) + 1
         self.families = families
+        foreign = {
+            address: _num_foreign(pod, num_own.get(address, 0))
+            for address, pod in self.fleet.pods.items()
+        }
         if foreign != self._foreign:
             self._foreign, self.is_regrouped = foreign, True
 
@@ -279,3 +295,10 @@ class Book:
         for name in done:
             del self.deleted[name]
         return done
+
+
+def _num_foreign(pod: Pod, num_own: int) -> int:
+    """Return how many places of a pod have adapters that nobody declared: what it lists beyond its
+    places makes no difference."""
+    places = pod.state.max_cpu_loras
+    return 0 if places is None else min(places, len(pod.listed) - num_own)

@@ -16,7 +16,7 @@ NUM_SPARES = 3
 """Pods beside those that should have an adapter that it is tried on where it fails. More would
 only show the same of most adapters that fail."""
 _OF_CHECKS = (Failure.NO_EFFECT, Failure.UNCHECKED)
-MAX_JUDGED = 500
+MAX_JUDGED = 200
 """Adapters in one go that nobody waits for: some 5 ms."""
 
 
@@ -25,9 +25,9 @@ def judge(book: Book, *, now: float) -> None:
     fleet = book.fleet
     changed = fleet.changed | fleet.attempts.due(now)
     fleet.changed = set()
-    if changed or book.is_regrouped:
+    if changed or book.is_regrouped or fleet.is_reshaped:
         book.sort_listed()
-        owners = [book.owner(served) for served in changed]
+        owners = [book.owner(served) for served in book.declared_of(changed)]
         book.dirty.update([name for name in owners if name is not None])
     book.place(now=now)
     names = [*book.dirty, *islice(book.later, MAX_JUDGED)]

@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration, LoadMode
+from extproc.adapters.judging import MAX_JUDGED
+from extproc.adapters.placement import Capacity
 from extproc.adapters.planner import Planner
 from extproc.adapters.states import (
     Action,
@@ -20,6 +22,7 @@ from extproc.adapters.states import (
 )
 from extproc.adapters.versions import Kept
 from extproc.fleet.podstate import PodState
+from extproc.types import ModelCard
 from tests.adapters.world import BASE, FakePod, World, adapters, pods
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
@@ -567,14 +570,15 @@ def test_with_nothing_to_do_there_is_no_next_time() -> None:
 def test_thousands_are_placed_and_judged_in_several_goes() -> None:
     planner, pod = Planner(), FakePod(ONE, max_cpu_loras=None)
     state = PodState(ONE, models=pod.listing(), listed_at_s=0.0)
-    planner.declare(adapters(1200), now=0.0)
+    num = 5 * MAX_JUDGED // 2
+    planner.declare(adapters(num), now=0.0)
     planner.tick([state], {}, now=0.0)
     assert planner.next_s == 0.0
     planner.tick([state], {}, now=0.1)
     planner.tick([state], {}, now=0.2)
 
     assert planner.next_s > 0.2
-    assert planner.counts().by_state == {State.LOADING: 1200}
+    assert planner.counts().by_state == {State.LOADING: num}
 
 
 def test_a_listing_that_was_overtaken_is_not_looked_at() -> None:
@@ -702,3 +706,27 @@ def test_old_versions_are_left_to_the_router_that_leads() -> None:
 
     world.leading.add(0)
     world.until(lambda: not world.having("a@1"), 5)
+
+
+def test_what_pods_list_beyond_their_places_moves_no_adapter() -> None:
+    """A pod that lists other names each time has nobody placed anew."""
+    planner = Planner()
+    planner.declare(adapters(4, load=LoadMode.EAGER), now=0.0)
+
+    def tick(now: float, *names: str) -> None:
+        models = {BASE: ModelCard(BASE), **{name: ModelCard(name, BASE) for name in names}}
+        state = PodState(ONE, models=models, listed_at_s=now, max_cpu_loras=2)
+        planner.tick([state], {}, now=now)
+
+    tick(0.0, "x", "y")
+    tick(1.0, "x", "y")
+    homes = planner.wanted._groups.values()
+    before = [group.capacities for group in homes]
+    tick(2.0, "u", "v@1", "w")
+    after = [group.capacities for group in homes]
+    tick(3.0, "u")
+    last = [group.capacities for group in homes]
+
+    assert before == after == [[Capacity(ONE, None, 0)]]
+    assert [one is two for one, two in zip(before, after, strict=True)] == [True]
+    assert last == [[Capacity(ONE, None, 1)]]
