@@ -171,8 +171,8 @@ class QueueConfig(Section):
         le=3600,
         allow_inf_nan=False,
         description="Seconds for which an adapter keeps its slot while a request for another "
-        "adapter waits as long. null: what a change costs there, which is a mean response and two "
-        "loads, as learned. 0: as long as the adapter has requests. Live.",
+        "adapter waits as long. null: three times what a change costs there, which is a mean "
+        "response and a load, as learned. 0: as long as the adapter has requests. Live.",
     )
     max_requests: int = Field(
         20_000,

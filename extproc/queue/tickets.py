@@ -31,7 +31,7 @@ class QueueSettings(Struct, frozen=True):
         slot_hold_s: For which a slot is kept for a request that waits, and those of lower
             priorities that came later let it go first; 0 for not at all.
         slot_turn_s: For which an adapter keeps its slot while another one's request waits as long;
-            None for what a change costs, 0 for as long as it has requests.
+            None for what follows from its costs, 0 for as long as it has requests.
         max_requests: Held at a time.
         max_bytes: Of their bodies, where those have to be kept.
     """

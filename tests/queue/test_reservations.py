@@ -99,23 +99,24 @@ def test_who_has_waited_long_gets_a_slot_that_was_had_as_long(
 @pytest.mark.parametrize(
     ("response_s", "load_s", "waited_s", "is_kept"),
     [
-        (0.4, 0.1, 0.6, True),
-        (0.4, 0.1, 0.59, False),
-        (0.4, 0.3, 0.6, False),
-        (None, 0.1, 60, False),
+        (0.4, 0.1, 1.5, True),
+        (0.4, 0.1, 1.49, False),
+        (0.4, 0.3, 1.5, False),
+        (None, 0.1, 60.0, False),
     ],
     ids=["a turn", "less", "dearer loads", "no response has ended"],
 )
-def test_a_turn_is_as_long_as_a_response_and_two_loads_there(
+def test_a_turn_is_three_times_a_response_and_a_load_there(
     response_s: float | None, load_s: float, waited_s: float, is_kept: bool
 ) -> None:
     made = kept(QueueSettings())
     costs = Costs(cold_load_s=load_s)
-    uses = {"a": use(MODEST, since_s=NOW - waited_s - 1e-9)}
+    at_s = NOW - waited_s - 1e-9
     view = endpoint_view(
         1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs, _response_s=response_s
     )
-    made.add(waiting("x", at_s=NOW - waited_s - 1e-9), "x", [(view, uses)], now=NOW)
+    held = waiting("x", at_s=at_s)
+    made.add(held, "x", [(view, {"a": use(MODEST, since_s=at_s)})], now=NOW)
 
     assert leaving(made) == ["a"] * is_kept
 
