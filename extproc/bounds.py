@@ -14,6 +14,10 @@ MAX_ENDPOINTS = 1_000
 MAX_COUNT = 1_000_000
 """Requests or adapter slots of one endpoint. Sums over a whole pool stay far below 2**32."""
 
+MAX_SEQUENCES = 1_024
+"""Sequences that one request counts for: as many as vLLM runs at a time by default on its largest
+GPUs. A request that makes more of them counts for so many."""
+
 MAX_WALL_S = 3.0e9
 """Wall seconds: the year 2065. The sum of any two times since the middle of 2017 is above it."""
 

@@ -151,7 +151,8 @@ class EndpointView(Struct, frozen=True, gc=False):
         pending_by_adapter: Unfinished requests of each adapter that has any; 1 for an adapter that
             only the last report names. The base model is not an adapter.
         num_pending: Unfinished requests, the base model's included: this router's, those that other
-            routers share, and of other sources those that have been there for seconds.
+            routers share, and of other sources those that have been there for seconds. One counts
+            for its sequences (`RequestInfo.num_sequences`), as an engine counts.
         num_in_flight: The part of `num_pending` that this router sent.
         prompts_done_s: When the prompts sent there are computed, by estimate.
         is_ejected: It fails where other pods do not. True only if it is true of every pod that the
@@ -308,6 +309,8 @@ class RequestInfo(Struct, frozen=True, gc=False):
         adapter: The same name if it is an adapter, None for a base model.
         path: The request's path, normalised: `/v1/chat/completions`.
         body_bytes: Length of the body as far as it was seen.
+        num_sequences: That an engine runs for it: one for each prompt of a list, times `n` or
+            `best_of`. So many places and answers it counts for.
         request_id: Envoy's `x-request-id`, shortened; "" without one.
         session: A digest of the session header's value; None without one.
         subset: Addresses that the data plane allows (`ip:port`, or a bare `ip` for every port);
@@ -323,6 +326,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
             where nobody computes them. Prompts with one in common begin with the same bytes.
         _context_bytes: As much as its model's context holds, where the body is longer and has one
             prompt; else None. So it is not all text, as with images, or will be refused.
+        _max_tokens: The most tokens of an answer that it allows; None where it does not say.
         _is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
         _written: The client's name in `model`, if that is another name; "" too if it wrote none.
@@ -349,6 +353,8 @@ class RequestInfo(Struct, frozen=True, gc=False):
     _restores: bool | None = None
     _fixed: Rejection | None = None
     _envoy: str = ""
+    num_sequences: int = 1  # at most `bounds.MAX_SEQUENCES`
+    _max_tokens: int | None = None
 
     @property
     def _client_model(self) -> str:

@@ -67,8 +67,9 @@ class PodSettings(Section):
         ge=1,
         le=100_000,
         description="Requests that a pod has room for at a time. `least_harm` holds further ones "
-        "[in the queue](queue.md) and refuses none for it. None means the number that the pod's "
-        "engine was seen to run at a time, and a few more. Live.",
+        "[in the queue](queue.md) and refuses none for it. One with several "
+        "[sequences](queue.md#several-sequences) counts for so many. None means "
+        "the number that the pod's engine was seen to run at a time, and a few more. Live.",
     )
     metrics_port: int | None = Field(
         None,

@@ -32,13 +32,13 @@ from extproc.fleet.peerpicks import router_of
 from extproc.fleet.pool import InFlight, Pool
 from extproc.fleet.servers import Servers
 from extproc.fleet.tpot import Tpots
-from extproc.paths import FIRST_TOKEN_PATHS, GENERATING_PATHS, NO_PATH
+from extproc.paths import FIRST_TOKEN_PATHS, GENERATING_PATHS, NO_PATH, RESPONSES_PATH
 from extproc.types import Outcome, Pick, Rejection
 
 UNANSWERED_S = 5.0
 """Wait for the first byte of a response after which it tells of the endpoint that its client
 leaves."""
-_OK, _NOT_FOUND = 200, 404
+_OK, _NOT_FOUND, _TIMED_OUT = 200, 404, 504
 _SERVED = Evidence.SERVED
 _CANCELLED = Outcome.CANCELLED  # to look up a member takes 0.1 us
 
@@ -311,15 +311,21 @@ class Accounting:
         self, completion: Completion, flight: InFlight, streamed_s: float | None, ended_s: float
     ) -> float | None:
         """Return the tokens of a response, None where unknown; judge and learn their time."""
+        num_bytes, request = completion.body_bytes, flight.pick.request
+        if streamed_s is None and _was_given_up(completion):
+            return _tokens_by_time(flight, ended_s)
         if completion.status != _OK:
             return 0.0
-        num_bytes = completion.body_bytes
+        if streamed_s is None and _came_at_once(completion, flight):
+            return num_bytes / BYTES_PER_TOKEN
         if streamed_s is None:
-            return num_bytes / BYTES_PER_TOKEN if _came_at_once(completion, flight) else None
+            is_text = request.path == RESPONSES_PATH  # whose bytes say nothing of tokens
+            return _tokens_by_time(flight, ended_s) if is_text else None
         further = flight.tracked.decoding.tokens_between(ended_s - streamed_s, ended_s)
-        num_tokens = None if further is None else 1 + further
-        claim = flight.pick.request.claim
-        self.tpots.record(claim, num_bytes, streamed_s, num_tokens)
+        num_tokens = None if further is None else (1 + further) * request.num_sequences
+        claim = request.claim
+        if request.num_sequences == 1:  # else nobody knows whose tokens took how long
+            self.tpots.record(claim, num_bytes, streamed_s, num_tokens)
         told = self.tpots.tokens_of(claim, num_bytes)
         return num_tokens if told is None else told
 
@@ -379,6 +385,27 @@ def _has_run(completion: Completion) -> bool:
     if completion.outcome is _CANCELLED:
         return completion.status != _NOT_FOUND  # 499 is not the endpoint's
     return completion.first_byte_s is not None and not 400 <= completion.status < 500
+
+
+def _was_given_up(completion: Completion) -> bool:
+    """Return whether the engine may have worked for all the time, and nobody saw the result: the
+    client left, or the data plane had waited for as long as it does."""
+    is_late = completion.status == _TIMED_OUT and not completion.is_from_endpoint
+    return completion.address != "" and (completion.outcome is _CANCELLED or is_late)
+
+
+def _tokens_by_time(flight: InFlight, ended_s: float) -> float | None:
+    """Return the tokens that a request got at most until its end, by those of the others that ran
+    there meanwhile; None where unknown."""
+    decoding, request = flight.tracked.decoding, flight.pick.request
+    num_tokens = decoding.tokens_between(flight.started_at_s, ended_s)
+    if num_tokens is None:
+        if decoding.learned is None:
+            return None
+        num_tokens = max(0.0, ended_s - flight.started_at_s) / decoding.learned.token_s
+    if request._max_tokens is not None:
+        num_tokens = min(num_tokens, max(1, request._max_tokens))
+    return num_tokens * request.num_sequences
 
 
 def first_token_s(completion: Completion, path: str) -> float | None:

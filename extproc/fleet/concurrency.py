@@ -16,7 +16,9 @@ Rules:
    average. The latter are known to be there, and a report does not show them.
 3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
    on. It has not run so many for `FORGET_S`: nothing is known, as at first.
-4. The requests there are those that routers know of, and no more than the last report has and picks
+4. An engine counts sequences: a request for several is as many. Of those some end before others,
+   so an end without our knowledge is one of a whole request.
+5. The requests there are those that routers know of, and no more than the last report has and picks
    that it may not show: we may hear of ends late. A page shows the end of a step, and a step begins
    with the requests that came before. So a report has a pick for sure once its page has changed
    twice, or the running requests have got two tokens each. A report that is not trusted says
@@ -67,23 +69,31 @@ class Room:
         self._num_seen = self._num_deferred = 0  # by the last report
         self._num_young = 0  # picks that it may not show
 
-    def begin(self, picked_at_s: float) -> None:
-        """Count a pick of any router that tells us."""
-        self._num_young += picked_at_s > self._before_s
+    def begin(self, picked_at_s: float, num: int = 1) -> None:
+        """Count a pick of any router that tells us, of so many sequences."""
+        if picked_at_s > self._before_s:
+            self._num_young += num
 
-    def end(self, picked_at_s: float) -> None:
+    def end(self, picked_at_s: float, num: int = 1) -> None:
         """Count the end of such a pick."""
-        self._num_young -= picked_at_s > self._before_s
+        if picked_at_s > self._before_s:
+            self._num_young -= num
 
     def reported(
         self,
         report: LoadReport,
         num_since: Callable[[float], int],
         *,
+        num_requests: int,
         asked_at_s: float,
         taken_at_s: float,
     ) -> None:
-        """Record a report; `num_since` counts the unfinished picks after some time."""
+        """Record a report.
+
+        Args:
+            num_since: Counts the sequences of unfinished picks after some time.
+            num_requests: All unfinished picks.
+        """
         before, self._report = self._report, report
         self._num_deferred = _num_deferred(report)
         if _shown(before) != _shown(report):
@@ -98,14 +108,14 @@ class Room:
         self._asked_s = asked_at_s
         self._num_seen = report.num_running + report.num_waiting
         self._num_young = num_since(self._before_s)
-        num_late = max(0, num_since(_NEVER_S) - self._num_seen - self._num_young)
+        num_late = max(0, num_requests - self._num_seen - self._num_young)
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def has_room(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
         """Return whether it has room for one more.
 
         Args:
-            num_known: Unfinished requests there, as far as routers know.
+            num_known: Unfinished sequences there, as far as routers know.
             max_in_flight: The limit that is configured, instead of a learned one; None for none.
             is_known: The last report is trusted.
         """

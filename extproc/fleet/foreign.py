@@ -61,14 +61,16 @@ class PeerFlight(Struct, Generic[At], eq=False):
     told_at_s: float
     picked_at_s: float
     body_bytes: int
+    num_sequences: int = 1
     adapter: str | None = None
 
 
 class ForeignRequests(Generic[At]):
-    """Counts other routers' requests on one endpoint.
+    """Counts other routers' requests on one endpoint; as its reports do, by sequences.
 
     Attributes:
         flights: The received picks that have not ended, in the order of their arrival.
+        num_told: Their sequences.
         num_foreign: Further requests by the last report: of routers that send us no picks.
         adapters: Adapters that the last report names and that may be of routers that send us no
             picks.
@@ -80,13 +82,13 @@ class ForeignRequests(Generic[At]):
 
     __slots__ = (
         *("_reported_at_s", "_shown", "_steady", "_total", "adapters", "counts_first"),
-        *("flights", "num_before", "num_foreign", "num_reported"),
+        *("flights", "num_before", "num_foreign", "num_reported", "num_told"),
     )
 
     def __init__(self) -> None:
         self.flights: dict[str, PeerFlight[At]] = {}
         self.adapters: dict[str, int] = {}
-        self.num_foreign = self.num_reported = self.num_before = 0
+        self.num_foreign = self.num_reported = self.num_before = self.num_told = 0
         self._steady = SteadyMinimum()
         self._total = self._shown = 0  # of the last report, and foreign when that became so
         self._reported_at_s: float | None = None
@@ -108,15 +110,19 @@ class ForeignRequests(Generic[At]):
 
     def begin(self, flight: PeerFlight[At]) -> None:
         """Count a pick."""
+        num = flight.num_sequences
         if self.is_reported(flight):
-            self.num_foreign = max(0, self.num_foreign - 1)  # the report has counted it already
-            self.num_before += 1
+            self.num_foreign = max(0, self.num_foreign - num)  # the report has counted it already
+            self.num_before += num
         self.flights[flight.id] = flight
+        self.num_told += num
 
     def end(self, flight: PeerFlight[At]) -> None:
         """Stop counting a pick."""
         del self.flights[flight.id]
-        self.num_before -= self.is_reported(flight)
+        self.num_told -= flight.num_sequences
+        if self.is_reported(flight):
+            self.num_before -= flight.num_sequences
 
     def is_reported(self, flight: PeerFlight[At]) -> bool:
         """Return whether a pick is old enough for the last report to count it."""
@@ -127,9 +133,10 @@ class ForeignRequests(Generic[At]):
 
         They do not wait to be steady: it was not by the reports that routers chose this endpoint.
         """
-        self.num_foreign += len(flights)
-        self._shown += len(flights)
-        self._steady.rise(len(flights))
+        num = sum(each.num_sequences for each in flights)
+        self.num_foreign += num
+        self._shown += num
+        self._steady.rise(num)
         self.adapters |= {each.adapter: 1 for each in flights if each.adapter is not None}
 
     def record_report(
@@ -154,8 +161,9 @@ class ForeignRequests(Generic[At]):
         self._reported_at_s = now
         total = report.num_running + report.num_waiting
         self.num_reported = max(0, total - num_ours)
-        self.num_before = sum(map(self.is_reported, self.flights.values()))
-        self.num_foreign = max(0, self.num_reported - len(self.flights))
+        told = self.flights.values()
+        self.num_before = sum(each.num_sequences for each in told if self.is_reported(each))
+        self.num_foreign = max(0, self.num_reported - self.num_told)
         if self.counts_first:
             self.counts_first = False
             self._steady.rise(self.num_foreign)

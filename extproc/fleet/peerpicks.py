@@ -45,6 +45,7 @@ class PeerPick(NamedTuple):
         body_bytes: Without the prefix that the endpoint is believed to have in its KV cache.
         age_s: Of the pick when it was sent.
         share: The turns that it counts for; None for none, or where it may have been sent before.
+        num_sequences: As `RequestInfo.num_sequences`.
     """
 
     id: str
@@ -53,6 +54,7 @@ class PeerPick(NamedTuple):
     body_bytes: int
     age_s: float
     share: Share | None = None
+    num_sequences: int = 1
 
 
 class PeerPickEnd(NamedTuple):
@@ -227,7 +229,8 @@ class PeerPicks:
 
     def _count(self, router: _Teller, pick: PeerPick, tracked: Tracked, now: float) -> None:
         picked_at_s = now - between(pick.age_s, self._bounds.max_age_s)
-        flight = PeerFlight(pick.id, tracked, pick.adapter, now, picked_at_s, pick.body_bytes)
+        work = pick.body_bytes, pick.num_sequences
+        flight = PeerFlight(pick.id, tracked, pick.adapter, now, picked_at_s, *work)
         router.flights[pick.id] = flight
         tracked.begin_told(flight, pick.share)
         self.num_in_flight += 1

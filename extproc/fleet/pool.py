@@ -174,7 +174,7 @@ class Pool:
         self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
         tracked.set_report(report, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
-        num_ours, adapters = len(tracked.flights), tracked.adapters
+        num_ours, adapters = tracked.num_sequences, tracked.adapters
         steady_s = ALONE_S if self.flights.num_alike == 1 else STEADY_S
         tracked.others.record_report(report, num_ours, adapters, now=taken_at_s, steady_s=steady_s)
         self._views.renew(tracked, now=taken_at_s)

@@ -73,6 +73,7 @@ class Tracked:
             take to serve one, and of which adapter. To fail fast is no room.
         listed_at_s: When its last list was asked for.
         num_picks: Of all routers, that were ever counted here.
+        num_sequences: Of our requests that have not ended (`RequestInfo.num_sequences`).
         died_at_s: When its health check said last that its engine has stopped; None for running.
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
@@ -114,6 +115,7 @@ class Tracked:
             "models",
             "num_loads",
             "num_picks",
+            "num_sequences",
             "num_silences",
         ),
         *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
@@ -152,7 +154,7 @@ class Tracked:
         self.room = Room()
         self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
         self.cpu_adapters: tuple[str, ...] = ()
-        self.num_loads = self.num_picks = 0
+        self.num_loads = self.num_picks = self.num_sequences = 0
         self.served_s = -inf
         self.response_s: float | None = None
         self.pages: deque[tuple[float, int]] = deque(maxlen=MAX_PAGES)
@@ -286,7 +288,7 @@ class Tracked:
 
     def believed(self, report: LoadReport, *, now: float) -> LoadReport:
         """Return what is believed of a report that has just been taken."""
-        num_known = len(self.flights) + len(self.others.flights)
+        num_known = self.num_sequences + self.others.num_told
         return self.belief.of(report, num_known, self.adapters, now=now)
 
     def is_fresh(self, now: float, settings: PoolSettings) -> bool:
@@ -302,7 +304,13 @@ class Tracked:
 
     def set_report(self, report: LoadReport, *, asked_at_s: float, taken_at_s: float) -> None:
         """Replace the load report, true at some moment between the two times."""
-        self.room.reported(report, self._num_since, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
+        self.room.reported(
+            report,
+            self._num_since,
+            num_requests=len(self.flights) + len(self.others.flights),
+            asked_at_s=asked_at_s,
+            taken_at_s=taken_at_s,
+        )
         self.report, self.reported_at_s = report, taken_at_s
         self.renew()
         self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
@@ -353,9 +361,9 @@ class Tracked:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests here that have not ended: those that are known, or as many as the last report
+        """Sequences here that have not ended: those that are known, or as many as the last report
         has."""
-        known = len(self.flights) + len(self.others.flights) + self.others.num_foreign
+        known = self.num_sequences + self.others.num_told + self.others.num_foreign
         report = self.report
         return known if report is None else max(known, report.num_running + report.num_waiting)
 
@@ -367,17 +375,21 @@ class Tracked:
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
         pick, adapter, at_s = flight.pick, flight.adapter, flight.started_at_s
+        num = pick.request.num_sequences
         self.flights[pick.id] = flight
-        self.room.begin(at_s)
+        self.num_sequences += num
+        self.room.begin(at_s, num)
         self._count(adapter)
         claim = pick.request.claim
         self.use(adapter, claim.priority, claim._flow, now=at_s)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
+        num = flight.pick.request.num_sequences
         del self.flights[flight.pick.id]
+        self.num_sequences -= num
         self.prompts.end(flight.pick.id, has_run=has_run)
-        self.room.end(flight.started_at_s)
+        self.room.end(flight.started_at_s, num)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def had_first_token(self, flight: InFlight, at_s: float) -> None:
@@ -396,7 +408,7 @@ class Tracked:
         picked_at_s, now = flight.picked_at_s, flight.told_at_s
         self.queue(flight.id, flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
         self.others.begin(flight)
-        self.room.begin(picked_at_s)
+        self.room.begin(picked_at_s, flight.num_sequences)
         self._count(flight.adapter)
         priority, flow = (0, NO_CLAIM._flow) if share is None else (share.priority, share.flow)
         self.use(flight.adapter, priority, flow, now=now)
@@ -405,7 +417,7 @@ class Tracked:
         """Stop counting another router's pick; see `end`."""
         self.others.end(flight)
         self.prompts.end(flight.id, has_run=has_run)
-        self.room.end(flight.picked_at_s)
+        self.room.end(flight.picked_at_s, flight.num_sequences)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def queue(
@@ -437,16 +449,16 @@ class Tracked:
         return None if card is None or card.parent is None else card.id
 
     def _num_since(self, at_s: float) -> int:
-        """Return how many of the picks that have not ended were made after `at_s`."""
+        """Return the sequences of picks that have not ended and were made after `at_s`."""
         num = 0
         for ours in reversed(self.flights.values()):
             if ours.started_at_s <= at_s:
                 break
-            num += 1
+            num += ours.pick.request.num_sequences
         for told in reversed(self.others.flights.values()):
             if told.picked_at_s <= at_s:
                 break
-            num += 1
+            num += told.num_sequences
         return num
 
     def use(self, adapter: str | None, priority: int, flow: str, *, now: float) -> None:

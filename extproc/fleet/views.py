@@ -107,7 +107,7 @@ class Views:
         facts, others, adapters = tracked.facts, tracked.others, tracked.adapters
         if facts is None or now > tracked.facts_until_s:
             facts = tracked.facts = self._facts(tracked, now)
-        num_ours, num_told, is_known = len(tracked.flights), len(others.flights), facts[_IS_KNOWN]
+        num_ours, num_told, is_known = tracked.num_sequences, others.num_told, facts[_IS_KNOWN]
         num_pending, num_foreign, num_unseen = num_ours + num_told, 0, 0
         is_mixed = is_known and others.adapters
         pending = {**others.adapters, **adapters} if is_mixed else adapters.copy()

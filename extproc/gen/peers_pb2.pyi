@@ -111,7 +111,7 @@ class KeptSlot(_message.Message):
     def __init__(self, adapter: _Optional[str] = ..., address: _Optional[str] = ..., leaving: _Optional[str] = ..., priority: _Optional[int] = ..., flow: _Optional[str] = ..., left_ms: _Optional[int] = ...) -> None: ...
 
 class StartedPick(_message.Message):
-    __slots__ = ("number", "address", "adapter", "body_bytes", "age_ms", "flow", "priority", "tokens")
+    __slots__ = ("number", "address", "adapter", "body_bytes", "age_ms", "flow", "priority", "tokens", "num_sequences")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class StartedPick(_message.Message):
     FLOW_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     number: int
     address: str
     adapter: str
@@ -128,7 +129,8 @@ class StartedPick(_message.Message):
     flow: str
     priority: int
     tokens: float
-    def __init__(self, number: _Optional[int] = ..., address: _Optional[str] = ..., adapter: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ..., flow: _Optional[str] = ..., priority: _Optional[int] = ..., tokens: _Optional[float] = ...) -> None: ...
+    num_sequences: int
+    def __init__(self, number: _Optional[int] = ..., address: _Optional[str] = ..., adapter: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ..., flow: _Optional[str] = ..., priority: _Optional[int] = ..., tokens: _Optional[float] = ..., num_sequences: _Optional[int] = ...) -> None: ...
 
 class EndedPick(_message.Message):
     __slots__ = ("number", "has_run")

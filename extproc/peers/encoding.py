@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.bounds import MAX_ENDPOINTS, MAX_TOKENS, between, plain, whole
+from extproc.bounds import MAX_ENDPOINTS, MAX_SEQUENCES, MAX_TOKENS, between, plain, whole
 from extproc.fleet.peerpicks import PeerPick, PeerPickEnd, number_of, pick_id_of
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate, Trouble
@@ -72,6 +72,7 @@ def encode(update: PickUpdate) -> bytes:
             flow=flow,
             priority=priority,
             tokens=tokens,
+            num_sequences=pick.num_sequences if pick.num_sequences > 1 else 0,
         )
     for end in update.ends:
         add_end(number=number_of(end.id), has_run=end.has_run)
@@ -90,6 +91,7 @@ def decode(router_id: str, told: peers_pb2.Picks) -> PickUpdate:
             each.body_bytes,
             each.age_ms / 1e3,
             _share(each) if each.flow else None,
+            min(each.num_sequences, MAX_SEQUENCES) or 1,
         )
         for each in islice(told.started, MAX_TOLD)
     ]

@@ -222,4 +222,5 @@ class Hearing:
 
 def _told(pick: Pick, address: str, age_s: float, share: Share | None = None) -> PeerPick:
     request = pick.request
-    return PeerPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s, share)
+    num_bytes, num = request.rest_bytes(address), request.num_sequences
+    return PeerPick(pick.id, address, request.adapter, num_bytes, age_s, share, num)

@@ -86,19 +86,20 @@ class Plan:
         """Count the service that a request gets."""
         if self._settings.fair:
             claim = request.claim
-            tokens = cost(request.body_bytes / BYTES_PER_TOKEN, EXPECTED_OUTPUT_TOKENS)
-            self.counters[claim.priority].add(claim._flow, tokens / claim._weight)
+            self.counters[claim.priority].add(claim._flow, _charged_tokens(request))
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """Count the output of a charged request, as far as it differs from the usual one.
 
         It is compared with the mean, not with the charge. If all were refunded something, a tenant
-        that has been lifted to the other counters meanwhile would stay behind them.
+        that has been lifted to the other counters meanwhile would stay behind them. No more is
+        refunded than was charged: nobody's requests, however they end, lift its next ones.
         """
-        claim = request.claim
+        claim, num = request.claim, request.num_sequences
         if self._settings.fair:
-            more = output_tokens - self._mean_output_tokens
-            self._mean_output_tokens += more / OUTPUTS_OF_MEAN
+            more = output_tokens - num * self._mean_output_tokens
+            self._mean_output_tokens += more / num / OUTPUTS_OF_MEAN
+            more = max(more, -num * EXPECTED_OUTPUT_TOKENS)
             self.counters[claim.priority].add(claim._flow, cost(0.0, more) / claim._weight)
 
     def sent(self, ticket: Ticket, now: float) -> None:
@@ -213,5 +214,9 @@ class Plan:
 def share_of(request: RequestInfo) -> Share:
     """Return what a request counts for once it is served."""
     claim = request.claim
-    tokens = cost(request.body_bytes / BYTES_PER_TOKEN, EXPECTED_OUTPUT_TOKENS) / claim._weight
-    return Share(claim._flow, claim.priority, tokens)
+    return Share(claim._flow, claim.priority, _charged_tokens(request))
+
+
+def _charged_tokens(request: RequestInfo) -> float:
+    outputs = EXPECTED_OUTPUT_TOKENS * request.num_sequences
+    return cost(request.body_bytes / BYTES_PER_TOKEN, outputs) / request.claim._weight

@@ -243,6 +243,16 @@ class BodyReader:
         """Cut the whole body as `pieces` does; nothing where no chunk ever came."""
         return pieces(*self._kept) if self._kept else iter(())
 
+    @property
+    def num_sequences(self) -> int:
+        """The sequences that an engine runs for the body so far; 1 for a form."""
+        return self._reader.num_sequences if isinstance(self._reader, JsonReader) else 1
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens of an answer by the body so far; None where it does not say."""
+        return self._reader.max_tokens if isinstance(self._reader, JsonReader) else None
+
     def take_prompt(self) -> tuple[Raw, ...]:
         """Return the parts of a small JSON body's prompt, in JSON, and keep it no longer; () for
         other bodies.

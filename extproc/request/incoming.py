@@ -275,6 +275,8 @@ class Incoming:
             model=model,
             path=path[:MAX_PATH_CHARS],
             body_bytes=num_bytes,
+            num_sequences=self.reader.num_sequences,
+            _max_tokens=self.reader.max_tokens,
             _is_whole=self._mode is BodyMode.BUFFERED or self._is_complete or self._has_trailers,
             request_id=self._request_id,
             session=self._session,

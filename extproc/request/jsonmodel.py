@@ -19,22 +19,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import msgspec
 from msgspec.structs import astuple
 
 from extproc import rejections
+from extproc.bounds import MAX_SEQUENCES
 from extproc.errors import RequestError
 from extproc.openai import MAX_MODEL_BYTES, check_model, joined
 from extproc.request.jsonskip import ContainerSkipper, StringSkipper
 from extproc.request.jsonsmall import (
+    LISTS,
     NO_STEERING,
+    NUMBERS,
     PROMPT,
     SMALL_BYTES,
     STEERING,
+    Members,
     find_model,
+    max_tokens,
+    num_sequences,
     read_members,
+    sequences,
 )
 from extproc.request.passes import IncrementalReader, Place, State, with_values
 from extproc.request.steering import FIELDS, MAX_FIELD_CHARS
@@ -50,6 +58,10 @@ _MAX_KEY_TOKEN_BYTES = 2 + 6 * max(MAX_FIELD_CHARS, len("previous_response_id"))
 """A character may be written as `\\uXXXX`: six bytes for what may be one."""
 
 _FIELDS = frozenset(name.encode() for name in FIELDS)
+_NUMBERS = frozenset(name.encode() for name in NUMBERS)
+_LISTS = frozenset(name.encode() for name in LISTS)
+_MAX_NUMBER_BYTES = 64
+"""Of a number that is read, or of a string that an engine may take for one."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -86,9 +98,17 @@ class JsonReader(IncrementalReader):
         prompt: Of a small whole body, the parts of which the engine makes its prompt, in the usual
             order of chat templates; () of other bodies. Refers to the body until it is taken away.
         places: Of all top-level values of `model` so far.
+        num_sequences: That an engine runs for the body so far, as `jsonsmall.num_sequences`.
+        max_tokens: As `jsonsmall.max_tokens`, so far.
     """
 
     # Defaults of the class, not of `__init__`: most bodies are read by msgspec and need none.
+    num_sequences = 1
+    max_tokens: int | None = None
+    # Of what the slices had: numbers, and how many prompts, by field.
+    _numbers: Mapping[str, int | None] = MappingProxyType({})
+    _num_prompts: Mapping[bytes, int] = MappingProxyType({})
+    _num_items = 0  # of the list that is read
     is_whole = False  # the object has been closed; only white space may follow
     refers_back = False  # the last top-level `previous_response_id` so far is not null
     prompt: tuple[msgspec.Raw, ...] = ()
@@ -177,6 +197,7 @@ class JsonReader(IncrementalReader):
         if found[STEERING] != NO_STEERING and self._is_cut(found[STEERING]):
             return False
         self.prompt = found[PROMPT]
+        self.num_sequences, self.max_tokens = num_sequences(members), max_tokens(members)
         model, needs_places = members.model, self._needs_places
         if needs_places is not None and needs_places(model or ""):
             places = find_model(data, model)
@@ -270,6 +291,10 @@ class JsonReader(IncrementalReader):
                 self._adapter = ""
             else:
                 raise RequestError(rejections.MANY_ADAPTERS)
+        elif key in _NUMBERS and not self._is_inside:
+            return self._number(part, pos)
+        elif key in _LISTS and not self._is_inside:
+            return self._prompts(part, pos)
         elif key in self._enters and part[pos] == ord("{") and not self._is_inside:
             self._is_inside, self._read = True, JsonReader._first_key
             return pos + 1
@@ -331,6 +356,74 @@ class JsonReader(IncrementalReader):
     @_after_space
     def _behind(self, part: bytes, pos: int) -> int:
         raise self._invalid("something follows its closing brace", pos)
+
+    # --- what makes sequences -----------------------------------------------------------------
+
+    def _number(self, part: bytes, pos: int) -> int:
+        """Read a number, or a string that an engine takes for one; a long one is no such."""
+        if part[pos] == ord('"'):
+            end = _end_of_string(part, pos, _MAX_NUMBER_BYTES)
+        else:
+            end = _behind_all(_SCALAR, part, pos)
+            if end == len(part):
+                end = None if end - pos < _MAX_NUMBER_BYTES else 0
+        if end is None:
+            return self._wait(part, pos)
+        self._numbers = {**self._numbers, self._key.decode(): _whole(part[pos:end])}
+        self._weigh()
+        if end <= pos:
+            return self._begin_skipping(part, pos)
+        self._read = JsonReader._comma
+        return end
+
+    def _prompts(self, part: bytes, pos: int) -> int:
+        """Read what may be a list of prompts."""
+        self._num_items = 0
+        self._note_prompts()
+        if part[pos] != ord("["):
+            return self._begin_skipping(part, pos)
+        self._read = JsonReader._first_item
+        return pos + 1
+
+    @_after_space
+    def _first_item(self, part: bytes, pos: int) -> int:
+        if part[pos] not in b'"[':  # numbers are one prompt, and objects one chat
+            return self._skip_rest(pos)
+        self._read = JsonReader._item
+        return pos
+
+    @_after_space
+    def _item(self, part: bytes, pos: int) -> int:
+        is_countable = self._num_items < MAX_SEQUENCES and part[pos] in b'"[{'
+        if not is_countable:
+            return self._skip_rest(pos)
+        self._num_items += 1
+        self.work += _UNITS_PER_MEMBER
+        return self._begin_skipping(part, pos, JsonReader._behind_item)
+
+    @_after_space
+    def _behind_item(self, part: bytes, pos: int) -> int:
+        if part[pos] != ord(","):
+            return self._skip_rest(pos)
+        self._read = JsonReader._item
+        return pos + 1
+
+    def _skip_rest(self, pos: int) -> int:
+        """Skip the rest of the list, and note how many prompts it had so far."""
+        self._note_prompts()
+        self._skipper = ContainerSkipper()
+        self._read, self._behind_skipped = JsonReader._skip, JsonReader._comma
+        return pos
+
+    def _note_prompts(self) -> None:
+        self._num_prompts = {**self._num_prompts, self._key: self._num_items}
+        self._weigh()
+
+    def _weigh(self) -> None:
+        found = Members(**self._numbers)
+        num_prompts = max(self._num_prompts.values(), default=1)
+        self.num_sequences = sequences(num_prompts, found.n, found.best_of)
+        self.max_tokens = max_tokens(found)
 
     # --- skipping ------------------------------------------------------------------------------
 
@@ -402,6 +495,13 @@ def _end_of_string(part: bytes, pos: int, max_bytes: int) -> int | None:
     if found >= 0:
         return pos + found + 2
     return 0 if len(part) - pos >= max_bytes else None
+
+
+def _whole(token: bytes) -> int | None:
+    try:
+        return int(float(json.loads(token)))
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def _is_null(part: bytes, pos: int) -> bool | None:

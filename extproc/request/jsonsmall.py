@@ -10,7 +10,9 @@ import re
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import astuple
 
+from extproc.bounds import MAX_SEQUENCES
 from extproc.errors import RequestError
 from extproc.rejections import invalid_json
 from extproc.request.passes import Place
@@ -26,10 +28,15 @@ _NOTHING = msgspec.Raw()
 
 class Members(msgspec.Struct, gc=False):
     """Narrow types, so that decoding stops at the first byte of a huge list for a name; then the
-    prompt's parts, and `steering.FIELDS`, as they stand in the body."""
+    prompt's parts, `steering.FIELDS`, and further lists of prompts, as they stand in the body."""
 
     model: str | None = None
     previous_response_id: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
     lora_path: msgspec.Raw = _NOTHING
     cache_salt: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
@@ -48,14 +55,28 @@ class Members(msgspec.Struct, gc=False):
     routed_dp_rank: msgspec.Raw = _NOTHING
     data_parallel_rank: msgspec.Raw = _NOTHING
     disagg_prefill_dp_rank: msgspec.Raw = _NOTHING
+    prompt_embeds: msgspec.Raw = _NOTHING
+    documents: msgspec.Raw = _NOTHING
+    queries: msgspec.Raw = _NOTHING
+    items: msgspec.Raw = _NOTHING
+    text_1: msgspec.Raw = _NOTHING
+    text_2: msgspec.Raw = _NOTHING
 
 
-PROMPT = slice(3, 10)
-STEERING = slice(10, None)
+PROMPT = slice(8, 15)
+STEERING = slice(15, 25)
+_LISTS = slice(25, None)
 """Of the fields of `Members`."""
 NO_STEERING = (_NOTHING,) * len(FIELDS)
+_NO_LISTS = (_NOTHING,) * len(Members.__struct_fields__[_LISTS])
+LISTS = ("messages", "prompt", "input", *Members.__struct_fields__[_LISTS])
+"""Fields that may have a list of prompts: of completions, embeddings, a batch of chats, scores."""
+NUMBERS = Members.__struct_fields__[2:7]
+_MANY = re.compile(rb'\[[ \t\n\r]*["[]')
+"""Begins a list of prompts. A list of numbers is one prompt, and so is one of objects: a chat."""
 
 _decode = msgspec.json.Decoder(Members).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def is_cut_off(data: bytes) -> bool:
@@ -86,6 +107,36 @@ def read_members(data: bytes | memoryview) -> Members | None:
         return None
     except (ValueError, RecursionError):
         return None
+
+
+def num_sequences(members: Members) -> int:
+    """Return how many sequences the engine runs for a body: answers to each prompt, times prompts.
+
+    At least 1 and at most `MAX_SEQUENCES`, also for a body that the engine will refuse.
+    """
+    lists = [members.messages, members.prompt, members.input]
+    further = astuple(members)[_LISTS]
+    if further != _NO_LISTS:
+        lists += further
+    num_prompts = max([_num_prompts(each) for each in lists if each is not _NOTHING], default=1)
+    return sequences(num_prompts, members.n, members.best_of)
+
+
+def sequences(num_prompts: int, n: int | None, best_of: int | None) -> int:
+    """Return the same of so many prompts, and these fields."""
+    return min(MAX_SEQUENCES, max(1, num_prompts) * max(1, n or 1, best_of or 1))
+
+
+def max_tokens(members: Members) -> int | None:
+    """Return the most tokens of an answer by a body, None where it says nothing."""
+    own = members.max_tokens
+    if own is None or members.max_completion_tokens is not None:
+        own = members.max_completion_tokens or members.max_output_tokens or own
+    return own
+
+
+def _num_prompts(value: msgspec.Raw) -> int:
+    return 1 if _MANY.match(value) is None else len(_decode_list(value))
 
 
 def find_model(data: bytes, model: str | None) -> tuple[int, Sequence[Place]] | None:

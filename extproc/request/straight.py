@@ -16,12 +16,20 @@ from extproc import rejections
 from extproc.bounds import MAX_PATH_CHARS
 from extproc.errors import RequestError
 from extproc.openai import check_model
-from extproc.paths import Route, RouteKind
+from extproc.paths import ONE_PROMPT_PATHS, Route, RouteKind
 from extproc.queue import Ticket
 from extproc.request import messages as m
 from extproc.request.incoming import has_fitting_length, hashes_of, request_id_of, session_of
 from extproc.request.interfaces import StreamParts, StreamSettings
-from extproc.request.jsonsmall import NO_STEERING, PROMPT, SMALL_BYTES, STEERING, read_members
+from extproc.request.jsonsmall import (
+    NO_STEERING,
+    PROMPT,
+    SMALL_BYTES,
+    STEERING,
+    max_tokens,
+    num_sequences,
+    read_members,
+)
 from extproc.request.messages import BodyMode
 from extproc.request.passing import body_mode
 from extproc.types import Pick, Rejection, RequestInfo
@@ -110,6 +118,7 @@ class Straight:
         found = astuple(members)
         if found[STEERING] != NO_STEERING:
             return None
+        is_one = members.n is None and members.best_of is None and path in ONE_PROMPT_PATHS
         hashes: tuple[int, ...] = ()
         if parts.router.uses_cached_bytes:
             hashes = hashes_of(model, found[PROMPT], path, len(data))
@@ -117,6 +126,8 @@ class Straight:
             model=model,
             path=path[:MAX_PATH_CHARS],
             body_bytes=len(data),
+            num_sequences=1 if is_one else num_sequences(members),
+            _max_tokens=max_tokens(members),
             request_id=request_id_of(headers),
             session=session_of(headers, self._settings.session_header),
             arrived_at_s=head.arrived_at_s,

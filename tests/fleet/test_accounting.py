@@ -544,13 +544,65 @@ def test_what_a_streamed_response_has_of_tokens_is_told() -> None:
     [
         ({"first_body_byte_s": 5.0, "body_bytes": 4_000}, 1_000),  # not streamed
         ({"status": 503}, 0),
-        ({"status": 0, "first_body_byte_s": None, "outcome": Outcome.CANCELLED}, 0),
+        ({"status": 0, "address": "", "outcome": Outcome.CANCELLED}, 0),  # before it was sent
+        ({"status": 504, "verdict": Evidence.NONE, "is_from_endpoint": True}, 0),
     ],
 )
 def test_what_other_responses_have_of_tokens_is_told(
     changes: dict[str, Any], num_tokens: float
 ) -> None:
     assert set(watched(**changes)[1]) == {num_tokens}
+
+
+GIVEN_UP: dict[str, Any] = {
+    **{"status": 0, "outcome": Outcome.CANCELLED, "first_byte_s": None},
+    **{"first_body_byte_s": None, "body_bytes": 0, "verdict": Evidence.NONE},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_tokens"),
+    [
+        (GIVEN_UP, 200),
+        (GIVEN_UP | {"info": {"path": "/v1/chat/completions/batch", "num_sequences": 3}}, 600),
+        (GIVEN_UP | {"info": {"_max_tokens": 10}}, 10),
+        (GIVEN_UP | {"info": {"_max_tokens": 10, "num_sequences": 30}}, 300),
+        (GIVEN_UP | {"info": {"_max_tokens": -1}}, 1),
+        (GIVEN_UP | {"status": 200}, 200),  # a stream, before its first token
+        (GIVEN_UP | {"status": 499}, 200),
+        (GIVEN_UP | {"status": 504, "outcome": Outcome.FAILED, "is_from_endpoint": False}, 200),
+        ({"info": {"path": "/v1/responses"}}, 200),
+    ],
+)
+def test_a_response_that_nobody_saw_has_the_tokens_of_those_that_ran_as_long(
+    changes: dict[str, Any], num_tokens: float
+) -> None:
+    told = watched(**changes)[1][100:]  # the first ones are older than the reports
+
+    assert told == pytest.approx([num_tokens] * len(told), rel=0.05)
+
+
+def test_a_response_given_up_that_is_older_than_what_is_remembered_has_tokens_by_their_time() -> (
+    None
+):
+    settled = Settled()
+    pool = Pool(queue=settled)
+    pool.set_endpoints([endpoint(1)])
+    accounting = Accounting(pool, "r")
+    pool.flights.start(pick("r-0", 1), now=0.0)
+    for tick in range(1, 5):
+        loaded = report(num_running=4, generated_tokens=80 * tick)
+        pool.record_report(address(1), loaded, taken_at_s=100.0 + 0.5 * tick)
+    accounting.complete(completion("r-0", lag_s=0.0, **GIVEN_UP), now=102.0)
+
+    assert settled.tokens == [pytest.approx(102.0 / 0.025)]
+
+
+def test_a_response_of_several_sequences_has_the_tokens_of_all_and_teaches_nothing_of_one() -> None:
+    accounting, told = watched(info={"num_sequences": 3})
+
+    assert told[-1] == pytest.approx(3 * 161, rel=0.05)
+    assert not accounting.tpots.sizes
 
 
 @pytest.mark.parametrize(
@@ -561,8 +613,8 @@ def test_what_other_responses_have_of_tokens_is_told(
         {"shows_first_token": False},
         {"reports": False},  # and bytes say nothing before reports taught what a token takes
         {"attempts": 2},
-        {"info": {"path": "/v1/responses"}},
         {"info": {"path": "/v1/embeddings"}, "first_body_byte_s": 5.0},
+        {"reports": False, "status": 0, "first_body_byte_s": None, "outcome": Outcome.CANCELLED},
     ],
 )
 def test_what_is_not_known_of_a_response_s_tokens_is_not_told(changes: dict[str, Any]) -> None:

@@ -43,7 +43,13 @@ class Engine:
         """Have it report after a while."""
         self.now += REPORT_S
         found = report(num_running=num_running, num_waiting=num_waiting, **fields)
-        self.room.reported(found, self._num_since, asked_at_s=self.now - 0.002, taken_at_s=self.now)
+        self.room.reported(
+            found,
+            self._num_since,
+            num_requests=len(self.picks),
+            asked_at_s=self.now - 0.002,
+            taken_at_s=self.now,
+        )
 
     def places(self, most: int | None = None, *, is_known: bool = True) -> int:
         """How many it has room for until the next report."""
@@ -74,6 +80,26 @@ def test_nothing_is_known_of_an_engine_in_which_nobody_has_waited() -> None:
     engine.says(50)
 
     assert engine.places() == 100
+
+
+def test_sequences_that_ended_before_others_of_their_request_are_no_late_ends() -> None:
+    """They would count as room that nobody has told of."""
+    made = Pool(PoolSettings())
+    made.set_endpoints([endpoint(1)])
+    for number in range(2):
+        made.flights.start(pick(f"r-{number}", info=request(num_sequences=20)), now=0.0)
+    for tick in range(1, 100):
+        loaded = report(
+            num_running=8, num_waiting=24 if tick < 3 else 1, generated_tokens=80 * tick
+        )
+        made.record_report(address(1), loaded, taken_at_s=REPORT_S * tick)
+
+    [seen] = made.snapshot(now=100 * REPORT_S).endpoints
+    assert not seen.has_room  # 8 run and one waits
+    loaded = report(num_running=8, generated_tokens=8_080)
+    made.record_report(address(1), loaded, taken_at_s=101 * REPORT_S)
+    [seen] = made.snapshot(now=101 * REPORT_S).endpoints
+    assert seen.has_room  # of the 40, 8 are left
 
 
 def test_an_engine_with_waiting_requests_has_room_for_as_many_as_run_and_one_more() -> None:

@@ -118,6 +118,29 @@ def test_a_told_pick_counts_beside_ours_until_its_end_is_told() -> None:
     assert len(made.flights) == 1
 
 
+def test_a_told_pick_counts_for_as_many_as_its_sequences_until_it_ends() -> None:
+    made = pool()
+    made.told.start(told()._replace(num_sequences=30), now=1.0)
+    made.told.start(told("x-2"), now=1.0)
+
+    assert counts(made) == (0, 31, {"a": 2})
+    made.record_report(address(1), report(num_running=31), taken_at_s=2.0)
+    assert view(made, now=2.0)._num_foreign == 0
+    made.told.finish("x-1", now=2.0)
+    assert counts(made) == (0, 1, {"a": 1})
+
+
+def test_the_sequences_of_a_router_that_is_gone_count_until_a_report_shows_less() -> None:
+    made = pool()
+    made.told.start(told()._replace(num_sequences=30), now=1.0)
+    made.record_report(address(1), report(num_running=30), taken_at_s=2.0)
+    made.told.forget("x", now=2.0)
+
+    assert view(made, now=2.0).num_pending == 30
+    made.record_report(address(1), report(num_running=4), taken_at_s=3.0)
+    assert view(made, now=3.0).num_pending == 4
+
+
 def test_what_is_told_twice_counts_once() -> None:
     made = pool()
     for _ in range(2):

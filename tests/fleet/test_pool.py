@@ -597,6 +597,42 @@ def test_a_pick_is_found_by_its_request_id_while_it_is_in_flight() -> None:
     assert made.flights.pick_id_of("request-of-pick-1") is None
 
 
+def test_a_request_counts_for_as_many_as_the_sequences_that_an_engine_runs_for_it() -> None:
+    made = pool(max_in_flight=31)
+    fill(made, 1)
+    several = pick("several", info=request(num_sequences=30))
+    made.flights.start(several, now=0.0)
+
+    seen = view(made)
+    assert (seen.num_pending, seen.num_in_flight, seen.has_room) == (30, 30, True)
+    assert seen.pending_by_adapter == {"a": 1}
+    start(made, "one", now=0.0)
+    assert not view(made).has_room
+    made.flights.finish("several", now=1.0)
+    assert (view(made, now=1.0).num_pending, view(made, now=1.0).has_room) == (1, True)
+
+
+def test_the_sequences_that_a_report_shows_of_our_requests_are_nobody_else_s() -> None:
+    made = pool()
+    made.flights.start(pick(info=request(num_sequences=30)), now=0.0)
+    for tick in range(1, 3):
+        loaded = report(num_running=8, num_waiting=23)
+        made.record_report(address(1), loaded, taken_at_s=tick * STEADY_S)
+
+    assert view(made, now=2 * STEADY_S).num_pending == 31
+
+
+def test_no_pick_of_several_sequences_is_lost_because_some_of_them_have_ended() -> None:
+    made = pool()
+    made.flights.start(pick(info=request(num_sequences=30)), now=0.0)
+    made.record_report(address(1), report(num_running=1), taken_at_s=5.0)
+
+    assert made.flights.reconcile(address(1), by_pages(0.5), now=5.0) == []
+    made.record_report(address(1), report(), taken_at_s=6.0)
+    assert len(made.flights.reconcile(address(1), by_pages(0.5), now=6.0)) == 1
+    assert view(made, now=6.0).num_pending == 0
+
+
 def test_a_pick_without_a_request_id_is_found_by_none() -> None:
     made = pool()
     made.flights.start(pick(info=request(request_id="")), now=0.0)

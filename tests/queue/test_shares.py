@@ -197,3 +197,34 @@ def test_outputs_that_are_like_most_change_nothing_and_others_count_as_they_diff
 
     assert alike - before == pytest.approx(0, abs=0.01)
     assert plan.counters[0].counter(" long") - other == pytest.approx(cost(0, 500), abs=1)
+
+
+ENDS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 40), st.floats(0, 5_000)))
+
+
+@given(ENDS)
+def test_no_end_of_a_request_makes_its_tenant_s_next_ones_come_sooner(
+    ends: list[tuple[str, int, float]],
+) -> None:
+    """Not if it was given up, refused or short: a tenant has got no less than before it."""
+    plan = Plan(QueueSettings())
+    for tenant in "ab":
+        plan.hold(Ticket(request(claim=Claim(tenant=tenant)), lambda: None, inf))
+    for tenant, num, output_tokens in ends:
+        info = request(body_bytes=4, num_sequences=num, claim=Claim(tenant=tenant))
+        before = plan.served(0, info.claim._flow)
+        plan.charge(info)
+        plan.settle(info, output_tokens)
+        assert plan.served(0, info.claim._flow) > before
+
+
+def test_a_request_of_several_sequences_counts_as_so_many_requests() -> None:
+    several, one = (request(body_bytes=0, num_sequences=num) for num in (30, 1))
+    assert share_of(several).tokens == 30 * share_of(one).tokens
+    got = []
+    for info in (several, one):
+        plan = Plan(QueueSettings())
+        plan.charge(info)
+        plan.settle(info, 1_000.0 * info.num_sequences)
+        got.append(plan.served(0, info.claim._flow))
+    assert got[0] == pytest.approx(30 * got[1])

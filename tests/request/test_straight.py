@@ -135,7 +135,9 @@ ODD_HEADERS = st.sampled_from(
 usual_heads = st.builds(lambda headers: request_headers(PATH, headers=headers), HEADERS)
 odd_heads = st.builds(
     request_headers,
-    st.sampled_from((PATH, "/v1/responses", "/v1/models", "/v1/audio/transcriptions", "/x")),
+    st.sampled_from(
+        (PATH, "/v1/completions", "/v1/responses", "/v1/models", "/v1/audio/transcriptions", "/x")
+    ),
     method=st.sampled_from(("POST", "GET")),
     headers=st.builds(lambda one, other: one | other, HEADERS, ODD_HEADERS | st.just({})),
     end_of_stream=st.booleans(),
@@ -154,7 +156,10 @@ PARTS = st.fixed_dictionaries(
         "tools": st.just(["t"]),
         "priority": st.just(-1),
         "kv_transfer_params": st.just({"remote_host": "10.0.0.1"}),
-        "prompt": st.text(max_size=5) | st.just("p" * MARKS_BYTES[1]),
+        "prompt": st.text(max_size=5) | st.just("p" * MARKS_BYTES[1]) | st.just(["p", "q"]),
+        "n": st.sampled_from((3, None, "3")),
+        "best_of": st.just(2),
+        "max_tokens": st.just(5),
     },
 )
 bodies = st.builds(
