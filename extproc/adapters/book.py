@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 from extproc.adapters.declared import Declaration
 from extproc.adapters.ledger import Fleet
 from extproc.adapters.podhistory import Pod
-from extproc.adapters.states import AdapterSettings
+from extproc.adapters.states import AdapterSettings, State
 from extproc.adapters.versions import Kept, owner_of
 from extproc.adapters.wanted import Wanted
 
@@ -38,6 +39,7 @@ class Book:
         surplus: Names of adapters that other pods have than may, or more.
         by_served: The adapter that has a served name.
         families: Served names that pods list, by the adapter that they are versions of.
+        num_by_state: Adapters, as they were judged last.
         dirty: Names of adapters to be judged anew, at once; `later` in turn.
         is_regrouped: Other adapters are to be placed, or other pods.
         leaving_elsewhere: Where other routers have adapters unloaded: address and served name.
@@ -60,6 +62,7 @@ class Book:
         self.surplus: set[str] = set()
         self.by_served: dict[str, str] = {}
         self.families: dict[str, list[str]] = {}
+        self.num_by_state: Counter[State] = Counter()
         self._foreign: dict[str, int] = {}
         self.dirty: set[str] = set()
         self.later: dict[str, None] = {}
@@ -104,6 +107,7 @@ class Book:
                 self.deleted.setdefault(each.name, Deleted(Kept(each), until_s))
         for names in (self.open, self.unproven, self.refused, self.surplus):
             names.intersection_update(self.kept)
+        self.num_by_state = Counter([kept.state for kept in self.kept.values()])
         self.is_regrouped, self.next_s = True, now
 
     def _take(self, declaration: Declaration, before: Mapping[str, Kept]) -> Kept:
@@ -123,6 +127,12 @@ class Book:
         self.by_served[kept.served] = name
         self.old.pop(kept.served, None)
         return kept
+
+    def count(self, kept: Kept, state: State) -> None:
+        """Count an adapter that is in a state now."""
+        self.num_by_state[kept.state] -= 1
+        self.num_by_state[state] += 1
+        kept.state = state
 
     def owner(self, served: str) -> str | None:
         """Return the declared adapter that a name is, or is a version of."""

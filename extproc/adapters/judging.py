@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import islice
 from math import inf
 
 from extproc.adapters.book import Book
 from extproc.adapters.declared import LoadMode
 from extproc.adapters.podhistory import Pod
-from extproc.adapters.states import PASSING, Failure, Kind
+from extproc.adapters.states import PASSING, Failure, Kind, State
 from extproc.adapters.versions import NOBODY, Kept
 from extproc.adapters.wanted import is_of
 
@@ -31,13 +32,27 @@ def judge(book: Book, *, now: float) -> None:
         book.dirty.update([name for name in owners if name is not None])
     book.place(now=now)
     names = [*book.dirty, *islice(book.later, MAX_JUDGED)]
+    coming = fleet.coming() if names else ()
     for name in names:
         book.later.pop(name, None)
         kept = book.kept.get(name)
         if kept is not None:
             _judge(book, name, kept, now=now)
+            book.count(kept, state_of(book, kept, coming, now=now))
     book.dirty = set()
     book.retire(now=now)
+
+
+def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:
+    """Return how an adapter is, if these served names are being loaded."""
+    name = kept.declaration.name
+    if kept.is_ready:
+        return State.READY
+    if kept.retry_s > now:
+        return State.FAILED
+    if kept.is_eager or name in book.held or kept.served in coming:
+        return State.LOADING
+    return State.COLD
 
 
 def _judge(book: Book, name: str, kept: Kept, *, now: float) -> None:

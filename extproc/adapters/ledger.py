@@ -44,6 +44,7 @@ class Attempts:
         self._by_address: dict[str, dict[str, Attempt]] = {}
         self._troubled: dict[str, set[str]] = {}
         self._due: list[tuple[float, str]] = []
+        self._num: Counter[tuple[str, Failure]] = Counter()
 
     def due(self, now: float) -> set[str]:
         """Return, once, the served names of which something may be tried again."""
@@ -90,7 +91,9 @@ class Attempts:
             if len(troubled) > 1:
                 pause_s = min(pause_s, SHARED_PAUSE_S)
         attempt = Attempt(kind, failure, message, num - num_elsewhere, now + pause_s)
+        self.forget(address, served)
         self._by_address.setdefault(address, {})[served] = attempt
+        self._num[address, failure] += 1
         heappush(self._due, (attempt.next_s, served))
 
     def succeed(self, address: str, served: str) -> None:
@@ -105,17 +108,21 @@ class Attempts:
 
     def forget(self, address: str, served: str) -> None:
         """Forget what failed."""
-        self._by_address.get(address, {}).pop(served, None)
+        attempt = self._by_address.get(address, {}).pop(served, None)
+        if attempt is not None:
+            self._num[address, attempt.failure] -= 1
 
     def forget_name(self, served: str) -> None:
         """Try an adapter at once, everywhere."""
-        for each in self._by_address.values():
-            each.pop(served, None)
+        for address in self._by_address:
+            self.forget(address, served)
 
     def forget_pod(self, address: str) -> Iterable[str]:
         """Try all adapters at once on a pod; return which failed there."""
         self._troubled.pop(address, None)
-        return self._by_address.pop(address, {})
+        attempts = self._by_address.pop(address, {})
+        self._num.subtract((address, each.failure) for each in attempts.values())
+        return attempts
 
     def forget_passing(self, address: str) -> Iterable[str]:
         """The same for those whose failures may have been the pod's."""
@@ -123,7 +130,7 @@ class Attempts:
         attempts = self._by_address.get(address, {})
         passing = [name for name, each in attempts.items() if each.failure in PASSING]
         for name in passing:
-            del attempts[name]
+            self.forget(address, name)
         return passing
 
     def keep(self, addresses: Iterable[str]) -> None:
@@ -133,11 +140,8 @@ class Attempts:
 
     def counts(self) -> Counter[tuple[str, Failure]]:
         """Return the number of adapters by address and reason."""
-        return Counter(
-            (address, each.failure)
-            for address, attempts in self._by_address.items()
-            for each in attempts.values()
-        )
+        self._num = +self._num
+        return self._num.copy()
 
 
 class _Call(Struct, frozen=True):

@@ -12,7 +12,7 @@ from math import inf
 
 from extproc.adapters.book import Book
 from extproc.adapters.calls import calls, next_s
-from extproc.adapters.judging import judge
+from extproc.adapters.judging import judge, state_of
 from extproc.adapters.states import (
     Action,
     AdapterSettings,
@@ -66,6 +66,9 @@ class Planner(Book):
         found = calls(self, now=now, is_leading=is_leading and not is_led, is_led=is_led)
         for action in found:
             self.fleet.begin(action, now=now)
+            kept = self.kept.get(self.by_served.get(action.name, ""))
+            if kept is not None and kept.state is State.COLD and action.kind is not Kind.UNLOAD:
+                self.count(kept, State.LOADING)
         self.next_s = next_s(self, now=now)
         return found
 
@@ -150,26 +153,16 @@ class Planner(Book):
 
     def counts(self) -> Counts:
         """Return how many there are."""
-        coming = self.fleet.coming()
-        states = [state_of(self, each, coming, now=self._now) for each in self.kept.values()]
-        failures = self.fleet.attempts.counts()
-        for kept in self.kept.values():
-            failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(self, kept))
-            without = without_effect(self, kept)
-            failures.update((address, Failure.NO_EFFECT) for address in without)
-        return Counts(Counter(states), failures)
-
-
-def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:
-    """Return how an adapter is, if these served names are being loaded."""
-    name = kept.declaration.name
-    if kept.is_ready:
-        return State.READY
-    if kept.retry_s > now:
-        return State.FAILED
-    if kept.is_eager or name in book.held or kept.served in coming:
-        return State.LOADING
-    return State.COLD
+        failures, pods = self.fleet.attempts.counts(), self.fleet.pods
+        if any(pod.state.why_no_load for pod in pods.values()):
+            for name in self.open:
+                away = unsafe(self, self.kept[name])
+                failures.update((address, Failure.UNSAFE_VERSION) for address in away)
+        for address, pod in pods.items():
+            owners = [self.by_served.get(served) for served in pod.without_effect()]
+            num = sum(name is not None and address in self.kept[name].holders for name in owners)
+            failures += Counter({(address, Failure.NO_EFFECT): num})
+        return Counts(+self.num_by_state, failures)
 
 
 def status_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> AdapterStatus:

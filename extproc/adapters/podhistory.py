@@ -156,6 +156,10 @@ class Pod:
         root, has_effect = self._effects.get(name, ("", None))
         return has_effect if root == self.listed.get(name, "") else None
 
+    def without_effect(self) -> list[str]:
+        """Return the names under which it has what has no effect there."""
+        return [name for name in self._effects if self.effect(name) is False]
+
     def see(self, state: PodState, *, now: float) -> Seen:
         """Take what is known now."""
         before, was_usable, names = self.state, self.is_usable, self.listed

@@ -6,7 +6,7 @@ from collections.abc import Container
 from math import inf
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.states import Failure
+from extproc.adapters.states import Failure, State
 
 NOBODY: frozenset[str] = frozenset()
 """One object for all: of thousands of declared adapters, most are on no pod, and an empty set has
@@ -39,13 +39,14 @@ class Kept:
         is_eager: It is to be loaded without a request.
         trouble: Why a pod that should have it has not: the reason, the pod, and a sentence.
         retry_s: When it is tried next, where it failed wherever it was tried; -inf elsewhere.
+        state: As it was judged last.
     """
 
     __slots__ = (
         *("before", "declaration", "earlier", "earlier_holders", "holders", "is_eager"),
         *("missing", "num_desired"),
-        *("path", "ready", "removed", "retry_s", "served", "serving", "spares", "strays"),
-        *("targets", "to_check", "trouble", "unproven"),
+        *("path", "ready", "removed", "retry_s", "served", "serving", "spares", "state"),
+        *("strays", "targets", "to_check", "trouble", "unproven"),
     )
 
     def __init__(self, declaration: Declaration) -> None:
@@ -66,6 +67,7 @@ class Kept:
         self.ready: dict[str, int] = {}
         self.trouble: tuple[Failure, str, str] | None = None
         self.retry_s = -inf
+        self.state = State.COLD
         self.declaration, self.served = declaration, declaration.served_name
         self.path = path_of(declaration.source)
 

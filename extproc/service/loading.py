@@ -38,7 +38,7 @@ async def _nothing(_forgotten: Sequence[str]) -> None:
     """Nobody remembers what was deleted."""
 
 
-_STATES = [state for state in State if state is not State.UNKNOWN]
+_NO_STATES = {str(state): 0 for state in State if state is not State.UNKNOWN}
 
 
 class Adapters:
@@ -187,7 +187,7 @@ class Adapters:
             "adapters",
             "Declared adapters, by state: ready, loading, cold or failed.",
             "state",
-            lambda: {str(state): counts().by_state.get(state, 0) for state in _STATES},
+            lambda: {**_NO_STATES, **{str(at): num for at, num in counts().by_state.items()}},
         )
         telemetry.add_gauges(
             "adapter_failures",

@@ -14,11 +14,12 @@ from heapq import heappop, heappush
 from itertools import count
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.planner import Planner
+from extproc.adapters.planner import Planner, unsafe, without_effect
 from extproc.adapters.states import (
     Action,
     AdapterSettings,
     AdapterStatus,
+    Counts,
     Failure,
     Kind,
     Result,
@@ -216,6 +217,7 @@ class World:
             is_leading=number in self.leading,
             is_led=number in self.led,
         )
+        assert planner.counts() == counted(planner)
         for name in self.names:
             self.served_at[planner.serving(name) or ""] = self.now
         for action in actions:
@@ -330,3 +332,16 @@ def adapters(num: int, **fields: object) -> list[Declaration]:
         Declaration(f"a{number}", f"/adapters/a{number}", **fields)  # type: ignore[arg-type]
         for number in range(num)
     ]
+
+
+def counted(planner: Planner) -> Counts:
+    """Return how many there are, counted one by one."""
+    failures = Counter(
+        (address, each.failure)
+        for address, attempts in planner.fleet.attempts._by_address.items()
+        for each in attempts.values()
+    )
+    for kept in planner.kept.values():
+        failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(planner, kept))
+        failures.update((address, Failure.NO_EFFECT) for address in without_effect(planner, kept))
+    return Counts(Counter(status.state for status in planner.statuses()), failures)
