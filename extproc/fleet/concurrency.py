@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from extproc.types import LoadReport
 
@@ -112,7 +113,12 @@ class Room:
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def has_room(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
-        """Return whether it has room for one more.
+        """Return whether it has room for one more; see `num_free`."""
+        return self.num_free(num_known, max_in_flight, is_known=is_known) > 0
+
+    def num_free(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> float:
+        """Return for how many more sequences it has room: infinite for not known, below 0 for more
+        than it has room for.
 
         Args:
             num_known: Unfinished sequences there, as far as routers know.
@@ -122,11 +128,11 @@ class Room:
         most = max_in_flight
         if most is None:
             if self.limit is None:
-                return True
+                return inf
             most = self.limit + SPARE + min(self.limit, round(self._mean_late))
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
-        return num_known < most
+        return most - num_known
 
     def _limit_to(self, num_running: int, now: float) -> None:
         self._waiting.append(num_running)

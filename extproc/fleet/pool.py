@@ -38,7 +38,7 @@ from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
 from extproc.fleet.views import Views
 from extproc.tenancy import SlotUse
-from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
+from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 
@@ -304,6 +304,12 @@ class Pool:
         ]
 
     # --- state ------------------------------------------------------------------------------
+
+    def num_free(self, view: EndpointView) -> float:
+        """Return for how many more sequences an endpoint of a snapshot has room, as `Room` does."""
+        tracked = self._tracked[view.address]
+        num_there, most = view.num_pending + view._num_foreign, tracked.traits.max_in_flight
+        return tracked.room.num_free(num_there, most, is_known=view.is_known)
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""

@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from msgspec.structs import astuple
@@ -106,7 +107,7 @@ class JsonReader(IncrementalReader):
     num_sequences = 1
     max_tokens: int | None = None
     # Of what the slices had: numbers, and how many prompts, by field.
-    _numbers: Mapping[str, int | None] = MappingProxyType({})
+    _numbers: Mapping[str, Any] = MappingProxyType({})
     _num_prompts: Mapping[bytes, int] = MappingProxyType({})
     _num_items = 0  # of the list that is read
     is_whole = False  # the object has been closed; only white space may follow

@@ -119,6 +119,7 @@ class Straight:
         if found[STEERING] != NO_STEERING:
             return None
         is_one = members.n is None and members.best_of is None and path in ONE_PROMPT_PATHS
+        has_one_limit = members.max_completion_tokens is None and members.max_tokens is not None
         hashes: tuple[int, ...] = ()
         if parts.router.uses_cached_bytes:
             hashes = hashes_of(model, found[PROMPT], path, len(data))
@@ -127,7 +128,7 @@ class Straight:
             path=path[:MAX_PATH_CHARS],
             body_bytes=len(data),
             num_sequences=1 if is_one else num_sequences(members),
-            _max_tokens=max_tokens(members),
+            _max_tokens=members.max_tokens if has_one_limit else max_tokens(members),
             request_id=request_id_of(headers),
             session=session_of(headers, self._settings.session_header),
             arrived_at_s=head.arrived_at_s,

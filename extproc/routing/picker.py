@@ -111,7 +111,7 @@ class Picker:
             return None
         session, decides = self._session(request)
         own = session if decides and session in self._sessions else None
-        return request.model, request.subset, own, request.claim
+        return request.model, request.subset, own, request.claim, request.num_sequences
 
     def pick(
         self,

@@ -12,13 +12,13 @@ from extproc.address import is_in_subset
 from extproc.fleet.columns import Columns
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
-from extproc.phrases import FOR_POD, FOR_TURN
+from extproc.phrases import FOR_POD, FOR_ROOM, FOR_TURN
 from extproc.queue import HoldQueue, Reach, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.routing.models import Models
-from extproc.routing.picker import Picker
+from extproc.routing.picker import FULL_WAIT_S, Picker
 from extproc.types import (
     EndpointView,
     ModelCard,
@@ -34,6 +34,9 @@ OBJECTIVE_RATIO = 0.8
 """Part of an objective within which a held request counts as in time. The estimate of its remaining
 time leaves out the step that runs already, and the sharing of the engine.
 """
+
+SHARED_S = 10.0
+"""So long after a request of another tenant, pods are left to others than who overfills them."""
 
 _FOR_WANT_OF_ROOM = Reason.SATURATED, Reason.LATE
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
@@ -56,6 +59,8 @@ class Router:
     max_hold_s: float = 60.0
     routes: ModelRoutes = field(default_factory=ModelRoutes)
     models: Models = field(init=False, repr=False)
+    _tenant: str = field(default="", init=False, repr=False)  # of the last pick
+    _changed_s: float = field(default=-inf, init=False, repr=False)  # when it was another one
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
@@ -94,6 +99,7 @@ class Router:
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
+            self._note_tenant(known, now)
             self.catalog.picked(result, known.model)
         elif isinstance(result, Wait):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
@@ -284,6 +290,8 @@ class Router:
         """Choose among the endpoints; those whose slots are kept for other requests are full for
         it.
         """
+        if request.num_sequences > 1 and self._overfills(request, snapshot):
+            return Wait(snapshot.now + FULL_WAIT_S, FOR_ROOM)
         reservations = self.queue.reservations
         if not reservations.has_any:
             picked = self.picker.pick_row(columns, snapshot, request)
@@ -314,8 +322,30 @@ class Router:
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
         self.pool.flights.start(result, now=now)
+        self._note_tenant(known, now)
         self.catalog.picked(result, known.model)
         return result
+
+    def _note_tenant(self, request: RequestInfo, now: float) -> None:
+        tenant = request.claim.tenant
+        if tenant != self._tenant:
+            self._tenant, self._changed_s = tenant, now
+
+    def _overfills(self, request: RequestInfo, snapshot: Snapshot) -> bool:
+        """Return whether a request of more sequences than any pod has room for has to wait, as half
+        of the pods have more than they have room for, and other tenants have had requests lately.
+
+        The engine runs such a request's sequences in order of arrival, before all that come later.
+        """
+        is_own = request.claim.tenant == self._tenant
+        if is_own and snapshot.now - self._changed_s > SHARED_S:
+            return False
+        views = [view for view in snapshot.endpoints if view.is_ready and not view._has_flaw]
+        free = [self.pool.num_free(v) for v in views if v.has_registered(request.model)]
+        num_over = sum(each < 0 for each in free)
+        # One that nobody has waited in yet has no more room than the others.
+        most = max([each for each in free if each < inf], default=inf)
+        return bool(num_over) and most < request.num_sequences and 2 * num_over >= len(free) - 1
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
         """Return the time to its first token that a request needs at least, by estimate."""
