@@ -112,32 +112,24 @@ class Room:
         num_late = max(0, num_requests - self._num_seen - self._num_young)
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
-    def has_room(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
-        """Return whether it has room for one more; see `most` and `num_taken`."""
-        return self.num_taken(num_known, is_known=is_known) < self.most(max_in_flight)
-
-    def most(self, max_in_flight: int | None) -> float:
-        """Return for how many sequences it has room, infinite for not known.
+    def places(
+        self, num_known: int, max_in_flight: int | None, *, is_known: bool
+    ) -> tuple[float, int]:
+        """Return for how many sequences it has room, infinite for not known, and how many are
+        there.
 
         Args:
+            num_known: Unfinished sequences there, as far as routers know.
             max_in_flight: The limit that is configured, instead of a learned one; None for none.
-        """
-        if max_in_flight is not None:
-            return max_in_flight
-        if self.limit is None:
-            return inf
-        return self.limit + SPARE + min(self.limit, round(self._mean_late))
-
-    def num_taken(self, num_known: int, *, is_known: bool) -> int:
-        """Return how many sequences are there.
-
-        Args:
-            num_known: Unfinished ones, as far as routers know.
             is_known: The last report is trusted.
         """
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
-        return num_known
+        if max_in_flight is not None:
+            return max_in_flight, num_known
+        if self.limit is None:
+            return inf, num_known
+        return self.limit + SPARE + min(self.limit, round(self._mean_late)), num_known
 
     def _limit_to(self, num_running: int, now: float) -> None:
         self._waiting.append(num_running)

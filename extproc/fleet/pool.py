@@ -309,9 +309,8 @@ class Pool:
         """Return for how many sequences an endpoint of a snapshot has room, and how many are there:
         see `Room`."""
         tracked = self._tracked[view.address]
-        room, num_there = tracked.room, view.num_pending + view._num_foreign
-        most = room.most(tracked.traits.max_in_flight)
-        return most, room.num_taken(num_there, is_known=view.is_known)
+        num_there, most = view.num_pending + view._num_foreign, tracked.traits.max_in_flight
+        return tracked.room.places(num_there, most, is_known=view.is_known)
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""

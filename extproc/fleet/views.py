@@ -134,7 +134,8 @@ class Views:
         gpu_adapters, cpu_adapters = tracked.arrange()
         room, max_in_flight, has_room = tracked.room, tracked.traits.max_in_flight, True
         if room.limit is not None or max_in_flight is not None:
-            has_room = room.has_room(num_there, max_in_flight, is_known=is_known)
+            most, num_taken = room.places(num_there, max_in_flight, is_known=is_known)
+            has_room = num_taken < most
         view = tracked.view = _make(
             *facts,
             gpu_adapters,

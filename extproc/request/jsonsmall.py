@@ -28,7 +28,7 @@ _NOTHING = msgspec.Raw()
 
 class Members(msgspec.Struct, gc=False):
     """Narrow types, so that decoding stops at the first byte of a huge list for a name; then the
-    prompt's parts, `steering.FIELDS`, and further lists of prompts, as they stand in the body."""
+    prompt's parts, and `steering.FIELDS`, as they stand in the body."""
 
     model: str | None = None
     previous_response_id: str | None = None
@@ -55,6 +55,11 @@ class Members(msgspec.Struct, gc=False):
     routed_dp_rank: msgspec.Raw = _NOTHING
     data_parallel_rank: msgspec.Raw = _NOTHING
     disagg_prefill_dp_rank: msgspec.Raw = _NOTHING
+
+
+class AllMembers(Members, gc=False):
+    """With further lists of prompts, which no chat has."""
+
     prompt_embeds: msgspec.Raw = _NOTHING
     documents: msgspec.Raw = _NOTHING
     queries: msgspec.Raw = _NOTHING
@@ -66,16 +71,17 @@ class Members(msgspec.Struct, gc=False):
 PROMPT = slice(8, 15)
 STEERING = slice(15, 25)
 _LISTS = slice(25, None)
-"""Of the fields of `Members`."""
+"""Of the fields of `AllMembers`."""
 NO_STEERING = (_NOTHING,) * len(FIELDS)
-_NO_LISTS = (_NOTHING,) * len(Members.__struct_fields__[_LISTS])
-LISTS = ("messages", "prompt", "input", *Members.__struct_fields__[_LISTS])
+_NO_LISTS = (_NOTHING,) * len(AllMembers.__struct_fields__[_LISTS])
+LISTS = ("messages", "prompt", "input", *AllMembers.__struct_fields__[_LISTS])
 """Fields that may have a list of prompts: of completions, embeddings, a batch of chats, scores."""
 NUMBERS = Members.__struct_fields__[2:7]
 _MANY = re.compile(rb'\[[ \t\n\r]*["[]')
 """Begins a list of prompts. A list of numbers is one prompt, and so is one of objects: a chat."""
 
-_decode = msgspec.json.Decoder(Members).decode
+_decode = msgspec.json.Decoder(AllMembers).decode
+_decode_chat = msgspec.json.Decoder(Members).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -90,8 +96,11 @@ def is_cut_off(data: bytes) -> bool:
     return False
 
 
-def read_members(data: bytes | memoryview) -> Members | None:
+def read_members(data: bytes | memoryview, *, is_chat: bool = False) -> Members | None:
     """Return what a body has, or None where Python may read it otherwise.
+
+    Args:
+        is_chat: Its path takes one prompt: `Members` are enough.
 
     Raises:
         RequestError: 400, Python would refuse it as well.
@@ -99,7 +108,7 @@ def read_members(data: bytes | memoryview) -> Members | None:
     if not bytes(data[-2:]).endswith((b"}", b"}\n")):
         return None
     try:
-        return _decode(data)
+        return _decode_chat(data) if is_chat else _decode(data)
     except msgspec.ValidationError:  # another type: the last one may be a string
         return None
     except msgspec.DecodeError as error:
@@ -129,10 +138,7 @@ def sequences(num_prompts: int, n: int | None, best_of: int | None) -> int:
 
 def max_tokens(members: Members) -> int | None:
     """Return the most tokens of an answer by a body, None where it says nothing."""
-    own = members.max_tokens
-    if own is None or members.max_completion_tokens is not None:
-        own = members.max_completion_tokens or members.max_output_tokens or own
-    return own
+    return members.max_completion_tokens or members.max_tokens or members.max_output_tokens
 
 
 def _num_prompts(value: msgspec.Raw) -> int:

@@ -26,7 +26,6 @@ from extproc.request.jsonsmall import (
     PROMPT,
     SMALL_BYTES,
     STEERING,
-    max_tokens,
     num_sequences,
     read_members,
 )
@@ -108,7 +107,8 @@ class Straight:
         if len(data) > self._max_bytes:
             return None
         try:
-            members = read_members(data)
+            is_chat = head.route.path in ONE_PROMPT_PATHS
+            members = read_members(data, is_chat=is_chat)
             if members is None or members.previous_response_id is not None:
                 return None
             model = check_model(members.model)
@@ -118,8 +118,7 @@ class Straight:
         found = astuple(members)
         if found[STEERING] != NO_STEERING:
             return None
-        is_one = members.n is None and members.best_of is None and path in ONE_PROMPT_PATHS
-        has_one_limit = members.max_completion_tokens is None and members.max_tokens is not None
+        is_one = is_chat and members.n is None and members.best_of is None
         hashes: tuple[int, ...] = ()
         if parts.router.uses_cached_bytes:
             hashes = hashes_of(model, found[PROMPT], path, len(data))
@@ -128,7 +127,9 @@ class Straight:
             path=path[:MAX_PATH_CHARS],
             body_bytes=len(data),
             num_sequences=1 if is_one else num_sequences(members),
-            _max_tokens=members.max_tokens if has_one_limit else max_tokens(members),
+            _max_tokens=members.max_completion_tokens
+            or members.max_tokens
+            or members.max_output_tokens,
             request_id=request_id_of(headers),
             session=session_of(headers, self._settings.session_header),
             arrived_at_s=head.arrived_at_s,

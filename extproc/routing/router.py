@@ -99,7 +99,9 @@ class Router:
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
-            self._note_tenant(known, now)
+            tenant = known.claim.tenant
+            if tenant != self._tenant:
+                self._tenant, self._changed_s = tenant, now
             self.catalog.picked(result, known.model)
         elif isinstance(result, Wait):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
@@ -322,14 +324,10 @@ class Router:
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
         self.pool.flights.start(result, now=now)
-        self._note_tenant(known, now)
+        if known.claim.tenant != self._tenant:
+            self._tenant, self._changed_s = known.claim.tenant, now
         self.catalog.picked(result, known.model)
         return result
-
-    def _note_tenant(self, request: RequestInfo, now: float) -> None:
-        tenant = request.claim.tenant
-        if tenant != self._tenant:
-            self._tenant, self._changed_s = tenant, now
 
     def _overfills(self, request: RequestInfo, snapshot: Snapshot) -> bool:
         """Return whether a request of more sequences than any pod has room for has to wait, as half
