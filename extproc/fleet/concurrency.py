@@ -113,26 +113,31 @@ class Room:
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def has_room(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
-        """Return whether it has room for one more; see `num_free`."""
-        return self.num_free(num_known, max_in_flight, is_known=is_known) > 0
+        """Return whether it has room for one more; see `most` and `num_taken`."""
+        return self.num_taken(num_known, is_known=is_known) < self.most(max_in_flight)
 
-    def num_free(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> float:
-        """Return for how many more sequences it has room: infinite for not known, below 0 for more
-        than it has room for.
+    def most(self, max_in_flight: int | None) -> float:
+        """Return for how many sequences it has room, infinite for not known.
 
         Args:
-            num_known: Unfinished sequences there, as far as routers know.
             max_in_flight: The limit that is configured, instead of a learned one; None for none.
+        """
+        if max_in_flight is not None:
+            return max_in_flight
+        if self.limit is None:
+            return inf
+        return self.limit + SPARE + min(self.limit, round(self._mean_late))
+
+    def num_taken(self, num_known: int, *, is_known: bool) -> int:
+        """Return how many sequences are there.
+
+        Args:
+            num_known: Unfinished ones, as far as routers know.
             is_known: The last report is trusted.
         """
-        most = max_in_flight
-        if most is None:
-            if self.limit is None:
-                return inf
-            most = self.limit + SPARE + min(self.limit, round(self._mean_late))
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
-        return most - num_known
+        return num_known
 
     def _limit_to(self, num_running: int, now: float) -> None:
         self._waiting.append(num_running)

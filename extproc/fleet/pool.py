@@ -305,11 +305,13 @@ class Pool:
 
     # --- state ------------------------------------------------------------------------------
 
-    def num_free(self, view: EndpointView) -> float:
-        """Return for how many more sequences an endpoint of a snapshot has room, as `Room` does."""
+    def places(self, view: EndpointView) -> tuple[float, int]:
+        """Return for how many sequences an endpoint of a snapshot has room, and how many are there:
+        see `Room`."""
         tracked = self._tracked[view.address]
-        num_there, most = view.num_pending + view._num_foreign, tracked.traits.max_in_flight
-        return tracked.room.num_free(num_there, most, is_known=view.is_known)
+        room, num_there = tracked.room, view.num_pending + view._num_foreign
+        most = room.most(tracked.traits.max_in_flight)
+        return most, room.num_taken(num_there, is_known=view.is_known)
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""

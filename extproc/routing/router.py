@@ -341,11 +341,12 @@ class Router:
         if is_own and snapshot.now - self._changed_s > SHARED_S:
             return False
         views = [view for view in snapshot.endpoints if view.is_ready and not view._has_flaw]
-        free = [self.pool.num_free(v) for v in views if v.has_registered(request.model)]
+        places = [self.pool.places(v) for v in views if v.has_registered(request.model)]
+        # One in which nobody has waited yet has no more room than others.
+        known = max([most for most, _ in places if most < inf], default=inf)
+        free = [min(most, known) - num for most, num in places]
         num_over = sum(each < 0 for each in free)
-        # One that nobody has waited in yet has no more room than the others.
-        most = max([each for each in free if each < inf], default=inf)
-        return bool(num_over) and most < request.num_sequences and 2 * num_over >= len(free) - 1
+        return num_over > 0 and max(free) < request.num_sequences and 2 * num_over >= len(free) - 1
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
         """Return the time to its first token that a request needs at least, by estimate."""

@@ -114,4 +114,9 @@ def test_a_pod_whose_room_is_not_known_is_left_to_others_too() -> None:
         made.pool.record_report(first.address, loaded, taken_at_s=0.1 * tick)
 
     assert isinstance(ask(made, "greedy", 30, now=0.4), Ticket)
-    assert routed(ask(made, "modest", now=0.4)).address != first.address
+    other = routed(ask(made, "modest", now=0.4))
+    assert other.address != first.address
+    # Nor do all that wait for it go where the first one went.
+    made.pool.flights.finish(first.id, now=5.0)
+    made.pool.record_report(first.address, report(generated_tokens=1_000), taken_at_s=5.1)
+    assert num_of(made, "greedy", 30, now=5.2) <= 1
