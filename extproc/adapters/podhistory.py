@@ -190,7 +190,10 @@ class Pod:
         self.full_since_s = min(self.full_since_s, now) if is_full else inf
         changed: set[str] = set()
         if self.listed is not names:
-            moved = [name for name, root in self.listed.items() if names.get(name, root) != root]
+            listed = self.listed
+            moved = [
+                name for name, root in names.items() if name in listed and listed[name] != root
+            ]
             changed = (names.keys() ^ self.listed.keys()).union(moved)
         if self.is_usable is not was_usable:
             changed |= self.listed.keys()

@@ -320,7 +320,7 @@ class Store:
                 self._rest_until_s = asyncio.get_running_loop().time() + rest_s
 
     async def _look(self) -> None:
-        self._num_seen = self._num_written
+        num_written = self._num_written
         try:
             contents = await self._medium.read()
         except StoreError as error:
@@ -331,6 +331,7 @@ class Store:
             self._on_read()
             await self._take(contents)
             self._report(set(self.problems.values()))
+        self._num_seen = num_written  # not before: who asks need not wait for it
 
     async def _take(self, contents: Mapping[str, bytes | StoreError]) -> None:
         is_same = contents is self._read and not self._is_doubted
