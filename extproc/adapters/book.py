@@ -49,7 +49,7 @@ class Book:
     def __init__(self, settings: AdapterSettings | None = None) -> None:
         self.settings = settings or AdapterSettings()
         self.next_s = inf
-        self.fleet = Fleet()
+        self.fleet = Fleet(self.declared_of)
         self.wanted = Wanted()
         self.kept: dict[str, Kept] = {}
         self.deleted: dict[str, Deleted] = {}
@@ -102,13 +102,20 @@ class Book:
         for name in before.keys() - self.kept.keys():
             self.deleted[name] = Deleted(before[name], until_s)
             self.fleet.attempts.forget_name(before[name].served)
-        for each in deleted:
-            if each.name not in self.kept:
-                self.deleted.setdefault(each.name, Deleted(Kept(each), until_s))
+        self.delete(deleted, now=now)
         for names in (self.open, self.unproven, self.refused, self.surplus):
             names.intersection_update(self.kept)
         self.num_by_state = Counter([kept.state for kept in self.kept.values()])
         self.is_regrouped, self.next_s = True, now
+
+    def delete(self, deleted: Iterable[Declaration], *, now: float) -> None:
+        """Take what was declared earlier, and is not now."""
+        until_s = now + self.settings.load_s + self.settings.verify_s
+        for each in deleted:
+            if each.name not in self.kept and each.name not in self.deleted:
+                self.deleted[each.name] = Deleted(Kept(each), until_s)
+                self.fleet.follow(each.name)
+                self.is_regrouped, self.next_s = True, now
 
     def _take(self, declaration: Declaration, before: Mapping[str, Kept]) -> Kept:
         """Return what is known of an adapter, by its declaration of now."""
@@ -119,7 +126,8 @@ class Book:
             self.later[name] = None
         if kept is None:
             kept = Kept(declaration)
-        if kept.declaration != declaration:
+            self.fleet.follow(name)
+        if kept.declaration is not declaration and kept.declaration != declaration:
             self.fleet.attempts.forget_name(kept.served)
             kept.edit(declaration)
             self.fleet.attempts.forget_name(kept.served)

@@ -295,7 +295,8 @@ class Names:
     def add(self, name: str) -> None:
         """Take one more."""
         self._names.add(name)
-        self._longer.setdefault(_family_of(name), name)
+        if family := _family_of(name):
+            self._longer.setdefault(family, name)
 
     def why_not(self, name: str) -> str:
         """Return why a name cannot be declared beside the present names, for people; "" if it
@@ -312,5 +313,7 @@ class Names:
 
 def _family_of(name: str) -> str:
     """Return the name that this one would be a version of; "" for none."""
+    if "@" not in name:  # as most
+        return ""
     family, _, version = name.rpartition("@")
     return family if version else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.adapters.podhistory import Pod
 from extproc.adapters.states import (
@@ -25,6 +26,11 @@ SHARED_PAUSE_S = 15.0
 """The longest pause where several adapters in a row time out or do not show on a pod. The trouble
 is the pod's then, and none of them should rest for long once that is over.
 """
+
+
+LONG_LIST = 2_000
+"""Adapters in a pod's list: of new lists that are longer, one is read in one go, which takes up to
+5 ms with as many names as a list may have."""
 
 
 class Attempt(Struct):
@@ -157,12 +163,20 @@ class Fleet:
     """The pods, and the calls to them.
 
     Attributes:
-        pods_of: Addresses by served name: those that list it, up or not.
-        changed: Served names whose pods or attempts have changed; for the caller to clear.
+        pods_of: Addresses by served name: those that list it, up or not. Names that cannot be of
+            an adapter that was ever declared are left out.
+        changed: Those of them whose pods or attempts have changed; for the caller to clear.
+        is_behind: A new list is to be read at the next look.
+
+    Args:
+        select: Returns those of some served names that may be of a declared adapter, or of one that
+            was.
         is_reshaped: Pods came, went, or can do something else; likewise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, select: Callable[[Iterable[str]], list[str]]) -> None:
+        self._select = select
+        self.is_behind = False
         self.pods: dict[str, Pod] = {}
         self.pods_of: dict[str, set[str]] = {}
         self.attempts = Attempts()
@@ -210,9 +224,21 @@ class Fleet:
     def see(self, states: Iterable[PodState], *, settings: AdapterSettings, now: float) -> None:
         """Take what is known of all pods now."""
         before, self.pods = self.pods, {}
+        late: list[tuple[Pod, PodState]] = []
         for state in states:
             pod = before.get(state.address) or Pod(state.address)
             self.pods[state.address] = pod
+            if pod.has_long_news(state, LONG_LIST):
+                late.append((pod, state))
+            else:
+                self._see(pod, state, settings=settings, now=now)
+        # The one that waits longest comes first.
+        late.sort(key=lambda each: each[0].state.listed_at_s)
+        self.is_behind = len(late) > 1
+        for number, (pod, state) in enumerate(late):
+            if number:
+                old = pod.state
+                state = replace(state, models=old.models, listed_at_s=old.listed_at_s)
             self._see(pod, state, settings=settings, now=now)
         for address in before.keys() - self.pods.keys():
             self._unlist(address, before[address].listed)
@@ -227,9 +253,9 @@ class Fleet:
         seen = pod.see(state, now=now)
         if pod.listed is not names:
             self._unlist(address, names.keys() - pod.listed.keys())
-            for name in pod.listed.keys() - names.keys():
+            for name in self._select(pod.listed.keys() - names.keys()):
                 self.pods_of.setdefault(name, set()).add(address)
-        self.changed |= seen.changed
+        self.changed.update(self._select(seen.changed))
         if seen.is_restarted:
             self.changed.update(self.attempts.forget_pod(address))
         elif seen.is_back:
@@ -261,8 +287,15 @@ class Fleet:
             del pod.verifying[name]
             self.changed.add(name)
 
+    def follow(self, name: str) -> None:
+        """Take a name that is declared, and was not."""
+        pods = {address for address, pod in self.pods.items() if name in pod.listed}
+        if pods:
+            self.pods_of[name] = pods
+            self.changed.add(name)
+
     def _unlist(self, address: str, names: Iterable[str]) -> None:
-        for name in names:
+        for name in [name for name in names if name in self.pods_of]:
             self.changed.add(name)
             pods = self.pods_of[name]
             pods.discard(address)

@@ -156,15 +156,24 @@ class Pod:
         root, has_effect = self._effects.get(name, ("", None))
         return has_effect if root == self.listed.get(name, "") else None
 
+    def has_long_news(self, state: PodState, most: int) -> bool:
+        """Return whether what is known now has a new list of more than so many models, of the same
+        process."""
+        models = state.models
+        is_new = models is not None and models is not self._models and self.is_known
+        return is_new and len(models or ()) > most and not self._is_other(state)
+
+    def _is_other(self, state: PodState) -> bool:
+        return _is_restart(self.state.process, state.process)
+
     def without_effect(self) -> list[str]:
         """Return the names under which it has what has no effect there."""
         return [name for name in self._effects if self.effect(name) is False]
 
     def see(self, state: PodState, *, now: float) -> Seen:
         """Take what is known now."""
-        before, was_usable, names = self.state, self.is_usable, self.listed
+        was_usable, names, is_restarted = self.is_usable, self.listed, self._is_other(state)
         self.state = state
-        is_restarted = _is_restart(before.process, state.process)
         if is_restarted:
             self._forget()
         left: list[str] = []
@@ -181,7 +190,11 @@ class Pod:
         self.full_since_s = min(self.full_since_s, now) if is_full else inf
         changed: set[str] = set()
         if self.listed is not names:
-            changed = {name for name, _ in names.items() ^ self.listed.items()}
+            listed = self.listed
+            moved = [
+                name for name, root in names.items() if name in listed and listed[name] != root
+            ]
+            changed = (names.keys() ^ self.listed.keys()).union(moved)
         if self.is_usable is not was_usable:
             changed |= self.listed.keys()
         return Seen(changed, left, lied, is_restarted, self.is_usable and not was_usable)
@@ -207,12 +220,14 @@ class Pod:
         bases = {
             each for card in models.values() if card.parent is None for each in (card.id, card.root)
         }
-        lost = self.listed.keys() - listed.keys() - {self.leaving}
-        is_restarted = bool(lost) and self.state.process is None
+        lost = self.listed.keys() - listed.keys()
+        is_restarted = bool(lost - {self.leaving}) and self.state.process is None
         if is_restarted:
             self.epoch += 1
             self._forget_calls()
-        self.since = {name: self.since.get(name, now) for name in listed}
+        for name in self.since.keys() - listed.keys():
+            del self.since[name]
+        self.since |= dict.fromkeys(listed.keys() - self.since.keys(), now)
         if not self.state.is_resolver:  # what comes back may be another one
             self._effects = {name: each for name, each in self._effects.items() if name in listed}
         if listed != self.listed:

@@ -126,6 +126,7 @@ class HoldQueue:
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
         self._sweep.note(ticket)
+        self._sweep.came(ticket.arrived_at_s)
         if ticket.reason == FOR_SLOT:
             self._sweep.begin_hold(ticket, reach, now)
             self._note(now)
@@ -141,6 +142,7 @@ class HoldQueue:
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets, held before or not, for its tenant."""
+        self._sweep.came(request.arrived_at_s)
         self._plan.charge(request)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:

@@ -11,7 +11,7 @@ second, or where free room can be for no other request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from math import inf
 
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_SLOT, FOR_TURN
@@ -33,6 +33,8 @@ connections at once than they can accept.
 """
 BACK_LOOK_S = 1.0
 """From one look at a request that has stepped back to the next, give or take a half."""
+QUIET_S = 0.25
+"""After the newest request: no further one is waited for."""
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
 Settle = Callable[[Ticket, Pick | Rejection, float], None]
 _Flow = tuple[int, str]  # its priority and its name
@@ -52,7 +54,7 @@ class Sweep:
 
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
         self._settings = settings
-        self.next_s = inf
+        self.next_s, self._newest_s = inf, -inf
         self.reservations = Reservations(settings, served)
         self._precedence, self._reach = Precedence(served), Reach()
         self.elsewhere = Elsewhere()
@@ -77,10 +79,14 @@ class Sweep:
         late_s = ticket.late_s if ticket.is_refusable else inf
         self.next_s = min(self.next_s, ticket.look_s, late_s)
 
+    def came(self, arrived_at_s: float) -> None:
+        """Count a request, held or not."""
+        self._newest_s = max(self._newest_s, arrived_at_s)
+
     def go(
         self,
         tickets: Iterable[Ticket],
-        back: Collection[Ticket],
+        back: Sequence[Ticket],
         look: Look,
         settle: Settle,
         *,
@@ -98,8 +104,9 @@ class Sweep:
             reach: Of requests, as things are now.
         """
         before, self._back = self._back, set(back)
-        for ticket in self._back.difference(before):
-            ticket.look_s = self._back_look_s(now)
+        for ticket in back:
+            if ticket not in before:
+                ticket.look_s = self._back_look_s(now)
         num_again = MAX_LOOKS // 2 if is_freed else 0
         vain = dict[object, float]()
         self.next_s, num_sent = inf, 0
@@ -116,7 +123,7 @@ class Sweep:
             urgent = self._note_urgent(ticket)
             adapter = self._adapter(ticket)
             is_back = now < ticket.look_s and ticket in self._back
-            if is_back and not (is_freed and self._is_for_anybody(ticket)):
+            if is_back and not (is_freed and self._is_for_anybody(ticket, now)):
                 self.note(ticket)
                 continue
             kind, is_again = _kind(ticket), len(vain) < num_again
@@ -216,10 +223,11 @@ class Sweep:
         if adapter is not None:
             self.reservations.drop(adapter)
 
-    def _is_for_anybody(self, ticket: Ticket) -> bool:
+    def _is_for_anybody(self, ticket: Ticket, now: float) -> bool:
         """Return whether room that was freed is also for those that have stepped back: without
         newcomers, that of a full endpoint would stay empty, and so would an idle one."""
-        return ticket.reason == FOR_ROOM or self._reach.has_idle(ticket.request)
+        is_quiet = now >= self._newest_s + QUIET_S
+        return is_quiet or ticket.reason == FOR_ROOM or self._reach.has_idle(ticket.request)
 
     def _in_rounds(self, tickets: Iterable[Ticket], passed_over: list[Ticket]) -> Iterator[Ticket]:
         """Yield the tickets, and those that were passed over again, until there are none."""

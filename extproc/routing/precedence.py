@@ -13,12 +13,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
+from itertools import chain
 
 from msgspec import Struct
 
 from extproc.adapters.declared import Declaration, Names
+from extproc.openai import NAMES_A_PASS, last
 from extproc.phrases import listed
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.rewrites import Rule
@@ -87,6 +89,9 @@ class Merged(Struct, frozen=True):
     lost: Mapping[str, Loss]
 
 
+NOTHING = Merged({}, (), (), {})
+
+
 def merge(
     *,
     configured: Iterable[Offer] = (),
@@ -106,10 +111,34 @@ def merge(
         aliased: Those of them that it rewrites.
         aliases: Priorities of the names that a store's rules rewrite.
     """
+    return last(
+        make_merge(
+            configured=configured,
+            routes=routes,
+            rewrites=rewrites,
+            routed=routed,
+            aliased=aliased,
+            aliases=aliases,
+        )
+    )
+
+
+def make_merge(
+    *,
+    configured: Iterable[Offer],
+    routes: Iterable[Offer],
+    rewrites: Iterable[RuleSet],
+    routed: Collection[str],
+    aliased: Collection[str],
+    aliases: Iterable[ModelRoute],
+) -> Iterator[Merged]:
+    """Yield what `merge` returns, and before that an empty one after each pass."""
     offers: dict[str, Offer] = {}
     names = Names()
     lost: dict[str, Loss] = {}
-    for offer in (*configured, *routes):
+    for number, offer in enumerate(chain(configured, routes), start=1):
+        if number % NAMES_A_PASS == 0:
+            yield NOTHING
         name, origin = offer.declaration.name, offer.declaration.origin
         if name in offers:
             owner = offers[name].declaration.origin
@@ -123,16 +152,21 @@ def merge(
         if offer.route is not None and name in routed:
             why = f"priority and objectives of {name}: those of the configured route count"
             lost[origin] = Loss(is_whole=False, why=why)
+    yield NOTHING
     declared = {name: each.declaration.origin for name, each in offers.items()}
     ranked = _Ranked(declared, aliased)
-    for each in rewrites:
+    for number, each in enumerate(rewrites, start=1):
+        if number % NAMES_A_PASS == 0:
+            yield NOTHING
         if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
             why = f"other objects decide for {listed(whys, MAX_TOLD)}"
             lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=why)
     claims = [each.route for each in offers.values() if each.route is not None]
-    others = [each for each in aliases if not offers.keys() & each.models]
-    kept = (each for each in (*claims, *others) if not set(each.models) & set(routed))
-    return Merged(offers, tuple(kept), ranked.rules, lost)
+    others = [each for each in aliases if offers.keys().isdisjoint(each.models)]
+    yield NOTHING
+    own = frozenset(routed)
+    kept = tuple([each for each in (*claims, *others) if own.isdisjoint(each.models)])
+    yield Merged(offers, kept, ranked.rules, lost)
 
 
 class _Ranked:
@@ -159,7 +193,8 @@ class _Ranked:
         if not rule.models:
             self._generic = rule, origin
         elif kept:
-            self._exact.append(Rule(rule.name, kept, rule.targets))
+            is_whole = len(kept) == len(rule.models)
+            self._exact.append(rule if is_whole else Rule(rule.name, kept, rule.targets))
             self._owners |= dict.fromkeys(kept, origin)
         else:
             return whys

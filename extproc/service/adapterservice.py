@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import to_builtins
 
@@ -17,9 +19,10 @@ from extproc.config import Config
 from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.observe.telemetry import Telemetry
+from extproc.openai import NAMES_A_PASS
 from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
-from extproc.routing.precedence import Loss, Merged, Offer, RuleSet, merge
+from extproc.routing.precedence import NOTHING, Loss, Merged, Offer, RuleSet, make_merge
 from extproc.routing.rewrites import Rule
 from extproc.service.adapterstore import StoreRunner
 from extproc.service.clocks import Clocks
@@ -33,16 +36,30 @@ NOT_PRIVATE = (
 )
 
 
+class _Made(NamedTuple):
+    """What follows from a declaration of a store, kept as long as that is the same."""
+
+    declaration: Declaration
+    offer: Offer | None = None
+    rules: RuleSet | None = None
+    route: ModelRoute | None = None
+
+
 class Declaring:
     """Merges what the configuration, a store and a cluster declare.
 
     Args:
         config: Checked configuration.
         on_merged: Called with what counts, at first and at each change; and with the names of
-            adapters whose declarations are there and cannot be used.
+            adapters whose declarations are there and cannot be used. Others may run between its
+            passes, if it returns some; what is left of them is not made once more has changed.
     """
 
-    def __init__(self, config: Config, on_merged: Callable[[Merged, frozenset[str]], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        on_merged: Callable[[Merged, frozenset[str]], Iterable[None] | None],
+    ) -> None:
         self._on_merged = on_merged
         self._take(config)
         self._stored: Sequence[Declaration] = ()
@@ -51,6 +68,8 @@ class Declaring:
         self._rules: Sequence[RuleSet] = ()
         self._offered: Mapping[str, Offer] = {}
         self._users: Users | None = None  # of what is offered, once somebody asks
+        self._num_merges = 0
+        self._made: Mapping[str, _Made] = {}  # of what a store has
 
     def why_not(self, declaration: Declaration) -> str:
         """Return why what is declared over HTTP would not count; "" if it would.
@@ -92,10 +111,10 @@ class Declaring:
         self._take(config)
         self.merge()
 
-    def store(self, declarations: Sequence[Declaration]) -> None:
-        """Take all that a store has."""
+    def store(self, declarations: Sequence[Declaration]) -> Iterator[None]:
+        """Take all that a store has, in passes; others may run between them."""
         self._stored = declarations
-        self.merge()
+        return self._make()
 
     def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
         """Take all LLMRoutes of a cluster."""
@@ -110,18 +129,40 @@ class Declaring:
 
     def merge(self) -> None:
         """Hand on what counts."""
-        adapters = [each for each in self._stored if not each.is_alias]
-        aliases = [each for each in self._stored if each.is_alias]
-        merged = merge(
-            configured=[_offer(each) for each in (*self._own, *adapters)],
+        deque(self._make(), maxlen=0)
+
+    def _make(self) -> Iterator[None]:
+        """Hand on what counts, in passes, unless more changes before the last one."""
+        self._num_merges = number = self._num_merges + 1
+        merged = NOTHING
+        for each in self._merge():
+            merged = each
+            yield
+            if self._num_merges != number:
+                return
+        self._offered, self._users = merged.offers, None
+        for _ in self._on_merged(merged, self._withheld - merged.offers.keys()) or ():
+            yield
+            if self._num_merges != number:
+                return
+
+    def _merge(self) -> Iterator[Merged]:
+        before, made = self._made, dict[str, _Made]()
+        for number, each in enumerate(self._stored, start=1):
+            if number % NAMES_A_PASS == 0:
+                yield NOTHING
+            found = before.get(each.name)
+            made[each.name] = found if found and found.declaration is each else _made(each)
+        self._made = made
+        stored = made.values()
+        yield from make_merge(
+            configured=chain(map(_offer, self._own), (e.offer for e in stored if e.offer)),
             routes=self._offers,
-            rewrites=[*map(_alias, aliases), *self._rules],
+            rewrites=chain((each.rules for each in stored if each.rules), self._rules),
             routed={model for route in self._config.routes for model in route.models},
             aliased=self._aliased,
-            aliases=[route for route in map(_route, aliases) if route is not None],
+            aliases=(each.route for each in stored if each.rules and each.route),
         )
-        self._offered, self._users = merged.offers, None
-        self._on_merged(merged, self._withheld - merged.offers.keys())
 
     def _take(self, config: Config) -> None:
         """Keep a configuration, and what it declares itself."""
@@ -139,6 +180,12 @@ class Declaring:
 def _offer(declaration: Declaration) -> Offer:
     terms = declaration.terms
     return Offer(declaration, tenants=terms.tenants, route=_route(declaration))
+
+
+def _made(declaration: Declaration) -> _Made:
+    if not declaration.is_alias:
+        return _Made(declaration, _offer(declaration))
+    return _Made(declaration, None, _alias(declaration), _route(declaration))
 
 
 def _alias(declaration: Declaration) -> RuleSet:
@@ -301,19 +348,21 @@ class AdapterService:
             tasks.create_task(self.loading.run())
             tasks.create_task(self._keeping.run())
 
-    def _on_merged(self, merged: Merged, withheld: frozenset[str]) -> None:
+    def _on_merged(self, merged: Merged, withheld: frozenset[str]) -> Iterator[None]:
         self._lost = merged.lost
         self._catalog.withhold(withheld)
         self._routing.declare(merged.routes, merged.rules)
-        self.loading.declare(merged.offers)
+        yield
+        yield from self.loading.declare(merged.offers)
         self._news = None  # an object that is new may have lost nothing
         self._tell()
 
     def _on_stored(
         self, declarations: Sequence[Declaration], deleted: Sequence[Declaration]
-    ) -> None:
+    ) -> Iterator[None]:
         self.loading.set_deleted(deleted)
-        self.declaring.store(declarations)
+        yield
+        yield from self.declaring.store(declarations)
 
     async def _on_ticked(self, forgotten: Sequence[str]) -> None:
         self._tell()

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 RENEWALS = 3
 """Of a lease while it lasts: two may fail."""
+OnStored = Callable[[Sequence[Declaration], Sequence[Declaration]], Iterable[None] | None]
+
 MAX_TOLD = 3
 """Contents of the store that cannot be used and are reported; the log has all."""
 
@@ -33,6 +35,7 @@ class StoreRunner:
         config: Checked configuration.
         holder: Of the lease: this router.
         on_stored: Called with what is declared, and with what was deleted and may still be loaded.
+            Others run between its passes, if it returns some.
         status: Returns how a declared adapter is, for those who ask over HTTP.
         wait_until_ready: Returns whether enough pods have an adapter within so many seconds.
         why_not: Returns why a name that is declared there would not count.
@@ -48,7 +51,7 @@ class StoreRunner:
         config: AdaptersConfig,
         *,
         holder: str,
-        on_stored: Callable[[Sequence[Declaration], Sequence[Declaration]], None],
+        on_stored: OnStored,
         status: Status,
         wait_until_ready: Wait,
         why_not: WhyNot,
@@ -173,7 +176,7 @@ class StoreRunner:
         what = "the last contents stay in force" if store.is_known else "nothing has been read yet"
         log.warning("adapters.store: %s: %s", message, what)
 
-    def _on_entries(self, entries: Mapping[str, Stored]) -> None:
+    def _on_entries(self, entries: Mapping[str, Stored]) -> Iterable[None] | None:
         kept = [each.declaration for each in entries.values() if not each.is_deleted]
         deleted = [each.declaration for each in entries.values() if each.is_deleted]
-        self._on_stored(kept, deleted)
+        return self._on_stored(kept, deleted)

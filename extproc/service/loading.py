@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -113,16 +113,18 @@ class Adapters:
         self.planner.configure(configured.adapter_settings(config))
         self._catalog.configure(configured.catalog_settings(config))
 
-    def declare(self, offers: Mapping[str, Offer]) -> None:
-        """Replace all that is declared, by the name that clients write."""
+    def declare(self, offers: Mapping[str, Offer]) -> Iterator[None]:
+        """Replace all that is declared, by the name that clients write, in passes."""
         if offers == self._offers:
             return
         self._offers = offers
         declarations = self._declarations()
         self._pools = {each.pools for each in declarations}
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
+        yield
         self._calls.set_sources(each.source for each in declarations)
         self.peers.declare(declarations)
+        yield
         self._show()
         self.look()
 
@@ -130,8 +132,7 @@ class Adapters:
         """Replace what was declared once, as far as it is remembered elsewhere."""
         if deleted != self._deleted:
             self._deleted = deleted
-            self.planner.declare(self._declarations(), deleted=deleted, now=self._clock())
-            self._show()
+            self.planner.delete(deleted, now=self._clock())
             self.look()
 
     async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
@@ -238,6 +239,8 @@ class Adapters:
             tasks.create_task(self._carry_out(action))
         if is_new:
             queue.freed(now)
+        if self.planner.fleet.is_behind:
+            self.look()
         for ticked in self._waiting:
             ticked.set()
         return self.planner.forgotten(now=now)

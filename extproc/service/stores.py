@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from extproc.adapters.changes import WhyNot
 from extproc.adapters.registration import Registration, Status, Wait
 from extproc.adapters.scope import Known
-from extproc.adapters.stores.content import Medium, Stored
+from extproc.adapters.stores.content import Medium
 from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.sqlite import Sqlite
-from extproc.adapters.stores.store import Store
+from extproc.adapters.stores.store import OnEntries, Store
 from extproc.adapters.tokens import Tokens, read_tokens
 from extproc.config import Config
 from extproc.config.adapters import RedisStoreConfig, RegistrationConfig, StoreConfig
@@ -25,7 +25,7 @@ def make_store(
     config: StoreConfig,
     *,
     clock: Callable[[], float],
-    on_entries: Callable[[Mapping[str, Stored]], None] = lambda entries: None,
+    on_entries: OnEntries = lambda entries: None,
     on_failure: Callable[[str], None] = lambda message: None,
     on_recovery: Callable[[], None] = lambda: None,
     on_read: Callable[[], None] = lambda: None,

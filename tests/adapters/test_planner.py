@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import inf
 
 import pytest
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.judging import MAX_JUDGED
+from extproc.adapters.ledger import LONG_LIST
 from extproc.adapters.placement import Capacity
 from extproc.adapters.planner import Planner
 from extproc.adapters.states import (
@@ -730,3 +732,62 @@ def test_what_pods_list_beyond_their_places_moves_no_adapter() -> None:
     assert before == after == [[Capacity(ONE, None, 0)]]
     assert [one is two for one, two in zip(before, after, strict=True)] == [True]
     assert last == [[Capacity(ONE, None, 1)]]
+
+
+def _listing(begin: int, num: int, *more: str) -> dict[str, ModelCard]:
+    names = [*(f"foreign-{begin + number}" for number in range(num)), *more]
+    return {BASE: ModelCard(BASE), **{name: ModelCard(name, BASE, "/a") for name in names}}
+
+
+def test_of_long_new_lists_one_is_read_in_a_go_and_all_of_them_in_the_end() -> None:
+    planner, own = Planner(), Declaration("own", "/a")
+    planner.declare([own], now=0.0)
+    lists = {f"10.0.0.{number}:8000": _listing(0, LONG_LIST) for number in range(3)}
+    planner.tick([PodState(a, models=m, listed_at_s=0.0) for a, m in lists.items()], {}, now=1.0)
+    lists = {address: _listing(7, LONG_LIST, "own") for address in lists}
+    states = [PodState(a, models=m, listed_at_s=1.0) for a, m in lists.items()]
+
+    for number in (1, 2, 3):
+        planner.tick(states, {}, now=1.0 + number)
+        assert len(planner.holders("own")) == number
+        assert planner.fleet.is_behind is (number < 3)
+
+
+def test_what_pods_listed_before_it_was_declared_is_known_once_it_is() -> None:
+    planner = Planner()
+    states = [PodState("10.0.0.1:8000", models=_listing(0, 3, "own", "own@2"), listed_at_s=0.0)]
+    planner.tick(states, {}, now=0.0)
+    planner.declare([Declaration("own", "/a")], now=1.0)
+    planner.tick(states, {}, now=1.0)
+
+    assert planner.holders("own") == {"10.0.0.1:8000"}
+    assert set(planner.versions(planner.kept["own"])) == {"own", "own@2"}
+
+
+@pytest.mark.parametrize("what", ["a new list of a pod", "numbers by state"])
+def test_names_that_nobody_declared_and_adapters_that_stay_as_they_are_cost_no_calls(
+    what: str,
+) -> None:
+    def num_calls(num: int) -> int:
+        planner = Planner()
+        planner.declare(adapters(num if what == "numbers by state" else 3), now=0.0)
+        state = PodState("10.0.0.1:8000", models=_listing(0, num), listed_at_s=0.0)
+        for _ in range(2 + num // MAX_JUDGED):
+            planner.tick([state], {}, now=0.0)
+        state, calls = replace(state, models=_listing(num // 2, num), listed_at_s=1.0), 0
+
+        def count(_frame: object, event: str, _what: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            if what == "numbers by state":
+                planner.counts()
+            else:
+                planner.tick([state], {}, now=0.5)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert num_calls(2000) <= num_calls(1000) + 10

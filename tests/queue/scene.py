@@ -24,6 +24,7 @@ class Scene:
     settings: QueueSettings = field(default_factory=QueueSettings)
     room: int = 0
     stuck: frozenset[str] = frozenset()  # models that get no endpoint
+    is_busy: bool = False  # a request that is not held comes whenever room is freed
     until_s: float = inf
     looked: list[str] = field(default_factory=list)
     woken: list[str] = field(default_factory=list)
@@ -88,6 +89,8 @@ class Scene:
         """Let so much room become free a while later; return who was sent."""
         self.now += after_s
         self.room, before = room, len(self.sent)
+        if self.is_busy:
+            self.queue.charge(RequestInfo("m", arrived_at_s=self.now))
         self.queue.freed(self.now)
         self.queue.offer(self.look, now=self.now, reach=self.reach)
         return self.sent[before:]

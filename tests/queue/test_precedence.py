@@ -254,7 +254,7 @@ def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:
 
 def test_late_ones_are_let_go_first_by_nobody() -> None:
     """But for one who was served least, whose turn it is."""
-    scene = slow(stuck=frozenset({"slot"}))
+    scene = slow(stuck=frozenset({"slot"}), is_busy=True)
     for tenant in (GREEDY, MODEST):
         scene.queue.charge(newcomer(tenant))
     scene.hold(MODEST, "slot", tenant=MODEST, goal_s=0.1)

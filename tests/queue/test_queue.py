@@ -16,7 +16,7 @@ from extproc.queue import HoldQueue, QueueSettings, Ticket
 from extproc.queue.orders import LATE_EVERY
 from extproc.queue.queue import MAX_RETRY_AFTER_S
 from extproc.queue.schedule import LOOK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
-from extproc.queue.sweep import BACK_LOOK_S, MAX_LOOKS, MAX_SENT
+from extproc.queue.sweep import BACK_LOOK_S, MAX_LOOKS, MAX_SENT, QUIET_S
 from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import endpoint_view, pick
 from tests.queue.scene import REST_S, Scene, reasons, slow
@@ -348,7 +348,7 @@ def test_each_eighth_place_goes_to_the_oldest_that_cannot_be_in_time() -> None:
 
 
 def test_what_is_freed_is_left_to_those_in_time_for_a_while() -> None:
-    scene = slow(stuck=frozenset({"stuck"}))
+    scene = slow(stuck=frozenset({"stuck"}), is_busy=True)
     scene.hold("late", goal_s=0.1)
     scene.hold("stuck", goal_s=100.0)
     scene.now += 1.0
@@ -382,7 +382,7 @@ def test_a_tenant_that_was_served_least_keeps_its_turn_though_all_of_it_is_late(
 
 
 def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in_vain() -> None:
-    scene = slow()
+    scene = slow(is_busy=True)
     for name in "abc":
         scene.hold(name, model="alike", goal_s=0.1)
     scene.free(0)
@@ -616,7 +616,7 @@ def test_every_request_is_held_or_has_one_end(
 @pytest.mark.parametrize(("reason", "expected"), [("full", ["old"]), ("room", [])])
 def test_what_is_freed_of_full_pods_goes_to_late_ones_too(reason: str, expected: list[str]) -> None:
     """Where nobody is newer, the pods would idle."""
-    scene = slow()
+    scene = slow(is_busy=True)
     scene.hold("old", goal_s=0.1, reason=reason)
     scene.now += 1.0
 
@@ -627,8 +627,20 @@ def test_what_is_freed_of_full_pods_goes_to_late_ones_too(reason: str, expected:
 def test_an_endpoint_without_a_request_is_for_late_ones_too(
     num_pending: int, expected: list[str]
 ) -> None:
-    scene = slow(endpoints=[endpoint_view(1, num_pending=num_pending)])
+    scene = slow(endpoints=[endpoint_view(1, num_pending=num_pending)], is_busy=True)
     scene.hold("old", goal_s=0.1)
     scene.now += 1.0
 
     assert scene.free(1, after_s=BACK_LOOK_S / 10) == expected
+
+
+@pytest.mark.parametrize(("quiet_s", "expected"), [(QUIET_S, ["old"]), (0.8 * QUIET_S, [])])
+def test_where_no_request_comes_any_more_what_is_freed_is_for_late_ones_too(
+    quiet_s: float, expected: list[str]
+) -> None:
+    scene = slow()
+    scene.hold("old", goal_s=0.1)
+    scene.now += 1.0
+    scene.queue.charge(RequestInfo("m", arrived_at_s=scene.now))
+
+    assert scene.free(1, after_s=quiet_s) == expected

@@ -158,9 +158,9 @@ async def test_private_adapters_are_warned_of_where_envoy_fails_open(
     scene = Scene(tmp_path, fails_open=fails_open)
     law = Declaration("law", source="/a", terms=Terms(frozenset({"acme"})))
 
-    scene.service.declaring.store([Declaration("open", source="/a")])
+    list(scene.service.declaring.store([Declaration("open", source="/a")]))
     assert not [each for each in scene.service.warnings() if "fail_open" in each]
-    scene.service.declaring.store([law])
+    list(scene.service.declaring.store([law]))
     found = [each for each in scene.service.warnings() if "fail_open" in each]
 
     assert [each.startswith("1 adapters are for some tenants") for each in found] == (

@@ -16,7 +16,7 @@ def test_what_would_lose_against_the_configuration_is_known_before_it_is_stored(
     config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
     declaring = Declaring(config, lambda merged, _withheld: seen.append(merged))
     names = ("sql", "sql@2", "SQL")
-    declaring.store([Declaration(name, origin="store") for name in names])
+    list(declaring.store([Declaration(name, origin="store") for name in names]))
 
     assert [bool(declaring.why_not(Declaration(name))) for name in names] == [True, True, False]
     owners = {name: each.declaration.origin for name, each in seen[-1].offers.items()}
@@ -44,13 +44,15 @@ def test_terms_that_a_store_has_count_as_those_of_the_configuration_do() -> None
     declaring = Declaring(config, lambda merged, _withheld: seen.append(merged))
     targets = (Target("sql", 9.0), Target("sql-2", 1.0))
     old = Declaration("old", origin="store", terms=Terms(targets=targets))
-    declaring.store(
-        [
-            Declaration("sql", origin="store", terms=Terms(frozenset({"acme"}), 7)),
-            Declaration("law", origin="store", terms=Terms(priority=8)),
-            Declaration("expert", origin="store", terms=Terms(priority=3, targets=targets)),
-            old,
-        ]
+    list(
+        declaring.store(
+            [
+                Declaration("sql", origin="store", terms=Terms(frozenset({"acme"}), 7)),
+                Declaration("law", origin="store", terms=Terms(priority=8)),
+                Declaration("expert", origin="store", terms=Terms(priority=3, targets=targets)),
+                old,
+            ]
+        )
     )
     merged = seen[-1]
 
@@ -72,7 +74,7 @@ def test_an_adapters_name_is_no_alias_whoever_declares_it() -> None:
     config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
     declaring = Declaring(config, lambda merged, _withheld: seen.append(merged))
     alias = Declaration("sql", origin="store", terms=Terms(priority=1, targets=(Target("x"),)))
-    declaring.store([alias])
+    list(declaring.store([alias]))
 
     assert declaring.why_not(alias) == "it is declared by the configuration"
     assert (seen[-1].rules, seen[-1].routes) == ((), ())

@@ -48,7 +48,7 @@ class Scene:
             await self.on_ticked(forgotten)
 
     def declare(self, *declared: Declaration) -> None:
-        self.adapters.declare({each.name: Offer(each) for each in declared})
+        list(self.adapters.declare({each.name: Offer(each) for each in declared}))
 
     async def tick(self) -> None:
         """Let it look at the pods once."""
@@ -168,7 +168,7 @@ async def among_three(lie: Sequence[ModelCard], *honest: ModelCard, num: int = 3
         pool.record_report(address(number), report(), taken_at_s=time.monotonic())
         cards = [base_card(), *honest, *more]
         pool.record_models(address(number), cards, now=time.monotonic())
-    scene.adapters.declare({"law": LAW})
+    list(scene.adapters.declare({"law": LAW}))
     await scene.tick()
     return scene
 
@@ -223,7 +223,7 @@ async def test_what_most_pods_list_as_a_base_model_stays_one_while_any_does() ->
     """Pods that start have listed nothing yet. Who may use it is what is declared."""
     scene = await among_three([])
     pool, catalog = scene.routing.pool, scene.routing.router.catalog
-    scene.adapters.declare({BASE: Offer(Declaration(BASE), tenants=frozenset({"acme"}))})
+    list(scene.adapters.declare({BASE: Offer(Declaration(BASE), tenants=frozenset({"acme"}))}))
     assert catalog.card(BASE) is None
     pool.set_endpoints([endpoint(number) for number in range(1, 9)])
     await scene.tick()
@@ -236,7 +236,7 @@ async def test_what_most_pods_list_as_a_base_model_stays_one_while_any_does() ->
 
 async def test_a_base_model_whose_name_was_declared_once_gets_requests() -> None:
     scene = await among_three([])
-    scene.adapters.declare({})
+    list(scene.adapters.declare({}))
     scene.adapters.set_deleted([Declaration(BASE, "/adapters/1")])
     await scene.tick()
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from time import process_time
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -42,6 +43,13 @@ MAX_ATTEMPTS = 20
 SETTLED_AFTER = 3
 """Looks at the same unusable content before it counts as bad: whoever writes a file in place has
 it half written in between."""
+REST_RATIO = 9
+"""The rest after a look, over what it took, before another one for those who have written."""
+MAX_REST_S = 0.5
+_DECODED_A_PASS = 128
+"""Contents: some 1 ms."""
+
+OnEntries = Callable[[Mapping[str, Stored]], Iterable[None] | None]
 
 
 class _Kept(Struct):
@@ -51,6 +59,13 @@ class _Kept(Struct):
     good: Stored | None = None
     problem: str = ""
     num_looks: int = 0
+    name: str = ""
+    num_places: int = 0
+
+    def __post_init__(self) -> None:
+        if self.good is not None:
+            declaration = self.good.declaration
+            self.name, self.num_places = declaration.name, declaration.num_places
 
     @property
     def is_bad(self) -> bool:
@@ -71,7 +86,7 @@ class Store:
         self,
         medium: Medium,
         *,
-        on_entries: Callable[[Mapping[str, Stored]], None] = lambda entries: None,
+        on_entries: OnEntries = lambda entries: None,
         on_failure: Callable[[str], None] = lambda message: None,
         on_recovery: Callable[[], None] = lambda: None,
         on_read: Callable[[], None] = lambda: None,
@@ -79,7 +94,8 @@ class Store:
         """
         Args:
             medium: Keeps the contents.
-            on_entries: Called with `entries` after the first read and after each change.
+            on_entries: Called with `entries` after the first read and after each change. Others run
+                between its passes, if it returns some.
             on_failure: Called with a message, once per new failure.
             on_recovery: Called when the medium and every content can be used again.
             on_read: Called each time the medium could be read, before anything else is.
@@ -98,7 +114,9 @@ class Store:
         self._was_handed_on = False
         self._failures: frozenset[str] = frozenset()
         self._names = Names()
-        self._places = Places(self.entries)
+        self._places, self._is_doubted = Places(), False
+        self._num_written = self._num_seen = 0
+        self._rest_until_s = 0.0
         self._turns = Turns()  # a read that began before a write must not hide it
         self._lists: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -149,7 +167,7 @@ class Store:
                 self._places.check(declaration)
             return new
 
-        return put_of(declaration, await self._write(declaration.name, change, by))
+        return put_of(declaration, await self._write(declaration.name, change, by, declaration))
 
     async def put_all(
         self, declarations: Sequence[Declaration], *, replaces: bool = False, by: str = ""
@@ -185,13 +203,12 @@ class Store:
                 lambda: self._names,
                 lambda: self._places,
             )
-        except StoreError:  # what was taken back does not count
-            self._names, self._places = self._declared_names(), Places(self.entries)
+        except StoreError:  # what was taken back does not count, once that has been seen
+            self._is_doubted = True
             raise
         finally:
-            async with self._turns.take(by):
-                if self.is_known:
-                    await self._look()
+            self._num_written += 1
+            await self._written()
 
     def _declared_names(self) -> Names:
         return Names(name for name, each in self.entries.items() if not each.is_deleted)
@@ -252,11 +269,18 @@ class Store:
         await self._medium.aclose()
 
     async def _write(
-        self, name: str, change: Callable[[Stored | None], bytes | None], by: str = ""
+        self,
+        name: str,
+        change: Callable[[Stored | None], bytes | None],
+        by: str = "",
+        declaration: Declaration | None = None,
     ) -> Stored | None:
         """Write what `change` makes of the content, b"" for none, and return what was there.
 
         `change` returns None to leave it. Others may write meanwhile: then it is asked again.
+
+        Args:
+            declaration: To count from now on, if it is written.
         """
         async with self._turns.take(by):
             for _ in range(MAX_ATTEMPTS):
@@ -266,12 +290,37 @@ class Store:
                 if new is None:
                     return old
                 if await self._medium.swap(name, content, new or None):
-                    if self.is_known:  # else nobody follows, or does not know all yet
-                        await self._look()
-                    return old
-            raise StoreError(f"{name}: other writers keep changing it")
+                    self._num_written += 1
+                    if declaration is not None:
+                        self._names.add(name)
+                        self._places.take(declaration)
+                    break
+            else:
+                raise StoreError(f"{name}: other writers keep changing it")
+        await self._written()
+        return old
+
+    async def _written(self) -> None:
+        """Wait until what has been written was read and handed on.
+
+        All who have written since the last look share the next one. The rest in between bounds
+        what many writers take of the event loop.
+        """
+        if not self.is_known:  # nobody follows, or does not know all yet
+            return
+        number = self._num_written
+        await asyncio.sleep(self._rest_until_s - asyncio.get_running_loop().time())
+        if self._num_seen >= number:
+            return
+        async with self._turns.take(""):
+            if self._num_seen < number:
+                began_s = process_time()
+                await self._look()
+                rest_s = min(MAX_REST_S, REST_RATIO * (process_time() - began_s))
+                self._rest_until_s = asyncio.get_running_loop().time() + rest_s
 
     async def _look(self) -> None:
+        num_written = self._num_written
         try:
             contents = await self._medium.read()
         except StoreError as error:
@@ -280,39 +329,42 @@ class Store:
         else:
             self.failure = ""
             self._on_read()
-            self._take(contents)
+            await self._take(contents)
             self._report(set(self.problems.values()))
+        self._num_seen = num_written  # not before: who asks need not wait for it
 
-    def _take(self, contents: Mapping[str, bytes | StoreError]) -> None:
-        is_same = contents is self._read
+    async def _take(self, contents: Mapping[str, bytes | StoreError]) -> None:
+        is_same = contents is self._read and not self._is_doubted
         if is_same and not any(kept.problem for kept in self._kept.values()):
             return
-        self._read = contents
-        self._kept = {key: self._look_at(key, content) for key, content in contents.items()}
+        self._kept = await self._look_at_all(contents)
+        self._read, self._is_doubted = contents, False
         unread = {key for key, kept in self._kept.items() if kept.good is None}
         self._unread = unread if self._unread is None else self._unread & unread
         problems = {
-            key: f"{key}: {kept.problem}" for key, kept in self._kept.items() if kept.is_bad
+            key: f"{key}: {kept.problem}"
+            for key, kept in self._kept.items()
+            if kept.problem and kept.is_bad
         }
-        entries, num_places = dict[str, Stored](), 0
+        entries, places, num_places = dict[str, Stored](), dict[str, int](), 0
         for key, kept in self._kept.items():
-            if kept.good is None:
+            good, name = kept.good, kept.name
+            if good is None:
                 continue
-            name = kept.good.declaration.name
             if name in entries:
                 problems[key] = f"{key}: {name} is also declared elsewhere"
                 continue
-            num_places += kept.good.declaration.num_places
+            num_places += kept.num_places
             if num_places > MAX_DECLARATIONS:
                 problems[""] = f"only declarations that take {MAX_DECLARATIONS} places count"
                 break
-            entries[name] = kept.good
-        self._places = Places(entries)
+            entries[name], places[name] = good, kept.num_places
+        self._places = Places(places)
         for name, why in self._take_names(entries).items():
             del entries[name]
             problems[name] = f"{name}: {why}"
         self.problems = MappingProxyType(problems)
-        self._hand_on(entries)
+        await self._hand_on(entries)
 
     def _take_names(self, entries: Mapping[str, Stored]) -> dict[str, str]:
         """Return which entries cannot stand beside the rest, and why.
@@ -320,13 +372,25 @@ class Store:
         Two writers may have declared them at the same moment, or somebody wrote past us. The
         shorter name counts, so that it is the same one for all routers.
         """
-        self._names, refused = Names(), dict[str, str]()
-        for name in sorted(name for name, each in entries.items() if not each.is_deleted):
+        names, refused = [n for n, each in entries.items() if not each.is_deleted], dict[str, str]()
+        self._names = Names(name for name in names if "@" not in name)
+        for name in sorted(name for name in names if "@" in name):
             if why := self._names.why_not(name):
                 refused[name] = why
             else:
                 self._names.add(name)
         return refused
+
+    async def _look_at_all(self, contents: Mapping[str, bytes | StoreError]) -> dict[str, _Kept]:
+        before, found, num_decoded = self._kept, dict[str, _Kept](), 0
+        for key, content in contents.items():
+            kept = before.get(key)
+            if kept is None or kept.problem or kept.content != content:
+                kept, num_decoded = self._look_at(key, content), num_decoded + 1
+                if num_decoded % _DECODED_A_PASS == 0:
+                    await asyncio.sleep(0)
+            found[key] = kept
+        return found
 
     def _look_at(self, key: str, content: bytes | StoreError) -> _Kept:
         before = self._kept.get(key)
@@ -342,12 +406,13 @@ class Store:
             was_bad = before is not None and before.is_bad
             return _Kept(content, good, str(error), SETTLED_AFTER if was_bad else 1)
 
-    def _hand_on(self, entries: dict[str, Stored]) -> None:
+    async def _hand_on(self, entries: dict[str, Stored]) -> None:
         if self._was_handed_on and entries == self.entries:
             return
         self._was_handed_on = True
         self.entries = MappingProxyType(entries)
-        self._on_entries(self.entries)
+        for _ in self._on_entries(self.entries) or ():
+            await asyncio.sleep(0)
 
     def _report(self, failures: set[str]) -> None:
         for message in sorted(failures - self._failures):

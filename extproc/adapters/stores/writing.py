@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -61,9 +62,9 @@ class Turns:
 class Places:
     """The places of a store that are taken, by name: of what was read last and written since."""
 
-    def __init__(self, entries: Mapping[str, Stored]) -> None:
-        self._taken = {name: each.declaration.num_places for name, each in entries.items()}
-        self._num = sum(self._taken.values())
+    def __init__(self, taken: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._taken = dict(taken)
+        self._num = sum(taken.values())
 
     def check(self, declaration: Declaration) -> None:
         """Raise StoreFullError if there is no room for a declaration instead of its name's."""

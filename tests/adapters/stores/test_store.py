@@ -457,3 +457,18 @@ async def test_names_that_pods_could_mistake_are_a_conflict_while_a_list_is_writ
     with pytest.raises(BulkError):
         await writing
     assert single in store.entries
+
+
+async def test_those_who_write_at_once_wait_for_one_look_and_each_finds_its_own_in_it(
+    media: Opened,
+) -> None:
+    store = await media.store()
+    num_before = len(store.seen)
+
+    async def put(number: int) -> None:
+        await store.put(declared(f"a{number}"), by=f"w{number}")
+        assert f"a{number}" in store.entries
+
+    await asyncio.gather(*map(put, range(10)))
+
+    assert len(store.seen) == num_before + 1
