@@ -97,12 +97,8 @@ class Router:
         """
         known, result = self.choose_in_turn(request, now=now)
         if isinstance(result, Pick):
-            self.pool.flights.start(result, now=now)
+            self._start(result, known, now)
             self.queue.charge(known)
-            tenant = known.claim.tenant
-            if tenant != self._tenant:
-                self._tenant, self._changed_s = tenant, now
-            self.catalog.picked(result, known.model)
         elif isinstance(result, Wait):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         else:
@@ -323,11 +319,16 @@ class Router:
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
-        self.pool.flights.start(result, now=now)
-        if known.claim.tenant != self._tenant:
-            self._tenant, self._changed_s = known.claim.tenant, now
-        self.catalog.picked(result, known.model)
+        self._start(result, known, now)
         return result
+
+    def _start(self, pick: Pick, request: RequestInfo, now: float) -> None:
+        """Count a pick, and whose it is."""
+        self.pool.flights.start(pick, now=now)
+        tenant = request.claim.tenant
+        if tenant != self._tenant:
+            self._tenant, self._changed_s = tenant, now
+        self.catalog.picked(pick, request.model)
 
     def _overfills(self, request: RequestInfo, snapshot: Snapshot) -> bool:
         """Return whether a request of more sequences than any pod has room for has to wait, as half

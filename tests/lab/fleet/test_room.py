@@ -22,6 +22,7 @@ SETTLED_S = 2.0
 """From then on the engines are full."""
 LOOK_S = 0.02
 NUM_PODS = 2
+SEEDS = 1, 2, 3
 MAX_LORAS = 2
 LATE = {"scrape_interval_s": 0.05, "scrape_delay_s": 0.005, "completion_flush_s": 0.05}
 LIMITS: dict[str, Any] = {
@@ -57,8 +58,9 @@ def requests(
     prompt: tuple[int, int],
     output: tuple[int, int],
     num_adapters: int = 0,
+    seed: int = 1,
 ) -> Workload:
-    rng, at_s, arrivals = random.Random(1), 0.0, []
+    rng, at_s, arrivals = random.Random(seed), 0.0, []
     names = [f"a{number}" for number in range(num_adapters)]
     for _ in range(num):
         at_s += rng.expovariate(rate_rps)
@@ -102,15 +104,22 @@ def test_few_wait_in_an_engine_whatever_it_is_short_of(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num, profile, shape = LIMITS[limit]
-    work = requests(num, **shape)
-    held = Watched(work, profile)
-    ends_per_s = len(work.arrivals) / held.last_end_s / NUM_PODS
-    num_late = max(1.0, ends_per_s * LATE["scrape_interval_s"])
-    assert max(held.waiting) <= SPARE + 3 * num_late  # an end is heard of up to two reports late
-    assert sum(held.waiting) / len(held.waiting) <= SPARE + 1.5 * num_late
-    assert max(held.deferred) <= 1
+    # Of all seeds, as the last responses of one may be long ones.
+    num_held = num_unheld = held_s = unheld_s = 0.0
+    for seed in SEEDS:
+        work = requests(num, **shape, seed=seed)
+        held = Watched(work, profile)
+        ends_per_s = len(work.arrivals) / held.last_end_s / NUM_PODS
+        num_late = max(1.0, ends_per_s * LATE["scrape_interval_s"])
+        assert max(held.waiting) <= SPARE + 3 * num_late  # ends are heard of two reports late
+        assert sum(held.waiting) / len(held.waiting) <= SPARE + 1.5 * num_late
+        assert max(held.deferred) <= 1
 
-    monkeypatch.setattr(Room, "places", lambda *_args, **_more: (inf, 0))
-    unheld = Watched(work, profile)
-    assert limit == "slots" or max(unheld.waiting) > 3 * max(held.waiting)
-    assert held.last_end_s <= unheld.last_end_s / 0.97
+        with monkeypatch.context() as patch:
+            patch.setattr(Room, "places", lambda *_args, **_more: (inf, 0))
+            unheld = Watched(work, profile)
+        num_held = max(num_held, *held.waiting)
+        num_unheld = max(num_unheld, *unheld.waiting)
+        held_s, unheld_s = held_s + held.last_end_s, unheld_s + unheld.last_end_s
+    assert limit == "slots" or num_unheld > 3 * num_held
+    assert held_s <= unheld_s / 0.98
