@@ -97,6 +97,7 @@ class Adapters:
             say=say,
         )
         self._offers: Mapping[str, Offer] = {}
+        self._is_declared = True
         self._pools: set[frozenset[str]] = set()
         self._own = frozenset[str]()
         self._shown: tuple[object, ...] = ({}, self._own, {})
@@ -114,10 +115,13 @@ class Adapters:
         self._catalog.configure(configured.catalog_settings(config))
 
     def declare(self, offers: Mapping[str, Offer]) -> Iterator[None]:
-        """Replace all that is declared, by the name that clients write, in passes."""
-        if offers == self._offers:
+        """Replace all that is declared, by the name that clients write, in passes.
+
+        One that is left before its end is made up for by the next one, also if that is the same.
+        """
+        if offers == self._offers and self._is_declared:
             return
-        self._offers = offers
+        self._offers, self._is_declared = offers, False
         declarations = self._declarations()
         self._pools = {each.pools for each in declarations}
         self.planner.declare(declarations, deleted=self._deleted, now=self._clock())
@@ -127,6 +131,7 @@ class Adapters:
         yield
         self._show()
         self.look()
+        self._is_declared = True
 
     def set_deleted(self, deleted: Sequence[Declaration]) -> None:
         """Replace what was declared once, as far as it is remembered elsewhere."""

@@ -261,3 +261,15 @@ async def test_one_pod_does_not_say_which_base_model_the_others_have() -> None:
     card = scene.routing.router.models.find("law", None, "acme", now=time.monotonic())
     assert isinstance(card, ModelCard)
     assert card.parent == BASE
+
+
+def test_what_was_left_in_the_middle_is_declared_as_a_whole_the_next_time() -> None:
+    """Something else was declared before its last pass, and left the adapters as they were."""
+    scene = Scene()
+    offers = {"sql": Offer(Declaration("sql", "/adapters/1"))}
+    next(iter(scene.adapters.declare(offers)))
+    assert scene.routing.router.catalog.card("sql") is None
+
+    scene.declare(Declaration("sql", "/adapters/1"))
+
+    assert scene.routing.router.catalog.card("sql") is not None

@@ -334,7 +334,7 @@ class Store:
         self._num_seen = num_written  # not before: who asks need not wait for it
 
     async def _take(self, contents: Mapping[str, bytes | StoreError]) -> None:
-        is_same = contents is self._read and not self._is_doubted
+        is_same = contents is self._read and not self._is_doubted and self._was_handed_on
         if is_same and not any(kept.problem for kept in self._kept.values()):
             return
         self._kept = await self._look_at_all(contents)
@@ -409,10 +409,10 @@ class Store:
     async def _hand_on(self, entries: dict[str, Stored]) -> None:
         if self._was_handed_on and entries == self.entries:
             return
-        self._was_handed_on = True
-        self.entries = MappingProxyType(entries)
+        self.entries, self._was_handed_on = MappingProxyType(entries), False
         for _ in self._on_entries(self.entries) or ():
             await asyncio.sleep(0)
+        self._was_handed_on = True  # as a whole: a task may end between two passes
 
     def _report(self, failures: set[str]) -> None:
         for message in sorted(failures - self._failures):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -11,6 +12,7 @@ from extproc.adapters.stores.content import (
     Change,
     ConflictError,
     Medium,
+    Stored,
     StoreError,
     StoreFullError,
 )
@@ -472,3 +474,27 @@ async def test_those_who_write_at_once_wait_for_one_look_and_each_finds_its_own_
     await asyncio.gather(*map(put, range(10)))
 
     assert len(store.seen) == num_before + 1
+
+
+async def test_what_a_writer_who_left_was_handing_on_is_handed_on_by_the_next_look(
+    media: Opened,
+) -> None:
+    """Its task ends between two passes, of which the rest are not made."""
+    store, is_in_the_middle = await media.store(), asyncio.Event()
+    finished: list[str] = []
+
+    def passes(entries: Mapping[str, Stored]) -> Iterator[None]:
+        is_in_the_middle.set()
+        yield
+        finished.extend(entries)
+
+    store._on_entries = passes
+    writing = asyncio.create_task(store.put(declared("a")))
+    await is_in_the_middle.wait()
+    writing.cancel()
+    await asyncio.wait([writing])
+    assert finished == []
+
+    await store.look()
+
+    assert finished == ["a"]
