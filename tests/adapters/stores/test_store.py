@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from extproc.adapters.stores.content import (
     Change,
     ConflictError,
     Medium,
+    Put,
     Stored,
     StoreError,
     StoreFullError,
@@ -397,6 +399,9 @@ class Noting:
     def __getattr__(self, name: str) -> object:
         return getattr(self.medium, name)
 
+    def has_written(self, name: str) -> bool:
+        return name in self.written
+
     async def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
         done = await self.medium.swap(name, old, new)
         self.written.append(name)
@@ -409,14 +414,16 @@ async def test_lists_of_one_writer_hold_no_other_one_up(media: Opened) -> None:
     store = await media.store(medium)  # type: ignore[arg-type]
     lists = [[declared(f"a-{k}-{n:02d}") for n in range(30)] for k in range(4)]
     running = [asyncio.ensure_future(store.put_all(each, by="a")) for each in lists]
-    others = []
+    others, putting = list[int](), list[asyncio.Future[Put]]()
     await eventually(lambda: len(medium.written) > 5, every_s=0)
     for number in range(5):
-        num_before = len(medium.written)
-        await store.put(declared(f"b-{number}"), by="b")
-        others.append(medium.written.index(f"b-{number}") - num_before)
+        name, num_before = f"b-{number}", len(medium.written)
+        putting.append(asyncio.ensure_future(store.put(declared(name), by="b")))
+        # Until it is written, and not until all have been told, which follows after a rest.
+        await eventually(partial(medium.has_written, name), every_s=0)
+        others.append(medium.written.index(name) - num_before)
     assert not any(each.done() for each in running[1:]), "the last ones are at it still"
-    await asyncio.gather(*running)
+    await asyncio.gather(*running, *putting)
 
     # One is being written, one is ahead in the line, and a look may come between.
     assert max(others) <= 3
