@@ -6,7 +6,7 @@ DEV  := $(VENV)/.dev
 HELM := $(VENV)/.helm
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help up demo test test-all test-long test-fresh test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs site manifests clean bench bench-decisions bench-instructions bench-hold bench-passes soak chaos fuzz-service loadtest release release-dry-run
+.PHONY: help up demo test test-all test-long test-fresh test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs site manifests clean bench bench-decisions bench-instructions bench-hold bench-passes bench-scale soak chaos fuzz-service loadtest release release-dry-run
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
@@ -31,6 +31,7 @@ help:
 	@echo 'make bench-decisions  the cost of a decision alone, with up to 1,000 pods'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
 	@echo 'make bench-passes  for how long single passes hold the event loop, and memory'
+	@echo 'make bench-scale  one of up to ten routers, with up to 1,000 pods: what a request and rest cost it'
 	@echo 'make loadtest   three policies under real load, beside their prediction: three minutes (ARGS=...)'
 	@echo 'make soak       30 minutes of load with clients that disconnect'
 	@echo 'make chaos      two routers on each store of adapters in two minutes of trouble: ten minutes'
@@ -134,6 +135,10 @@ bench-hold: $(DEV)
 
 bench-passes: $(DEV)
 	$(BIN)/python -m bench.passes $(BENCH)
+
+# Needs wrk (Debian: wrk) and a quiet machine.
+bench-scale: $(DEV)
+	$(BIN)/python -m bench.scale $(BENCH)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)

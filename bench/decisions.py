@@ -9,7 +9,8 @@ its end. Figures are the least of all
 rounds.
 
 Then the same with 2,000 adapters declared, in turns with nothing declared: the others, and those
-that requests are for.
+that requests are for. And with other routers, each of which tells a pick and an end between two
+decisions: what it takes to read and apply that is not part of the decision's time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from msgspec.structs import replace
 
 from bench.checkouts import run
 from bench.figures import percentile
+from bench.peers import Heard
 from extproc.adapters.declared import Declaration
 from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
@@ -54,6 +56,8 @@ _FILL_S = 4.0  # until the first prompts are computed, and adapters loaded
 _POLICY_S = 60.0  # from the start of one policy to the next's
 _BODY_BYTES = 2_000
 _NUM_DECLARED = 2_000
+_NUM_PEERS = (0, 1, 3, 9)
+_TOLD_PER_POD = 4
 _ROUNDS = 5
 
 
@@ -170,6 +174,57 @@ def declared_rows(policies: Sequence[str], fleet: Fleet, start_s: float) -> Iter
         yield f"| `{policy}` | {nothing:.0f} | {' | '.join(ratios)} |"
 
 
+def told_rows(size: tuple[int, int]) -> Iterator[str]:
+    """Yield a row for each number of other routers."""
+    fleet, start_s = Fleet(*size), 0.0
+    for num_peers in _NUM_PEERS:
+        start_s += _POLICY_S
+        own, told = _told_times(fleet, num_peers, start_s)
+        cells = [f"{_us(own, percent):.1f}" for percent in (50, 99)]
+        cells += [f"{_us(told, percent):.1f}" if told else "" for percent in (50, 99)]
+        yield f"| {size[0]:,} x {size[1]:,} | {num_peers} | {' | '.join(cells)} |"
+
+
+def _told_times(fleet: Fleet, num_peers: int, start_s: float) -> tuple[list[float], list[float]]:
+    """Return the seconds of each decision, and of each pick and end that one router tells."""
+    now, rng = start_s, random.Random(1)
+    policy = POLICIES[-1]
+    picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=pick_ids("own"))
+    router = Router(fleet.pool, picker, fleet.queue, Catalog())
+    in_flight = deque(_fill(fleet, now))
+    heard = Heard(router, lambda: now, num_peers)
+    for peer in heard.peers * (_TOLD_PER_POD * len(fleet.addresses) // max(1, num_peers)):
+        peer.start(*_where_it_runs(fleet, rng))
+    heard.deliver()
+    own_s: list[float] = []
+    told_s: list[float] = []
+    for number in range(_NUM_DECISIONS):
+        now += (1 + num_peers) / _DECISIONS_PER_S  # of all routers together
+        for peer in heard.peers:
+            peer.start(*_where_it_runs(fleet, rng))
+            peer.end()
+        told_s += heard.deliver()
+        request = fleet.request(f"o{number}", now)
+        began_s = process_time()
+        _, pick = router.choose(request, now=now)
+        own_s.append(process_time() - began_s)
+        assert isinstance(pick, Pick), pick
+        fleet.pool.flights.start(pick, now=now)
+        fleet.active[pick.address][request.model] += 1
+        in_flight.append(pick)
+        _end(fleet, in_flight.popleft(), now)
+    heard.close()
+    while in_flight:
+        _end(fleet, in_flight.popleft(), now)
+    return own_s, told_s
+
+
+def _where_it_runs(fleet: Fleet, rng: random.Random) -> tuple[str, str]:
+    """Return a pod at random, and an adapter that it has: no slot is taken."""
+    address = rng.choice(fleet.addresses)
+    return address, rng.choice([*fleet.active[address]] or fleet.adapters)
+
+
 def _fill(fleet: Fleet, start_s: float) -> Iterator[Pick]:
     """Send each pod its first requests, and scrape it."""
     for address in fleet.addresses:
@@ -253,6 +308,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("|---|--:|--:|--:|")
     for row_of_declared in declared_rows(args.policies, Fleet(*SIZES[1]), _POLICY_S):
         print(row_of_declared, flush=True)
+    print("\n| pods x adapters | told between two decisions, each a pick and an end | ", end="")
+    print("choosing p50, us | p99 | reading and counting one p50, us | p99 |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for row_of_told in (row for size in sizes for row in told_rows(size)):
+        print(row_of_told, flush=True)
     return 0
 
 

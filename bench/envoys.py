@@ -17,7 +17,7 @@ _TYPE = "type.googleapis.com/envoy."
 _HTTP = _TYPE + "extensions.filters.http."
 _MAX_BODY_BYTES = 1024 * 1024
 
-_METRICS_TYPE = "text/plain; version=0.0.4"
+METRICS_TYPE = "text/plain; version=0.0.4"
 BUSY_PATH = "/metrics/busy"
 """Where a pod is told that from now on its page is another one each time."""
 _BUSY = """
@@ -34,7 +34,7 @@ function envoy_on_request(handle)
 end
 """
 
-_ANSWER = json.dumps(
+ANSWER = json.dumps(
     {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -62,7 +62,13 @@ def models_page(adapters: Sequence[str]) -> str:
     return json.dumps(model_list(BASE_MODEL, paths, 8192, 1_700_000_000))
 
 
-def metrics_page(adapters: Sequence[str], *, now_wall_s: float, num_running: str = "0.0") -> str:
+def metrics_page(
+    adapters: Sequence[str],
+    *,
+    now_wall_s: float,
+    num_running: str = "0.0",
+    kv_usage: str = "0.0",
+) -> str:
     """Return vLLM's response to `GET /metrics/?name[]=...`, after running `adapters`."""
     labels = f'engine="0",model_name="{BASE_MODEL}"'
     lines = [
@@ -70,7 +76,7 @@ def metrics_page(adapters: Sequence[str], *, now_wall_s: float, num_running: str
         f"vllm:num_requests_waiting{{{labels}}} 0.0",
         f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 0.0',
         f'vllm:num_requests_waiting_by_reason{{{labels},reason="deferred"}} 0.0',
-        f"vllm:kv_cache_usage_perc{{{labels}}} 0.0",
+        f"vllm:kv_cache_usage_perc{{{labels}}} {kv_usage}",
         f"process_start_time_seconds {now_wall_s - 3600:.2f}",
     ]
     for age_s, adapter in enumerate(adapters, 1):
@@ -97,17 +103,17 @@ def _pod_listener(
     now_wall_s = time.time()
     idle = metrics_page(recent, now_wall_s=now_wall_s)
     busy = metrics_page(recent, now_wall_s=now_wall_s, num_running="@")
-    metrics = _direct({"prefix": "/metrics/"}, idle, _METRICS_TYPE)
+    metrics = _direct({"prefix": "/metrics/"}, idle, METRICS_TYPE)
     metrics["typed_per_filter_config"] = {
         "envoy.filters.http.lua": {
             "@type": _HTTP + "lua.v3.LuaPerRoute",
-            "source_code": {"inline_string": _BUSY % (BUSY_PATH, busy, _METRICS_TYPE)},
+            "source_code": {"inline_string": _BUSY % (BUSY_PATH, busy, METRICS_TYPE)},
         }
     }
     routes = [
         _direct({"path": "/v1/models"}, models, "application/json"),
         metrics,
-        _direct({"prefix": "/"}, _ANSWER, "application/json", delay_s),
+        _direct({"prefix": "/"}, ANSWER, "application/json", delay_s),
     ]
     filters = [
         # A direct answer to a request that has not arrived would cost the connection.

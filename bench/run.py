@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import asdict
+
+from bench.crowd import Counts
 from bench.figures import medians, net_us_per_request, total
 from bench.load import LoadResult, run_wrk
 from bench.machine import describe
@@ -27,9 +30,9 @@ SMALL_BYTES, MIDDLE_BYTES, LARGE_BYTES, HUGE_BYTES = 308, 16_000, 107_000, 1_000
 _SATURATING_CONNECTIONS = 64
 _SCHEDULED_CONNECTIONS = 64  # enough that one is always free
 _SETTLE_S = 2.0  # until the first scrapes and the registration of models are over
-_KEEPS_UP = 0.97  # of the wanted rate
+KEEPS_UP = 0.97  # of the wanted rate
 _WARM_UP_S, _IDLE_S = 1.0, 4.0
-_ROUTER = {"pods": {"prefill_tokens_per_s": 100_000_000, "max_in_flight": 1_000}}
+ROUTER = {"pods": {"prefill_tokens_per_s": 100_000_000, "max_in_flight": 1_000}}
 """No prompt is believed to take long, and no pod to be full: a request that is held costs more, and
 how many are would differ from column to column."""
 
@@ -107,32 +110,43 @@ def measure_column(
     """
     with running(options) as stack, busy_loops(num_beside):
         time.sleep(_SETTLE_S)
-        quiet_cores = _idle_cores(stack.server)
+        quiet = _at_rest(stack)
         stack.make_busy()
-        busy_cores = _idle_cores(stack.server)
-        figures: dict[str, float | None] = {}
+        if stack.crowd is not None:
+            time.sleep(_SETTLE_S)
+        busy = _at_rest(stack)
+        figures: dict[str, float | None] = {f"idle/quiet_{name}": n for name, n in quiet.items()}
+        figures |= {f"idle/busy_{name}": n for name, n in busy.items()}
         for cell in cells:
-            for name, value in _measure_cell(stack, cell, cell_s, busy_cores).items():
+            for name, value in _measure_cell(stack, cell, cell_s, busy.get("cores", 0.0)).items():
                 figures[f"{cell.name}/{name}"] = value
         if stack.server is not None:
             held = memory(stack.server.pid)
-            figures["idle/quiet_cores"], figures["idle/busy_cores"] = quiet_cores, busy_cores
             figures["memory/rss_mb"] = held.now_bytes / 1e6
             figures["memory/peak_mb"] = held.peak_bytes / 1e6
         if isinstance(stack.server, Router):
             metrics = stack.metrics()
+            figures["told/in_flight"] = total(metrics, "extproc_told_in_flight")
             figures["held/requests"] = total(metrics, "extproc_waits_total")
             interval_s = metrics.get("extproc_scrape_interval_seconds")  # older ones lack it
             figures["scrapes/ms_between"] = None if interval_s is None else 1e3 * interval_s
         return figures
 
 
-def _idle_cores(server: ChildProcess | None) -> float:
-    if server is None:
-        return 0.0
-    began_s, before_s = time.monotonic(), cpu_s(server.pid)
+def _at_rest(stack: Stack) -> dict[str, float]:
+    """The cores that the server takes without requests, and what others do a second meanwhile."""
+    if stack.server is None:
+        return {}
+    began_s, before_s, before = time.monotonic(), cpu_s(stack.server.pid), stack.counts()
     time.sleep(_IDLE_S)
-    return (cpu_s(server.pid) - before_s) / (time.monotonic() - began_s)
+    used_s, elapsed_s = cpu_s(stack.server.pid) - before_s, time.monotonic() - began_s
+    return {"cores": used_s / elapsed_s, **_rates(before, stack.counts(), elapsed_s)}
+
+
+def _rates(before: Counts, after: Counts, elapsed_s: float) -> dict[str, float]:
+    """What grew, a second; nothing where pods are an Envoy's."""
+    pairs = zip(asdict(before).items(), asdict(after).values(), strict=True)
+    return {f"{name}_per_s": (last - first) / elapsed_s for (name, first), last in pairs if last}
 
 
 def _measure_cell(
@@ -142,6 +156,7 @@ def _measure_cell(
     programs: dict[str, ChildProcess] = {"envoy": stack.gateway}
     if stack.server is not None:
         programs["server"] = stack.server
+    before = stack.counts()
     before_s = {name: cpu_s(program.pid) for name, program in programs.items()}
     began_s = time.monotonic()
     result = _load(stack, cell, cell_s)
@@ -156,12 +171,13 @@ def _measure_cell(
         )
         for name, used in used_s.items()
     }
+    figures |= _rates(before, stack.counts(), elapsed_s)
     figures |= {
         "requests_per_s": result.requests_per_s,
         "p50_ms": result.p50_us / 1e3,
         "p99_ms": result.p99_us / 1e3,
     }
-    if cell.rate_per_s is not None and result.requests_per_s < cell.rate_per_s * _KEEPS_UP:
+    if cell.rate_per_s is not None and result.requests_per_s < cell.rate_per_s * KEEPS_UP:
         print(f"  behind: {result.requests_per_s:.0f} of {cell.rate_per_s:g}/s", file=sys.stderr)
     return figures
 
@@ -226,7 +242,7 @@ def _options(column: Column, args: argparse.Namespace) -> StackOptions:
         num_pods=args.pods,
         num_adapters=args.adapters,
         pod_delay_s=args.pod_ms / 1e3,
-        router={**_ROUTER, "policy": {"name": column.policy}} if column.policy else {},
+        router={**ROUTER, "policy": {"name": column.policy}} if column.policy else {},
         other=args.other,
         python=column.python,
     )

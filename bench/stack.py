@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import envoys
+from bench.crowd import Counts, Crowd, Plan
 from bench.figures import parse_counters
 from bench.processes import get, started
 from extproc.stack.processes import ChildProcess, StackError, free_port
@@ -48,6 +49,7 @@ class StackOptions:
         router: More of the router's configuration, by section.
         other: Checkout that `Variant.OTHER` runs.
         python: What runs the router.
+        crowd: The pods and the other routers; None for pods that an Envoy plays, and one router.
     """
 
     variant: Variant
@@ -58,6 +60,7 @@ class StackOptions:
     router: Mapping[str, Any] = field(default_factory=dict)
     other: Path | None = None
     python: str = sys.executable
+    crowd: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,14 @@ class Stack:
         server: The ext_proc server; None where there is none.
         pods: `ip:port` of each.
         options: What was asked for.
+        crowd: The process that plays the pods; None for an Envoy.
     """
 
     gateway: Envoy
     server: Router | Reference | None
     pods: Sequence[str]
     options: StackOptions
+    crowd: Crowd | None = None
 
     @property
     def url(self) -> str:
@@ -82,14 +87,22 @@ class Stack:
         return self.gateway.url
 
     def make_busy(self) -> None:
-        """Have each pod's page of metrics be another one each time from now on.
+        """Have each pod's page of metrics be another one each time from now on, and the other
+        routers tell.
 
         Raises:
             StackError: A pod does not answer.
         """
+        if self.crowd is not None:
+            self.crowd.begin(self.url, self.server.address if self.server else "")
+            return
         for pod in self.pods:
             if get(f"http://{pod}{envoys.BUSY_PATH}") is None:
                 raise StackError(f"pod {pod} does not answer")
+
+    def counts(self) -> Counts:
+        """What the crowd has done; nothing without one."""
+        return Counts() if self.crowd is None else self.crowd.counts()
 
     def metrics(self) -> dict[str, float]:
         """The router's; empty while it does not answer."""
@@ -134,14 +147,8 @@ def running(options: StackOptions) -> Iterator[Stack]:
         StackError: Something did not start; with its log.
     """
     with ExitStack() as exits:
-        config = envoys.pods_config(
-            options.num_pods,
-            adapters=envoys.adapter_names(options.num_adapters),
-            delay_s=options.pod_delay_s,
-        )
-        pods_envoy = exits.enter_context(started(Envoy(config, log_level="error", name="pods")))
-        pods = [f"127.0.0.1:{port}" for port in pods_envoy.ports]
-        server = _server(options, pods)
+        crowd, pods = _pods(options, exits)
+        server = _server(options, pods, crowd)
         if server is not None:
             exits.enter_context(started(server))
         config = envoys.gateway_config(
@@ -151,10 +158,26 @@ def running(options: StackOptions) -> Iterator[Stack]:
             message_timeout_s=options.message_timeout_s,
         )
         gateway = exits.enter_context(started(Envoy(config, log_level="error", name="gateway")))
-        yield Stack(gateway, server, pods, options)
+        yield Stack(gateway, server, pods, options, crowd)
 
 
-def _server(options: StackOptions, pods: list[str]) -> Router | Reference | None:
+def _pods(options: StackOptions, exits: ExitStack) -> tuple[Crowd | None, list[str]]:
+    """Start the pods; return their addresses, and the process that plays the routers too."""
+    if options.crowd is not None:
+        crowd = exits.enter_context(started(Crowd(options.crowd)))
+        return crowd, crowd.pods
+    config = envoys.pods_config(
+        options.num_pods,
+        adapters=envoys.adapter_names(options.num_adapters),
+        delay_s=options.pod_delay_s,
+    )
+    envoy = exits.enter_context(started(Envoy(config, log_level="error", name="pods")))
+    return None, [f"127.0.0.1:{port}" for port in envoy.ports]
+
+
+def _server(
+    options: StackOptions, pods: list[str], crowd: Crowd | None
+) -> Router | Reference | None:
     if options.variant is Variant.NONE:
         return None
     if options.variant is Variant.EMPTY:
@@ -166,6 +189,8 @@ def _server(options: StackOptions, pods: list[str]) -> Router | Reference | None
         "discovery": {"static": pods},
         "log": {"level": "error", "json_lines": False},
     }
+    if crowd is not None and crowd.peers:
+        config["peers"] = {"static": crowd.peers, "key_file": str(crowd.key_path)}
     # `python -m` finds the package in the folder where it starts.
     router = Router(config, folder=options.other if options.variant is Variant.OTHER else None)
     router.command[0] = options.python

@@ -17,13 +17,25 @@ from bench import (
     passes,
     prices,
     run,
+    scale,
     soak,
 )
 from bench.chaospods import Ledger
+from bench.crowd import Plan
+from bench.crowdpods import Pod
+from bench.peers import Heard
 from bench.processes import memory
 from bench.scenario import unbalanced
+from extproc.fleet.engines import PROFILES
+from extproc.fleet.exposition import parse_report
+from extproc.routing.catalog import Catalog
+from extproc.routing.picker import Picker
+from extproc.routing.policies import BUILT_IN
+from extproc.routing.router import Router
 
-BENCHMARKS = (adapterchaos, decisions, fuzz_service, hold, instructions, passes, prices, run, soak)
+BENCHMARKS = (
+    *(adapterchaos, decisions, fuzz_service, hold, instructions, passes, prices, run, scale, soak),
+)
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -80,6 +92,62 @@ def test_every_pass_can_be_done_again_and_again(capsys: pytest.CaptureFixture[st
     assert "| 2 x 3 | 3 x 3 |" in printed
     for last in ("then: an offer of room", "one prompt for another model"):
         assert last in printed
+
+
+def test_a_router_reads_and_counts_what_others_tell_until_they_leave() -> None:
+    fleet = decisions.Fleet(2, 3)
+    picker = Picker(BUILT_IN["least_harm"](), "least_harm", rng=fleet.rng, next_id=str)
+    router = Router(fleet.pool, picker, fleet.queue, Catalog())
+    heard, told = Heard(router, lambda: 1.0, 2), fleet.pool.told
+    counts = [told.num_in_flight]
+    for peer in heard.peers * 2:
+        peer.start(fleet.addresses[0], fleet.adapters[1])
+    took_s = heard.deliver()
+    counts.append(told.num_in_flight)
+    assert heard.peers[0].end() == (fleet.addresses[0], fleet.adapters[1])
+    heard.deliver()
+    counts.append(told.num_in_flight)
+    heard.close()
+
+    assert [*counts, told.num_in_flight] == [0, 4, 3, 0]
+    assert len(took_s) == 2
+
+
+def test_a_row_for_each_number_of_routers_has_the_times_of_both() -> None:
+    rows = [row.split(" | ") for row in decisions.told_rows((2, 3))]
+
+    assert [row[1] for row in rows] == ["0", "1", "3", "9"]
+    assert all(float(row[2]) > 0 for row in rows)
+    assert all(float(row[4]) > 0 for row in rows[1:])
+
+
+def test_a_pod_of_a_crowd_says_what_runs_there_as_vllm_does() -> None:
+    pod = Pod(["a", "b"])
+    pod.serve()
+    for adapter in ("a", "a", "b"):
+        pod.serve(adapter)
+    before = parse_report(pod.page(), PROFILES["vllm"])
+    pod.end("a")
+    pod.end("b")
+    after = parse_report(pod.page(), PROFILES["vllm"])
+
+    assert (before.num_running, after.num_running) == (3, 1)
+    assert [*map(sorted, (before.active_adapters, after.active_adapters))] == [["a", "b"], ["a"]]
+    assert before.max_loras == 8
+    assert before.process_start_wall_s == after.process_start_wall_s
+
+
+def test_a_link_is_one_of_all_and_a_pods_pages_are_those_of_all_routers() -> None:
+    figures = {
+        **{"server_us_per_request": 100.0, "idle/busy_cores": 0.02, "memory/rss_mb": 80.0},
+        **{"p50_ms": 3.0, "p99_ms": 5.0, "told_bytes_per_s": 18e3, "heard_bytes_per_s": 9e3},
+        **{"idle/busy_pages_per_s": 16.0, "pages_per_s": 32.0},
+    }
+    plan = Plan(num_pods=16, num_adapters=4, num_peers=9, rate_per_s=200.0)
+
+    found = scale.cells(figures, {"p50_ms": 2.5, "p99_ms": 4.0}, 10, plan)
+    assert found == ["100", "200", "0.50", "1.00", "0.020", "80", "2.0", "1.0", "10.00", "20.00"]
+    assert scale.cells({}, {}, 1, plan) == ["-"] * len(scale.HEADER)
 
 
 def test_a_process_that_has_ended_and_is_still_there_holds_no_memory() -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from bench import record
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import record, scale
+from bench.crowd import Plan
 from bench.envoys import adapter_names
+from bench.figures import total
 from bench.processes import get
 from bench.recording import RECORDED, Recording, frames_of
+from bench.run import ROUTER
 from bench.stack import StackOptions, Variant, running
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
@@ -18,6 +29,14 @@ def report_of(pod: str) -> LoadReport:
     return parse_report(page.encode(), PROFILES["vllm"])
 
 
+def wait_until(check: Callable[[], bool]) -> None:
+    """Wait outside of an event loop: a stack is started and ended in loops of its own."""
+    deadline_s = time.monotonic() + 60.0
+    while not check():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
 def test_pages_stay_as_they_are_until_pods_are_made_busy_and_then_change_each_time() -> None:
     with running(StackOptions(Variant.NONE, num_pods=2, num_adapters=4)) as stack:
         before = [report_of(pod) for pod in stack.pods for _ in range(2)]
@@ -28,6 +47,44 @@ def test_pages_stay_as_they_are_until_pods_are_made_busy_and_then_change_each_ti
     assert [report.num_running for report in after] == [1, 2, 1, 2]
     assert {report.max_loras for report in (*before, *after)} == {8}
     assert {name for report in after for name, _ in report.adapter_log} == {*adapter_names(4)}
+
+
+def test_pods_and_other_routers_of_one_process_say_what_they_do() -> None:
+    plan = Plan(num_pods=3, num_adapters=4, num_peers=2, rate_per_s=20.0)
+    options = StackOptions(Variant.WIRE, num_adapters=4, router=ROUTER, crowd=plan)
+    with running(options) as stack:
+        names = ("extproc_peers_connected", "extproc_told_in_flight", "extproc_picks_in_flight")
+
+        def seen() -> list[float]:
+            metrics = stack.metrics()
+            return [total(metrics, name) for name in names]
+
+        assert [report_of(pod).num_running for pod in stack.pods] == [0, 0, 0]
+        wait_until(lambda: seen() == [2, 0, 0])
+        before = stack.counts()
+        stack.make_busy()
+        wait_until(lambda: seen() == [2, 12, 3])
+        wait_until(lambda: sum(report_of(pod).num_running for pod in stack.pods) == 12 + 3)
+        wait_until(lambda: stack.counts().picks > before.picks)
+        after = stack.counts()
+
+    assert before.pages < after.pages
+    assert before.told_bytes < after.told_bytes
+    assert before.heard_bytes < after.heard_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk")
+def test_what_one_of_several_routers_costs_is_printed_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--quick", "--seconds=1", "--adapters=4", "--rate=20", f"--out={tmp_path / 'kept'}"]
+
+    assert scale.main([*short, "--pods", "2", "--routers", "3"]) == 0
+    assert "| 2 x 3" in capsys.readouterr().out
+    _, case = json.loads((tmp_path / "kept").read_text())["cases"]
+    assert case["told/in_flight"] == 8
+    assert case["told_bytes_per_s"] > 0
 
 
 def test_what_a_tap_records_of_an_envoy_now_is_what_is_replayed() -> None:

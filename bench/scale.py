@@ -1,0 +1,186 @@
+"""What a request and rest cost one of many routers, with many pods: `make bench-scale`.
+
+A real router behind a real Envoy. One process plays its pods and the other routers (`bench.crowd`):
+each pod has five requests that run, one of this router and four of others where there are any, and
+a page that says so. Each router gets as many requests a second, so that ten routers get ten times
+as many; links are those of routers that share a key. Latency is what comes on top of an Envoy's
+without a router.
+
+A cell's figures are medians of rounds. Rest is what a router takes with all that and no requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.checkouts import run
+from bench.crowd import Plan
+from bench.figures import medians, minus, render_table
+from bench.machine import describe
+from bench.processes import raise_file_limit, require
+from bench.report import keep, parser
+from bench.run import KEEPS_UP, ROUTER, SMALL_BYTES, Cell, measure_column
+from bench.stack import StackOptions, Variant
+from extproc.stack.processes import StackError
+
+PODS, ROUTERS = (16, 100, 1_000), (1, 2, 10)
+Figures = Mapping[str, float | None]
+
+
+def measure(num_routers: int, plan: Plan, args: argparse.Namespace) -> Figures:
+    """Return the figures of one router of so many; 0: of an Envoy without one.
+
+    Raises:
+        StackError: Something did not start, requests failed, or routers did not hear each other.
+    """
+    num_peers = plan.num_peers
+    options = StackOptions(
+        Variant.WIRE if num_routers else Variant.NONE,
+        num_adapters=args.adapters,
+        router=ROUTER,
+        crowd=plan,
+    )
+    cell = Cell(SMALL_BYTES, args.rate)
+    found = measure_column(options, [cell], args.seconds)
+    if num_peers and not found["told/in_flight"]:
+        raise StackError(f"nothing was told by {num_peers} other routers")
+    picks_per_s = (found.get("idle/busy_picks_per_s") or 0.0) / max(1, num_peers)
+    if num_peers and picks_per_s < args.rate * KEEPS_UP:
+        print(f"  behind: {picks_per_s:.0f} of {args.rate:g}/s of each other", file=sys.stderr)
+    return {name.removeprefix(f"{cell.name}/"): value for name, value in found.items()}
+
+
+HEADER = (
+    "CPU us a request",
+    "with rest",
+    "added p50, ms",
+    "p99",
+    "cores at rest",
+    "MB",
+    "KB/s in, a link",
+    "out",
+    "pages/s of a pod to all, at rest",
+    "with requests",
+)
+
+
+def cells(figures: Figures, without: Figures, num_routers: int, plan: Plan) -> list[str]:
+    """Return a case's cells, in the order of `HEADER`."""
+
+    def of(name: str, times: float = 1.0) -> float | None:
+        value = figures.get(name)
+        return None if value is None else value * times
+
+    net, rest = of("server_us_per_request"), of("idle/busy_cores")
+    a_link, a_pod = 1e-3 / max(1, plan.num_peers), num_routers / plan.num_pods
+    values = [
+        ("{:.0f}", net),
+        ("{:.0f}", None if net is None or rest is None else net + rest / plan.rate_per_s * 1e6),
+        ("{:.2f}", minus(of("p50_ms"), without.get("p50_ms"))),
+        ("{:.2f}", minus(of("p99_ms"), without.get("p99_ms"))),
+        ("{:.3f}", rest),
+        ("{:.0f}", of("memory/rss_mb")),
+        ("{:.1f}", of("told_bytes_per_s", a_link)),
+        ("{:.1f}", of("heard_bytes_per_s", a_link)),
+        ("{:.2f}", of("idle/busy_pages_per_s", a_pod)),
+        ("{:.2f}", of("pages_per_s", a_pod)),
+    ]
+    return ["-" if value is None else form.format(value) for form, value in values]
+
+
+Case = tuple[int, int]
+"""Pods and routers."""
+
+
+def _round(args: argparse.Namespace) -> dict[Case, Figures]:
+    found = {}
+    for num_pods in args.pods:
+        for num_routers in (0, *args.routers):
+            print(f"  {num_pods} pods, {num_routers} routers", file=sys.stderr)
+            plan = _plan(num_pods, num_routers, args)
+            found[num_pods, num_routers] = measure(num_routers, plan, args)
+    return found
+
+
+def _round_of(checkout: Path, args: argparse.Namespace) -> dict[Case, Figures]:
+    """Return the same of another checkout's routers."""
+    asked = ["--json", f"--rate={args.rate}", f"--adapters={args.adapters}", "--rounds=1"]
+    asked += [f"--seconds={args.seconds}", "--pods", *map(str, args.pods)]
+    cases = msgspec.json.decode(
+        run(checkout, "bench.scale", *asked, "--routers", *map(str, args.routers))
+    )
+    return {(each.pop("pods"), each.pop("routers")): each for each in cases}
+
+
+def _cases(found: Mapping[Case, Figures]) -> list[dict[str, float | None]]:
+    return [{"pods": pods, "routers": routers, **each} for (pods, routers), each in found.items()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    args = _parse(arguments)
+    rounds: dict[str, list[dict[Case, Figures]]] = {"": []}
+    try:
+        require("wrk")
+        raise_file_limit()
+        machine = describe()
+        for number in range(args.rounds):
+            print(f"round {number + 1} of {args.rounds}", file=sys.stderr)
+            rounds[""].append(_round(args))
+            if args.other is not None:
+                rounds.setdefault(" other", []).append(_round_of(args.other, args))
+    except StackError as error:
+        print(f"bench-scale: {error}", file=sys.stderr)
+        return 1
+    found = {
+        who: {case: medians(each[case] for each in some) for case in some[0]}
+        for who, some in rounds.items()
+    }
+    if args.json:
+        print(msgspec.json.encode(_cases(found[""])).decode())
+        return 0
+    rows = [
+        [
+            f"{num_pods:,} x {num}{who}",
+            *cells(figures, of[num_pods, 0], num, _plan(num_pods, num, args)),
+        ]
+        for who, of in found.items()
+        for (num_pods, num), figures in of.items()
+        if num
+    ]
+    print(render_table(["pods x routers", *HEADER], rows))
+    kept = {f"cases{who}".replace(" ", "_"): _cases(of) for who, of in found.items()}
+    keep("scale", args, machine, kept)
+    return 0
+
+
+def _plan(num_pods: int, num_routers: int, args: argparse.Namespace) -> Plan:
+    return Plan(num_pods, args.adapters, max(0, num_routers - 1), args.rate)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    options = parser("scale", __doc__)
+    add = options.add_argument
+    add("--pods", type=int, nargs="+", metavar="N", help="(default 16 100 1000)")
+    add("--routers", type=int, nargs="+", metavar="N", help="(default 1 2 10)")
+    add("--rate", type=float, default=200.0, help="requests a second of each router (default 200)")
+    add("--adapters", type=int, default=64, help="on each pod (default 64)")
+    add("--seconds", type=float, help="of load in each case (default 10)")
+    add("--rounds", type=int, help="(default 3)")
+    add("--other", type=Path, metavar="CHECKOUT", help="its routers too, in each round")
+    add("--json", action="store_true", help="print this checkout's figures alone, and keep none")
+    args = options.parse_args(arguments)
+    args.pods = args.pods or (PODS[:2] if args.quick else PODS)
+    args.routers = args.routers or ((1, 10) if args.quick else ROUTERS)
+    args.seconds = args.seconds or (2.0 if args.quick else 10.0)
+    args.rounds = args.rounds or (1 if args.quick else 3)
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
