@@ -14,8 +14,8 @@ from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links
 from extproc.queue import Waiting
-from extproc.queue.elsewhere import NOBODY
 from extproc.queue.plan import share_of
+from extproc.queue.waiting import NOBODY
 from extproc.routing.router import Router
 from extproc.tenancy import Share
 from extproc.types import Pick

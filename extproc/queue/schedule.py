@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, inf
 
-LOOK_S = 100e-6
+ASK_S = 100e-6
 ORDER_S = 2e-6
 """The time that a look, and a place in the order, take on a slow core."""
 REST_RATIO = 10
@@ -26,23 +26,12 @@ class Schedule:
     def __init__(self, at: Callable[[float], None]) -> None:
         self._at = at
         self._freed_s = inf  # when room that was freed may be offered
-        self._elsewhere_s = -inf  # until then other routers give away what their requests left
         self._rests_until_s = -inf
         self._arranged_s = inf
 
     def freed(self, at_s: float) -> None:
         """Have room that was freed be offered then, or before."""
         self._freed_s = min(self._freed_s, at_s)
-
-    def freed_elsewhere(self, now: float) -> float:
-        """Leave what was freed to another router; return until when."""
-        self._elsewhere_s = now + TOLD_WAIT_S
-        return self._elsewhere_s
-
-    def held(self, now: float) -> None:
-        """Have one that is held from now on be asked for once other routers have chosen."""
-        if now < self._elsewhere_s:
-            self.freed(self._elsewhere_s)
 
     def due_s(self, next_s: float) -> float:
         """Return when the next offer is due."""
@@ -68,7 +57,7 @@ class Schedule:
 
     def rest(self, num_held: int, num_vain: int, *, now: float) -> None:
         """Rest after an offer to so many, of whom so many were asked for in vain."""
-        self._rests_until_s = now + REST_RATIO * (ORDER_S * num_held + LOOK_S * num_vain)
+        self._rests_until_s = now + REST_RATIO * (ORDER_S * num_held + ASK_S * num_vain)
 
     def forget(self) -> None:
         """Count on no offer that was arranged: it is made now."""

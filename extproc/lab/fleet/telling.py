@@ -11,8 +11,8 @@ from extproc.fleet.peerpicks import PeerPick, PeerPicks
 from extproc.fleet.pool import Pool
 from extproc.lab.fleet.agenda import Agenda
 from extproc.queue import Waiting
-from extproc.queue.elsewhere import NOBODY
 from extproc.queue.plan import share_of
+from extproc.queue.waiting import NOBODY
 from extproc.routing.router import Router
 from extproc.types import Pick
 
