@@ -112,11 +112,10 @@ class Telling:
             _told(pick, address, now - at_s, share_of(pick.request))
             for pick, address, at_s in started
         ]
-        waiting = self._waiting.lasting(now)
         if links.is_owing:
             self._told = None
-        news = None if waiting == self._told else waiting.shifted(-now)
-        self._told = waiting
+        news = None if self._waiting == self._told else self._waiting.shifted(-now)
+        self._told = self._waiting
         tell = partial(links.tell, in_flight=self._in_flight)
         self._observers.call("telling", tell, picks, ended, news)
         if links.is_owing:

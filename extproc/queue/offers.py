@@ -6,8 +6,8 @@ freed. Of each flow, `FLOW_ASKED` are asked for in vain in a round, so that a te
 of requests does not keep the others from being asked for.
 
 A request that got nothing goes before others (`waiting`), and may have a slot kept
-(`reservations`). Requests that have stepped back do not, and are looked at once a second, or where
-free room can be for no other request.
+(`reservations`). Requests that have stepped back do not. They are asked for once a second, and for
+what is freed once no request comes any more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_SENT = 256
 connections at once than they can accept.
 """
 LATE_AGAIN_S = 1.0
-"""From one look at those that have stepped back to the next."""
+"""From the time when those that have stepped back are asked for to the next."""
 QUIET_S = 0.25
 """After the newest request: no further one is waited for."""
 Choose = Callable[[Ticket, float], Pick | Rejection | Wait]
@@ -51,7 +51,7 @@ class _Offer(Struct):
         is_freed: The first in order are asked for again.
         vain: The kinds that were asked for in vain, by when to ask again.
         num_sent: Requests that got an endpoint.
-        is_for_late: Those that have stepped back are looked at.
+        is_for_late: Those that have stepped back are asked for, too.
     """
 
     choose: Choose
@@ -71,7 +71,7 @@ class Offers:
     """Makes offers, and knows how far they went.
 
     Attributes:
-        next_s: When the first is to be looked at again.
+        next_s: When the first is to be asked for again.
         reservations: Of slots.
         line: Those that go before others.
 
@@ -206,9 +206,7 @@ class Offers:
             offer.settle(ticket, result, now)
 
     def _wait(self, ticket: Ticket, until_s: float, now: float) -> None:
-        """Have a request go first that got nothing, keep a slot for it, and look at it again by
-        then.
-        """
+        """Have a request go first that got nothing, keep a slot for it, and ask again by then."""
         is_back, reason = ticket in self._back, ticket.reason
         self._ask_by(ticket, inf if is_back else until_s, now)
         reach = self._go_first(ticket)
@@ -233,7 +231,7 @@ class Offers:
         return reach
 
     def _ask_by(self, ticket: Ticket, until_s: float, now: float) -> None:
-        """Have a request looked at again then, or before if it has a time of its own."""
+        """Have a request asked for again then, or before if it has a time of its own."""
         ticket.again_s = until_s if ticket.again_s <= now else min(ticket.again_s, until_s)
         late_s = ticket.late_s if ticket.is_refusable else inf
         self.next_s = min(self.next_s, ticket.again_s, late_s)
@@ -244,9 +242,9 @@ class Offers:
         """Return until when a request has to let others go first; `now` where it need not."""
         return self.line.until_s(request, self._reach.of(request), now) if self.line else now
 
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self) -> Waiting:
         """Return who waits here, for other routers."""
-        return self.line.told(self._reach.addresses, self.reservations, now)
+        return self.line.told(self._reach.addresses, self.reservations)
 
     def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return
@@ -263,8 +261,7 @@ class Offers:
     def _take_in(self, reach: Reach) -> None:
         """Take the endpoints as they are now."""
         self._reach = reach
-        if self.line.is_told:
-            self.line.know(reach.addresses)
+        self.line.know(reach)
         self.reservations.hear(self.line.kept)
 
     def _adapter(self, ticket: Ticket) -> str | None:

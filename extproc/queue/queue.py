@@ -1,23 +1,19 @@
 """The queue: requests that their policy held, until there is room for them.
 
-1. Nobody polls. Every event that frees room calls `freed`. Then, and when a policy wanted to be
-   asked again, the queue makes an *offer*. It goes through the requests in order, and asks the
-   policy for one after the other. A request without an endpoint holds up other requests for a while
-   at most (`precedence`), and has a slot kept (`reservations`).
-2. The order: levels (priority and age), in a level the tenant that was served least, of its
-   requests the configured order.
-3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_ASKED` in vain, for alike
-   ones once. The next offer goes on behind them, in rounds of `FLOW_ASKED` for each flow, but looks
-   at the first ones again if more room was freed. Between two offers is a rest, so that they take a
-   tenth of a core at most, requests that got an endpoint aside. Newcomers stand in line meanwhile.
-4. A request with an objective is refused as soon as the queue's own pace shows that its first token
-   will be late. Other late requests step back where too many wait: they come after those that can
-   be in time, but for each eighth place, and hold up nobody. This does not hold where a tenant that
-   got less than every other has only late requests.
-5. The queue is bounded by number, bytes and time. Where it is full, the newest request of the
-   lowest priority is refused, of the tenant that holds most. That may be the newcomer.
-6. Where one of priority 0 or above has waited for as long as it may, those below 0 that wait for
-   the same endpoints are refused before it. An objective is a client's own wish, and sheds nobody.
+1. One order (`plan`): levels (priority and age), in a level the tenant that was served least, of
+   its requests the configured order (`orders`). Where too many wait, requests that cannot be in
+   time step back: they come after those that can be, but for each eighth place, and hold up nobody.
+   One with an objective of its own is refused once the queue's pace shows that it will be late.
+2. A place goes to the first request in order that it fits (`offers`). Nobody polls: every event
+   that frees room calls `freed`, and the policy is asked for one request after the other. Between
+   two offers is a rest, so that they take a tenth of a core at most, requests that got an endpoint
+   aside (`schedule`). Newcomers stand in line meanwhile.
+3. For a request that waits for a slot, one is kept (`reservations`): by the order, and after a
+   turn. Requests of lower priorities let those that wait go first (`waiting`).
+4. The queue is bounded by number, bytes and time. Where it is full, the newest request of the
+   lowest priority is refused, of the tenant that holds most. That may be the newcomer. Where one of
+   priority 0 or above has waited for as long as it may, those below 0 that wait for the same
+   endpoints are refused before it. An objective is a client's own wish, and sheds nobody.
 """
 
 from __future__ import annotations
@@ -125,7 +121,7 @@ class HoldQueue:
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
         self._offers.hold(ticket, reach, now)
-        self._note(now)
+        self._note()
         self._arrange()
         return None
 
@@ -171,18 +167,18 @@ class HoldQueue:
     @property
     def lets_others_go(self) -> bool:
         """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
-        return bool(self._tickets) or self._offers.line.is_told
+        return bool(self._tickets or self._offers.line)
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""
         if self._offers.hear(router_id, waiting, reach, now=now):
             self.freed(now)
 
-    def _note(self, now: float) -> None:
+    def _note(self) -> None:
         """Note who waits now, if anybody wants to know."""
         if self._on_change is None:
             return
-        waiting = self._offers.waiting(now) if self._tickets else NOBODY
+        waiting = self._offers.waiting() if self._tickets else NOBODY
         if waiting != self._waiting:
             self._waiting = waiting
             self._on_change(waiting)
@@ -201,7 +197,7 @@ class HoldQueue:
         self.freed(until_s)
 
     def promised_s(self, now: float) -> float | None:
-        """Return when a newcomer is looked at that stands in line, None where it need not."""
+        """Return when a newcomer is asked for that stands in line, None where it need not."""
         if not self._tickets:
             return None
         return self.schedule.promised_s(self._offers.next_s, now=now)
@@ -236,7 +232,7 @@ class HoldQueue:
                 reach=reach,
             )
             self.schedule.rest(num_held, num_vain, now=now)
-            self._note(now)
+            self._note()
         self._arrange()
 
     def ask(self, ticket: Ticket, choose: Choose, *, now: float) -> None:
@@ -278,7 +274,7 @@ class HoldQueue:
         self.occupancy.remove(ticket)
         self._plan.release(ticket)
         if not self._tickets:
-            self._note(now)
+            self._note()
         self._pace.look(now, is_held=bool(self._tickets))
 
     def _let_others_go(self, ticket: Ticket, now: float) -> None:

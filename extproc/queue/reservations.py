@@ -82,9 +82,6 @@ class Reservations:
     def __iter__(self) -> Iterator[Reservation]:
         return iter(self._all.values())
 
-    def __contains__(self, adapter: object) -> bool:
-        return adapter in self._all
-
     @property
     def has_any(self) -> bool:
         """Whether any slot is kept for somebody, here or at another router."""

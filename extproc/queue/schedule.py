@@ -7,7 +7,7 @@ from math import exp, inf
 
 ASK_S = 100e-6
 ORDER_S = 2e-6
-"""The time that a look, and a place in the order, take on a slow core."""
+"""The time that a question to the policy, and a place in the order, take on a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took but for those that got an endpoint."""
 TOLD_WAIT_S = 0.01
@@ -38,7 +38,7 @@ class Schedule:
         return max(min(self._freed_s, next_s), self._rests_until_s)
 
     def promised_s(self, next_s: float, *, now: float) -> float | None:
-        """Return when a newcomer is looked at that stands in line, None where it need not.
+        """Return when a newcomer is asked for that stands in line, None where it need not.
 
         It does where those that wait are to be asked for once the queue has had its rest, or once
         another router may have taken what was freed.

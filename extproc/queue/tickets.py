@@ -226,7 +226,7 @@ class Occupancy:
             newest = {name: reversed(flow) for name, flow in flows.items()}
             held = {n: self._bytes[priority, n] if by_bytes else len(f) for n, f in flows.items()}
             own = held.get(ticket.flow, 0) + (ticket.num_bytes if by_bytes else 1)
-            while held:
+            while True:
                 most = max(held, key=held.__getitem__)
                 if priority == ticket.priority and not (is_fair and held[most] > own):
                     return None

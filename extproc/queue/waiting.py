@@ -18,7 +18,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from extproc.queue.reach import ALL
+from extproc.queue.reach import ALL, Reach
 from extproc.queue.reservations import Reservation
 from extproc.queue.tickets import QueueSettings
 from extproc.types import RequestInfo
@@ -55,10 +55,6 @@ class Waiting(NamedTuple):
     ahead: tuple[Ahead, ...] = ()
     kept: tuple[Reservation, ...] = ()
 
-    def lasting(self, now: float) -> Waiting:
-        """Return it without the slots that are kept no more."""
-        return self._replace(kept=tuple(each for each in self.kept if now < each.until_s))
-
     def shifted(self, by_s: float) -> Waiting:
         """Return the same with all times later by so much: to another clock."""
         ahead = (
@@ -85,11 +81,6 @@ class Line:
         self._addresses: tuple[str, ...] = ()
         self._others: list[Ahead] = []
         self.kept: list[Reservation] = []
-
-    @property
-    def is_told(self) -> bool:
-        """Whether somebody waits at another router."""
-        return bool(self._told)
 
     def begin(self) -> None:
         """Forget who waits here."""
@@ -122,10 +113,10 @@ class Line:
 
     # --- other routers -----------------------------------------------------------------------
 
-    def told(self, addresses: Sequence[str], kept: Iterable[Reservation], now: float) -> Waiting:
+    def told(self, addresses: Sequence[str], kept: Iterable[Reservation]) -> Waiting:
         """Return who waits here, for other routers."""
         ahead = tuple(self._own.values())
-        return Waiting(tuple(addresses) if ahead else (), ahead, tuple(kept)).lasting(now)
+        return Waiting(tuple(addresses) if ahead else (), ahead, tuple(kept))
 
     def hear(self, router_id: str, waiting: Waiting, settings: QueueSettings, now: float) -> bool:
         """Replace a router's last report; return whether less of it holds up other requests."""
@@ -138,10 +129,10 @@ class Line:
         self._arrange()
         return bool(_held_up(before) - _held_up(waiting))
 
-    def know(self, addresses: Sequence[str]) -> None:
+    def know(self, reach: Reach) -> None:
         """Have reaches in terms of these endpoints from now on."""
-        if self._told and self._addresses != addresses:
-            self._addresses = tuple(addresses)
+        if self._told and self._addresses != reach.addresses:
+            self._addresses = reach.addresses
             self._arrange()
 
     def _arrange(self) -> None:

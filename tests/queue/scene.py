@@ -46,7 +46,7 @@ class Scene:
     @property
     def waiting(self) -> Waiting:
         """Who waits, as other routers are told now."""
-        return self._waiting.lasting(self.now)
+        return self._waiting
 
     def hold(self, name: str, model: str = "", **fields: Any) -> Rejection | None:
         """Hold a request that arrives now, as told by fields of its ticket and its claim."""

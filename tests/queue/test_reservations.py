@@ -126,8 +126,7 @@ def test_without_fairness_tenants_have_no_turns_and_starve_nobody() -> None:
     made.add(waiting("x"), "x", one_pod(use()), now=NOW)
     made.add(waiting("y", at_s=0), "y", one_pod(use(MODEST, since_s=0)), now=NOW)
 
-    assert [each.priority for each in made] == [0]
-    assert "x" not in made
+    assert [each.adapter for each in made] == ["y"]
 
 
 def test_the_one_that_will_be_done_soonest_goes() -> None:
@@ -186,7 +185,7 @@ def test_it_lets_go_after_a_while(after_s: float, is_kept: bool) -> None:
     made.add(waiting("x"), "x", one_pod(use()), now=NOW + after_s)
     made.end()
 
-    assert bool(found) == ("x" in made) == is_kept
+    assert bool(found) == bool(list(made)) == is_kept
 
 
 def test_two_that_wait_do_not_keep_each_other_from_what_is_free_for_one() -> None:

@@ -221,7 +221,7 @@ def test_of_many_priorities_the_first_in_order_are_told_apart() -> None:
         line.add(priority, 1, 0.0, 5.0)
     line.add(3, 2, 0.0, 5.0)
 
-    assert len(line.told((), (), 0.0).ahead) == MAX_AHEAD
+    assert len(line.told((), ()).ahead) == MAX_AHEAD
     assert line.until_s(newcomer(at_s=1.0), 2, 1.0) == 5.0
 
 

@@ -76,7 +76,7 @@ class FleetTelling:
 
     def _tell_waiting(self) -> None:
         self._is_due = False
-        waiting = self._waiting.lasting(self._agenda.now)
+        waiting = self._waiting
         if waiting != self._said:
             self._said = waiting
             for each in self._others():
