@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.phrases import FOR_SLOT
+from extproc.phrases import FOR_POD, FOR_SLOT
 from extproc.queue import QueueSettings
 from extproc.queue.offers import LATE_AGAIN_S, MAX_ASKED
 from extproc.queue.waiting import MAX_AHEAD, Line
@@ -81,6 +81,14 @@ def test_of_those_of_one_priority_the_first_counts() -> None:
         scene.free(9)
 
     assert behind_s(scene) == 0
+
+
+def test_who_waits_for_a_pod_holds_up_nobody() -> None:
+    scene = waiting()
+    scene.reason = FOR_POD
+    scene.free(9)
+
+    assert behind_s(scene) == behind_s(scene, -1) == 0
 
 
 def test_those_below_0_wait_as_long_as_anybody_else_does() -> None:
