@@ -73,7 +73,7 @@ class Offers:
     Attributes:
         next_s: When the first is to be asked for again.
         reservations: Of slots.
-        line: Those that go before others.
+        line: The requests that go before others.
 
     Args:
         served: Returns the service of a flow of a priority.

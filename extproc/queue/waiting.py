@@ -32,7 +32,7 @@ class Ahead(NamedTuple):
 
     Attributes:
         since_s: When the first of them came.
-        until_s: For so long those of a lower priority that came later let them go first.
+        until_s: For so long requests of a lower priority that came later let them go first.
         reach: The endpoints that they may go to, as `Reach` has it.
     """
 
