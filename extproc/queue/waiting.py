@@ -1,4 +1,4 @@
-"""Who waits, here and at other routers, as far as other requests have to let them go first.
+"""The requests that wait, here and at other routers, as far as others have to let them go first.
 
 A request lets those of a higher priority go first that wait for room where it may go, and came
 before it. They may wait for what never comes, so this ends after `slot_hold_s`. A request below 0
