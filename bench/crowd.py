@@ -22,7 +22,7 @@ import msgspec
 import uvloop
 
 from bench.crowdpods import SLOTS, Connection, Pod
-from bench.envoys import ANSWER, METRICS_TYPE, adapter_names, models_page
+from bench.envoys import ANSWER, BASE_MODEL, METRICS_TYPE, adapter_names, models_page
 from bench.peers import Peer, Traffic
 from bench.processes import get, raise_file_limit
 from extproc.peers.dialler import PeerDialler
@@ -81,7 +81,6 @@ class Players:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._rng = plan, random.Random(1)
         names = adapter_names(plan.num_adapters)
-        self._names = names
         self._models = models_page(names).encode()
         each = SLOTS // 2  # the others are for this router's requests
         starts = range(0, each * plan.num_pods, each)
@@ -116,7 +115,7 @@ class Players:
         self._kept += servers
         return {"pods": [*self._by_address], "peers": [each.address for each in servers]}
 
-    def _answer(self, pod: Pod, url: str, body: bytes) -> tuple[str, bytes] | None:
+    def _answer(self, pod: Pod, url: str) -> tuple[str, bytes] | None:
         path, _, query = url.partition("?")
         kind, page = "application/json", b"{}"
         if path.startswith("/metrics"):
@@ -127,7 +126,7 @@ class Players:
         elif path == "/v1/completions":
             self._num_running += 1
             self._on_the_way.release()
-            pod.serve(json.loads(body)["model"])
+            pod.serve(BASE_MODEL)
             return None
         elif path == _BEGIN:
             self.asked.set_result(dict(parse_qsl(query, keep_blank_values=True)))
@@ -155,10 +154,11 @@ class Players:
             aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
             asyncio.TaskGroup() as tasks,
         ):
-            # One for each pod there is; they go where the router sends them.
-            for _, name in zip(self.pods, cycle(self._names), strict=False):
+            # One for each pod there is; they go where the router sends them: without an adapter to
+            # every pod.
+            body = {"model": BASE_MODEL, "prompt": "Go on.", "max_tokens": 100_000}
+            for _ in self.pods:
                 await self._on_the_way.acquire()
-                body = {"model": name, "prompt": "Go on.", "max_tokens": 100_000}
                 tasks.create_task(self._run(http, f"{gateway}/v1/completions", body))
             for peer in self._peers:
                 dialler = PeerDialler(METHOD, peer.service.router_id, peer.dialled, rng=self._rng)

@@ -24,7 +24,7 @@ class Pod:
     Attributes:
         address: `ip:port`.
         adapters: Of the other routers' requests.
-        running: Requests by adapter.
+        running: Requests by model.
     """
 
     def __init__(self, adapters: Sequence[str]) -> None:
@@ -35,7 +35,7 @@ class Pod:
         self._series: dict[str, float] = {}
 
     def serve(self, adapter: str = "") -> None:
-        """Take a request; one that runs, if its adapter is named."""
+        """Take a request; one that runs, if its adapter or the base model is named."""
         self._look()
         self._num_prompts += 1
         self._num_tokens += 1
@@ -54,7 +54,7 @@ class Pod:
         self._look()
         num_running = self.running.total()
         if num_running:
-            now = ",".join(sorted(self.running))
+            now = ",".join(sorted(self.running.keys() - {BASE_MODEL}))
             self._series.pop(now, None)
             self._series[now] = self._looked_wall_s
             if len(self._series) > _SERIES:
@@ -84,8 +84,8 @@ class Pod:
         self._looked_wall_s = now_wall_s
 
 
-Answer = Callable[[Pod, str, bytes], tuple[str, bytes] | None]
-"""The type and the body of a response, by path and body of a request; None for never."""
+Answer = Callable[[Pod, str], tuple[str, bytes] | None]
+"""The type and the body of a response, by the path of a request; None for never."""
 
 
 class Connection(asyncio.Protocol):
@@ -103,19 +103,15 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Forget the last request."""
-        self._url = self._body = b""
+        self._url = b""
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the URL."""
         self._url += url
 
-    def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        self._body += body
-
     def on_message_complete(self) -> None:
         """Answer, unless the request runs on."""
-        answer = self._answer(self._pod, self._url.decode(), self._body)
+        answer = self._answer(self._pod, self._url.decode())
         if answer is not None:
             kind, body = answer
             head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"

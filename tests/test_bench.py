@@ -124,14 +124,14 @@ def test_a_row_for_each_number_of_routers_has_the_times_of_both() -> None:
 def test_a_pod_of_a_crowd_says_what_runs_there_as_vllm_does() -> None:
     pod = Pod(["a", "b"])
     pod.serve()
-    for adapter in ("a", "a", "b"):
-        pod.serve(adapter)
+    for model in ("a", "a", "b", "base"):
+        pod.serve(model)
     before = parse_report(pod.page(), PROFILES["vllm"])
     pod.end("a")
     pod.end("b")
     after = parse_report(pod.page(), PROFILES["vllm"])
 
-    assert (before.num_running, after.num_running) == (3, 1)
+    assert (before.num_running, after.num_running) == (4, 2)
     assert [*map(sorted, (before.active_adapters, after.active_adapters))] == [["a", "b"], ["a"]]
     assert before.max_loras == 8
     assert before.process_start_wall_s == after.process_start_wall_s
