@@ -132,10 +132,8 @@ class Views:
             self._until_s = expires_s
         self._made_at[tracked.row] = self._num_reads
         gpu_adapters, cpu_adapters = tracked.arrange()
-        room, max_in_flight, has_room = tracked.room, tracked.traits.max_in_flight, True
-        if room.limit is not None or max_in_flight is not None:
-            most, num_taken = room.places(num_there, max_in_flight, is_known=is_known)
-            has_room = num_taken < most
+        max_in_flight = tracked.traits.max_in_flight
+        most, num_taken = tracked.room.places(num_there, max_in_flight, is_known=is_known)
         view = tracked.view = _make(
             *facts,
             gpu_adapters,
@@ -152,7 +150,7 @@ class Views:
             is_in_doubt or (tracked.is_unreachable and not tracked.answers),
             is_suspect,
             tracked.fullness.is_full(num_there),
-            has_room,
+            num_taken < most,
             tracked.response_s,
         )
         return view
