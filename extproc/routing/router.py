@@ -284,7 +284,7 @@ class Router:
         """Choose among the endpoints; those whose slots are kept for other requests are full for
         it.
         """
-        if self._takes_last(request, snapshot) or (
+        if self._takes_others(request, snapshot) or (
             request.num_sequences > 1 and self._overfills(request, snapshot)
         ):
             return Wait(snapshot.now + FULL_WAIT_S, FOR_ROOM)
@@ -325,17 +325,18 @@ class Router:
         self.pool.flights.start(pick, now=now)
         self.catalog.picked(pick, request.model)
 
-    def _takes_last(self, request: RequestInfo, snapshot: Snapshot) -> bool:
-        """Return whether a request has to leave the last place to other tenants."""
+    def _takes_others(self, request: RequestInfo, snapshot: Snapshot) -> bool:
+        """Return whether a request would take a place that is left to other tenants."""
         claim, num_free, num_there = request.claim, 0.0, 0
-        if not claim._waits or not self.pool.flights.tenants.leaves_last(claim, snapshot.now):
+        num_left = self.pool.flights.tenants.num_left(claim, snapshot.now) if claim._waits else 0
+        if not num_left:
             return False
         for view in self._takers(request, snapshot):
             num_there += view.num_pending
             num_free += self.pool.num_free(view)
-            if num_free > 1:
+            if num_free > num_left:
                 return False
-        return num_there >= MANY  # of fewer places, one would be too much to lose
+        return num_there >= MANY  # where fewer run, each place is too much to lose
 
     def _takers(self, request: RequestInfo, snapshot: Snapshot) -> Iterator[EndpointView]:
         """Yield the endpoints that can take a request, whether they have room or not."""

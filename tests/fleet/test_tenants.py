@@ -1,4 +1,4 @@
-"""Whose requests run on endpoints, and who leaves the last place to others."""
+"""Whose requests run on endpoints, and how many places who runs many leaves to others."""
 
 from __future__ import annotations
 
@@ -32,65 +32,90 @@ class Scene:
         self.tenants.end(claim(tenant, priority), 1, now=self.now)
         return self
 
-    def leaves_last(self, tenant: str, *, priority: int = 0) -> bool:
-        return self.tenants.leaves_last(claim(tenant, priority), self.now)
+    def num_left(self, tenant: str, *, priority: int = 0) -> int:
+        return self.tenants.num_left(claim(tenant, priority), self.now)
+
+    def leaves_one(self, tenant: str) -> bool:
+        return self.num_left(tenant) == 1
 
 
-def test_who_runs_many_and_others_few_leaves_the_last_place_to_them() -> None:
-    scene = Scene().begin("greedy", MANY).begin("modest")
+def test_who_runs_many_while_others_run_none_leaves_them_one_place() -> None:
+    scene = Scene().begin("modest").end("modest").begin("greedy", MANY)
 
-    assert scene.leaves_last("greedy")
-    assert not scene.leaves_last("modest")
-    assert not scene.leaves_last("new")
+    assert scene.leaves_one("greedy")
+    assert not scene.num_left("modest")
+    assert not scene.num_left("new")
+
+
+def test_others_have_as_many_places_left_as_they_had_in_the_mean_of_late_and_one() -> None:
+    scene = Scene().begin("modest", 4).begin("greedy", MANY)
+    scene.now += 10 * LATELY_S
+    assert scene.leaves_one("greedy")
+    scene.end("modest").end("modest").end("modest")
+    assert scene.num_left("greedy") == 1 + 4 - 1
+    scene.now += LATELY_S / 2  # the mean is 2.8
+    assert scene.num_left("greedy") == 1 + 3 - 1
+    scene.begin("modest", 3)
+    assert not scene.num_left("greedy")
 
 
 def test_a_tenant_without_a_request_has_a_place_left_for_a_while() -> None:
     scene = Scene().begin("greedy", MANY).begin("modest").end("modest")
 
     scene.now += LATELY_S
-    assert scene.leaves_last("greedy")
+    assert scene.leaves_one("greedy")
     scene.now += 0.1
-    assert not scene.leaves_last("greedy")
+    assert not scene.num_left("greedy")
 
 
-def test_whose_requests_run_on_is_left_a_place_however_long() -> None:
+def test_whose_requests_run_on_counts_however_long() -> None:
     scene = Scene().begin("greedy", MANY).begin("modest")
-    scene.now += 10 * LATELY_S
+    for _ in range(5):
+        scene.now += 10 * LATELY_S
+        assert scene.leaves_one("greedy")
+    scene.end("modest")
+    assert scene.num_left("greedy") == 2
 
-    assert scene.leaves_last("greedy")
 
-
-def test_who_runs_few_takes_the_last_place() -> None:
-    assert not Scene().begin("greedy", MANY - 1).begin("modest").leaves_last("greedy")
+def test_who_runs_few_takes_every_place() -> None:
+    assert not Scene().begin("modest").end("modest").begin("greedy", MANY - 1).num_left("greedy")
 
 
 def test_nobody_alone_leaves_a_place() -> None:
-    assert not Scene().begin("greedy", 2 * MANY).leaves_last("greedy")
+    assert not Scene().begin("greedy", 2 * MANY).num_left("greedy")
 
 
 def test_of_two_that_run_alike_neither_leaves_a_place() -> None:
     scene = Scene().begin("a", MANY).begin("b", MANY)
 
-    assert not scene.leaves_last("a")
-    assert not scene.leaves_last("b")
+    assert not scene.num_left("a")
+    assert not scene.num_left("b")
 
 
 @pytest.mark.parametrize(("priority", "leaves"), [(-1, False), (0, True), (1, True)])
 def test_places_are_left_to_those_of_the_same_or_a_higher_priority(
     priority: int, leaves: bool
 ) -> None:
-    scene = Scene().begin("greedy", MANY).begin("modest", priority=priority)
+    scene = Scene().begin("modest", priority=priority).end("modest", priority=priority)
 
-    assert scene.leaves_last("greedy") is leaves
+    assert scene.begin("greedy", MANY).leaves_one("greedy") is leaves
 
 
-def test_one_of_two_thousand_that_runs_many_leaves_the_last_place() -> None:
+def test_one_of_two_thousand_that_runs_many_leaves_a_place() -> None:
     scene = Scene().begin("greedy", MANY)
     for number in range(2000):
         scene.begin(f"t{number}").end(f"t{number}")
 
-    assert scene.leaves_last("greedy")
-    assert not scene.begin("t0").leaves_last("t0")
+    assert scene.leaves_one("greedy")
+    assert not scene.begin("t0").num_left("t0")
+
+
+def test_who_was_not_seen_for_long_is_forgotten() -> None:
+    scene = Scene()
+    for number in range(2000):
+        scene.begin(f"t{number}").end(f"t{number}")
+        scene.now += LATELY_S / 10
+    assert len(scene.tenants._loads) <= 12
 
 
 def test_somebody_is_alone_once_no_request_of_others_has_come_or_gone_lately() -> None:
@@ -105,11 +130,9 @@ def test_somebody_is_alone_once_no_request_of_others_has_come_or_gone_lately() -
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), max_size=30))
-def test_it_never_happens_that_all_who_run_leave_the_last_place(
-    begun: list[tuple[str, int]],
-) -> None:
+def test_it_never_happens_that_all_who_run_leave_places(begun: list[tuple[str, int]]) -> None:
     scene = Scene()
     for tenant, num in begun:
         scene.begin(tenant, num)
 
-    assert not begun or not all(scene.leaves_last(tenant) for tenant, _ in begun)
+    assert not begun or not all(scene.num_left(tenant) for tenant, _ in begun)

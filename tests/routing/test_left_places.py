@@ -1,4 +1,4 @@
-"""The last place of pods that have their places taken for long is left to other tenants."""
+"""Some places of pods that have theirs taken for long are left to other tenants."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ NOW = 100.0
 def pods(num: int, *, room: int = ROOM, took_s: float = 20.0, policy: str = "least_harm") -> Router:
     """A router over pods that run so many sequences each, and have served one each for so long."""
     made = router(*range(1, num + 1), policy=policy, settings=PoolSettings(max_in_flight=room))
-    first = [routed(ask(made, "first", now=NOW - took_s)) for _ in range(num)]
+    first = [routed(ask(made, "greedy", now=NOW - took_s)) for _ in range(num)]
     for each in first:
         made.pool.flights.finish(each.id, now=NOW)
+    return made
+
+
+def seen(made: Router) -> Router:
+    """Have another tenant come and go."""
+    made.pool.flights.finish(routed(ask(made, "modest")).id, now=NOW)
     return made
 
 
@@ -46,21 +52,19 @@ def fill(made: Router, tenant: str, *, now: float = NOW) -> list[Pick]:
 
 @pytest.mark.parametrize("num_pods", [1, 2, 5])
 def test_who_runs_many_leaves_one_place_to_others_where_responses_are_long(num_pods: int) -> None:
-    made = pods(num_pods)
-    ended = routed(ask(made, "modest"))
-    made.pool.flights.finish(ended.id, now=NOW)
+    made = seen(pods(num_pods))
 
     assert len(fill(made, "greedy")) == num_pods * ROOM - 1
     assert isinstance(ask(made, "modest"), Pick)
 
 
 def test_where_responses_are_short_nothing_is_left() -> None:
-    made = pods(2, took_s=LONG_S / 2)
+    made = seen(pods(2, took_s=LONG_S / 2))
     assert len(fill(made, "greedy")) == 2 * ROOM
 
 
 def test_one_that_leaves_a_place_goes_on_once_a_place_more_is_free() -> None:
-    made = pods(2)
+    made = seen(pods(2))
     picks = fill(made, "greedy")
     [waits] = made.queue
 
@@ -71,7 +75,7 @@ def test_one_that_leaves_a_place_goes_on_once_a_place_more_is_free() -> None:
 
 
 def test_the_last_place_is_taken_once_nobody_else_has_come_for_long() -> None:
-    made = pods(2)
+    made = seen(pods(2))
     fill(made, "greedy")
     [waits] = made.queue
 
@@ -82,5 +86,5 @@ def test_the_last_place_is_taken_once_nobody_else_has_come_for_long() -> None:
 
 def test_of_few_places_none_is_left() -> None:
     """It would be too many of them."""
-    made = pods(2, room=MANY // 2 - 1)
+    made = seen(pods(2, room=MANY // 2 - 1))
     assert len(fill(made, "greedy")) == 2 * (MANY // 2 - 1)
