@@ -47,6 +47,9 @@ START, START_RATIO = 8, 1.5
 """Requests that an engine gets of which nothing is known. Of many at once 256 run after 9 reports
 that show more and more of them, once in the life of a process. Where 8 is all that it runs, 4 wait.
 """
+LOST_S = 10.0
+"""So long after its last report one of which nothing is known gets no more than with reports. They
+are late where many requests keep a router busy, which is when many would be sent."""
 LONG_S, LONG_KEPT = 1.0, 31 / 32
 """A place that is freed with so long before the next one is; what is kept of the mean, with each
 end."""
@@ -140,7 +143,7 @@ class Room:
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def places(
-        self, num_known: int, max_in_flight: int | None, *, is_known: bool
+        self, num_known: int, max_in_flight: int | None, *, is_known: bool, now: float = inf
     ) -> tuple[float, int]:
         """Return for how many sequences it has room, infinite for not known, and how many are
         there.
@@ -149,6 +152,7 @@ class Room:
             num_known: Unfinished sequences there, as far as routers know.
             max_in_flight: The limit that is configured, instead of a learned one; None for none.
             is_known: The last report is trusted.
+            now: To know for how long there was none.
         """
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
@@ -156,17 +160,21 @@ class Room:
             return max_in_flight, num_known
         if self.limit is None:
             most = max(START, int(START_RATIO * self._most_run))
-            return most if is_known else inf, num_known
+            return most if is_known or now < self.lost_s else inf, num_known
         return self.limit + self.num_spare, num_known
+
+    @property
+    def lost_s(self) -> float:
+        """When its reports are taken for lost."""
+        return self._asked_s + LOST_S
 
     @property
     def num_spare(self) -> int:
         """Of the places that are learned, those in which a request may have to wait."""
-        if self.limit is None:
-            return 0
+        limit = self.limit or 0
         held_s = self.held_s
         is_tried = held_s < LONG_S or self._asked_s >= self._waited_s + max(FORGET_S, held_s)
-        return SPARE * is_tried + min(self.limit, round(self._mean_late))
+        return SPARE * is_tried + min(limit, round(self._mean_late))
 
     def _limit_to(self, num_running: int, now: float) -> None:
         self._waiting.append(num_running)

@@ -333,7 +333,7 @@ class Router:
             return False
         for view in self._takers(request, snapshot):
             num_there += view.num_pending
-            num_free += self.pool.num_free(view)
+            num_free += self.pool.num_free(view, now=snapshot.now)
             if num_free > num_left:
                 return False
         return num_there >= MANY  # where fewer run, each place is too much to lose
@@ -354,7 +354,8 @@ class Router:
         """
         if self.pool.flights.tenants.is_alone(request.claim, snapshot.now):
             return False
-        places = [self.pool.places(view) for view in self._takers(request, snapshot)]
+        takers = self._takers(request, snapshot)
+        places = [self.pool.places(view, now=snapshot.now) for view in takers]
         # One in which nobody has waited yet has no more room than others.
         known = max([most for most, _ in places if most < inf], default=inf)
         free = [min(most, known) - num for most, num in places]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from extproc.fleet.concurrency import (
     FORGET_S,
     LONG_S,
+    LOST_S,
     NUM_WAITING,
     SPARE,
     START,
@@ -356,6 +357,18 @@ def test_no_more_wait_than_the_spare_where_ends_are_heard_of_at_once(
         engine.pick(engine.places())
         assert limit <= len(engine.picks) <= limit + SPARE
         step()
+
+
+def test_an_endpoint_whose_reports_are_late_gets_no_more_than_with_them_for_a_while() -> None:
+    made = pool()
+    made.record_report(address(1), report(), taken_at_s=0.0)
+    for number in range(START):
+        made.flights.start(pick(f"p-{number}", 1, info=request(None)), now=1.0)
+    expired_s = PoolSettings().report_expiry_s + 0.1
+
+    has_room = [made.snapshot(now=at_s).endpoints[0].has_room for at_s in (1.0, expired_s, 9.9)]
+    assert has_room == [False, False, False]
+    assert made.snapshot(now=LOST_S + 0.1).endpoints[0].has_room
 
 
 @pytest.mark.parametrize(("took_s", "num_spare"), [(LONG_S / 2, SPARE), (LONG_S, 0)])
