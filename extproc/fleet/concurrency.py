@@ -16,9 +16,9 @@ Rules:
    average. The latter are known to be there, and a report does not show them.
 3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
    on. It has not run so many for `FORGET_S`: nothing is known, as at first.
-   Of such an engine, it has room for `START` or `START_RATIO` times the most that its reports have
-   shown to run: many may come at once, and would all be in it before its first report shows that
-   they wait.
+   Such an engine has room for `START`, or `START_RATIO` times the most that its reports have shown
+   to run. Else many that come at once would all be in it before its first report shows that they
+   wait.
    Where requests have their places for long (`LONG_S`), what waits behind them waits for long, too,
    and others get what is freed elsewhere meanwhile. There none are spare, unless nobody has waited
    for `FORGET_S` and as long as a place is had.

@@ -22,9 +22,9 @@ class TokenCounters:
     """A counter of the service that each tenant has got, in weighted tokens over its weight.
 
     A tenant is active while requests of it are held. One that becomes active is lifted to what each
-    active one would have got by now in equal shares, and at least to the minimum of those that are
-    (to the last that was, if none is): being idle earns no credit. The minimum alone stands still
-    while ever new tenants start from it, and all of them would go before one that got two requests.
+    active one would have got by now in equal shares: being idle earns no credit. That is at least
+    the minimum of those that are active, or the last that was, if none is. The minimum alone stands
+    still while ever new tenants start from it. All of them would go before one that got two.
 
     The bound (the paper's, for backlogged clients) holds over any time in which two tenants are
     both active. Their service differs by at most 2 max(w_p L, w_q M) weighted tokens. L is the
@@ -52,7 +52,8 @@ class TokenCounters:
         if tenant in self._num_held:
             self._num_held[tenant] += 1
             return
-        self._lift(tenant)
+        self._level = max(self._level, self._minimum())
+        self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._level)
         self._num_held[tenant] = 1
         self._push(tenant)
 
@@ -66,23 +67,12 @@ class TokenCounters:
 
     def add(self, tenant: str, tokens: float) -> None:
         """Count weighted tokens (`cost`) over the weight; less than 0 where too many were."""
-        counters, num_held = self._counters, self._num_held
-        known = counters.get(tenant)
-        counters[tenant] = (self._minimum() if known is None else known) + tokens
-        if tenant in num_held:
-            self._level += tokens / len(num_held)
+        self._counters[tenant] = self.counter(tenant) + tokens
+        if tenant in self._num_held:
+            self._level += tokens / len(self._num_held)
             self._push(tenant)
-        elif len(counters) - len(num_held) > MAX_TENANTS:
+        else:
             self._forget()
-
-    def add_foreign(self, tenant: str, tokens: float) -> None:
-        """Count what other routers served, in weighted tokens over the weight.
-
-        A tenant that holds nothing here is active there, so it is lifted here as well.
-        """
-        if tenant not in self._num_held:
-            self._lift(tenant)
-        self.add(tenant, tokens)
 
     def counter(self, tenant: str) -> float:
         """Return what it has got; the minimum for a tenant that nothing is known of."""
@@ -91,10 +81,6 @@ class TokenCounters:
 
     def __len__(self) -> int:
         return len(self._counters)
-
-    def _lift(self, tenant: str) -> None:
-        self._level = max(self._level, self._minimum())
-        self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._level)
 
     def _minimum(self) -> float:
         heap = self._heap

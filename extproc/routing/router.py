@@ -156,7 +156,7 @@ class Router:
             rest_s=self._least_ttft_s(request, now),
             num_bytes=num_bytes,
             kind=self.picker.kind_of(request),
-            look_s=wait.until_s,
+            again_s=wait.until_s,
             reason=wait.reason,
         )
         refusal = self.queue.add(ticket, now=now, reach=self.reach(now=now))
@@ -293,10 +293,7 @@ class Router:
             picked = self.picker.pick_row(columns, snapshot, request)
             if picked is not None:
                 return picked
-        now, until_s = snapshot.now, self._waits_until_s(request)
-        views = reservations.still_taken(request, snapshot.endpoints, now=now)
-        if views is not snapshot.endpoints:
-            snapshot = Snapshot(views, now, snapshot.num_routers)
+        now, until_s, views = snapshot.now, self._waits_until_s(request), snapshot.endpoints
         kept = reservations.kept_from(request, views, now=now)
         if not kept:
             return self.picker.pick(snapshot, request, waits_until_s=until_s)
