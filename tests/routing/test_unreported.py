@@ -109,8 +109,7 @@ def test_a_pod_whose_page_fails_gets_its_share_by_every_policy(
     pool = pool_of(1, 2)
     if reported_s is not None:
         pool.record_report(address(1), report(num_running=9), taken_at_s=reported_s)
-    for num_running in (64, 0):  # so many have run there once
-        pool.record_report(address(2), report(num_running=num_running), taken_at_s=LATE_S)
+    pool.record_report(address(2), report(), taken_at_s=LATE_S)
     first, second = shares(router_of(pool, policy), 64, model=model, now=LATE_S)
 
     fewest = 16 if policy != "least_harm" or model == BASE else 8
@@ -277,7 +276,6 @@ def test_our_requests_that_were_aborted_never_count_as_those_of_others_for_a_cho
 def test_requests_of_others_count_for_a_choice_within_five_seconds(policy: str) -> None:
     """After a quiet start, one of two pods gets requests that no router has sent."""
     pool = pool_of(1, 2)
-    pool.record_report(address(2), report(num_running=20), taken_at_s=0.0)
     for half in range(51):
         now, is_busy = half / 2, half >= 40
         busy = report(num_running=20 * is_busy, work_tokens=half * is_busy)
