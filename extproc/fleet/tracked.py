@@ -390,6 +390,8 @@ class Tracked:
         self.num_sequences -= num
         self.prompts.end(flight.pick.id, has_run=has_run)
         self.room.end(flight.started_at_s, num)
+        if has_run:
+            self.room.took(now - flight.started_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def had_first_token(self, flight: InFlight, at_s: float) -> None:
@@ -418,6 +420,8 @@ class Tracked:
         self.others.end(flight)
         self.prompts.end(flight.id, has_run=has_run)
         self.room.end(flight.picked_at_s, flight.num_sequences)
+        if has_run:
+            self.room.took(now - flight.picked_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def queue(

@@ -132,10 +132,9 @@ class Views:
             self._until_s = expires_s
         self._made_at[tracked.row] = self._num_reads
         gpu_adapters, cpu_adapters = tracked.arrange()
-        room, max_in_flight, has_room = tracked.room, tracked.traits.max_in_flight, True
-        if room.limit is not None or max_in_flight is not None:
-            most, num_taken = room.places(num_there, max_in_flight, is_known=is_known)
-            has_room = num_taken < most
+        most, num_taken = tracked.room.places(
+            num_there, tracked.traits.max_in_flight, is_known=is_known, now=now
+        )
         view = tracked.view = _make(
             *facts,
             gpu_adapters,
@@ -152,7 +151,7 @@ class Views:
             is_in_doubt or (tracked.is_unreachable and not tracked.answers),
             is_suspect,
             tracked.fullness.is_full(num_there),
-            has_room,
+            num_taken < most,
             tracked.response_s,
         )
         return view
@@ -163,6 +162,8 @@ class Views:
         tracked.facts_until_s = inf
         if at_s is not None and is_known:
             tracked.facts_until_s = at_s + settings.report_expiry_s
+        elif now < tracked.room.lost_s:
+            tracked.facts_until_s = tracked.room.lost_s
         is_asleep, version = report is not None and report.is_asleep, tracked.version or ""
         if report is None or not is_known:
             # Only what routers have sent counts, and what the engine had at its start.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -12,6 +12,7 @@ from extproc.address import is_in_subset
 from extproc.fleet.columns import Columns
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
+from extproc.fleet.tenants import MANY
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_TURN
 from extproc.queue import HoldQueue, Reach, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints
@@ -35,9 +36,6 @@ OBJECTIVE_RATIO = 0.8
 time leaves out the step that runs already, and the sharing of the engine.
 """
 
-SHARED_S = 10.0
-"""So long after a request of another tenant, pods are left to others than who overfills them."""
-
 _FOR_WANT_OF_ROOM = Reason.SATURATED, Reason.LATE
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
@@ -59,8 +57,6 @@ class Router:
     max_hold_s: float = 60.0
     routes: ModelRoutes = field(default_factory=ModelRoutes)
     models: Models = field(init=False, repr=False)
-    _tenant: str = field(default="", init=False, repr=False)  # of the last pick
-    _changed_s: float = field(default=-inf, init=False, repr=False)  # when it was another one
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
@@ -160,7 +156,7 @@ class Router:
             rest_s=self._least_ttft_s(request, now),
             num_bytes=num_bytes,
             kind=self.picker.kind_of(request),
-            look_s=wait.until_s,
+            again_s=wait.until_s,
             reason=wait.reason,
         )
         refusal = self.queue.add(ticket, now=now, reach=self.reach(now=now))
@@ -288,17 +284,16 @@ class Router:
         """Choose among the endpoints; those whose slots are kept for other requests are full for
         it.
         """
-        if request.num_sequences > 1 and self._overfills(request, snapshot):
+        if self._takes_others(request, snapshot) or (
+            request.num_sequences > 1 and self._overfills(request, snapshot)
+        ):
             return Wait(snapshot.now + FULL_WAIT_S, FOR_ROOM)
         reservations = self.queue.reservations
         if not reservations.has_any:
             picked = self.picker.pick_row(columns, snapshot, request)
             if picked is not None:
                 return picked
-        now, until_s = snapshot.now, self._waits_until_s(request)
-        views = reservations.still_taken(request, snapshot.endpoints, now=now)
-        if views is not snapshot.endpoints:
-            snapshot = Snapshot(views, now, snapshot.num_routers)
+        now, until_s, views = snapshot.now, self._waits_until_s(request), snapshot.endpoints
         kept = reservations.kept_from(request, views, now=now)
         if not kept:
             return self.picker.pick(snapshot, request, waits_until_s=until_s)
@@ -325,10 +320,28 @@ class Router:
     def _start(self, pick: Pick, request: RequestInfo, now: float) -> None:
         """Count a pick, and whose it is."""
         self.pool.flights.start(pick, now=now)
-        tenant = request.claim.tenant
-        if tenant != self._tenant:
-            self._tenant, self._changed_s = tenant, now
         self.catalog.picked(pick, request.model)
+
+    def _takes_others(self, request: RequestInfo, snapshot: Snapshot) -> bool:
+        """Return whether a request would take a place that is left to other tenants."""
+        claim, num_free, num_there = request.claim, 0.0, 0
+        num_left = self.pool.flights.tenants.num_left(claim, snapshot.now) if claim._waits else 0
+        if not num_left:
+            return False
+        for view in self._takers(request, snapshot):
+            num_there += view.num_pending
+            num_free += self.pool.num_free(view, now=snapshot.now)
+            if num_free > num_left:
+                return False
+        return num_there >= MANY  # where fewer run, each place is too much to lose
+
+    def _takers(self, request: RequestInfo, snapshot: Snapshot) -> Iterator[EndpointView]:
+        """Yield the endpoints that can take a request, whether they have room or not."""
+        subset = request.subset
+        for view in snapshot.endpoints:
+            is_up = view.is_ready and not view._has_flaw and view.has_registered(request.model)
+            if is_up and (subset is None or is_in_subset(view.address, subset)):
+                yield view
 
     def _overfills(self, request: RequestInfo, snapshot: Snapshot) -> bool:
         """Return whether a request of more sequences than any pod has room for has to wait, as half
@@ -336,11 +349,10 @@ class Router:
 
         The engine runs such a request's sequences in order of arrival, before all that come later.
         """
-        is_own = request.claim.tenant == self._tenant
-        if is_own and snapshot.now - self._changed_s > SHARED_S:
+        if self.pool.flights.tenants.is_alone(request.claim, snapshot.now):
             return False
-        views = [view for view in snapshot.endpoints if view.is_ready and not view._has_flaw]
-        places = [self.pool.places(v) for v in views if v.has_registered(request.model)]
+        takers = self._takers(request, snapshot)
+        places = [self.pool.places(view, now=snapshot.now) for view in takers]
         # One in which nobody has waited yet has no more room than others.
         known = max([most for most, _ in places if most < inf], default=inf)
         free = [min(most, known) - num for most, num in places]
