@@ -53,8 +53,9 @@ LABEL org.opencontainers.image.title="lora-extproc" \
 COPY --from=build /venv /venv
 # Nothing here has to become somebody else; `passwd`, `su` and their like are the base image's.
 RUN find / -xdev -type f -perm /6000 -exec chmod a-s {} +
-# The root file system may be read-only; the bytecode is already there.
-ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# The root file system may be read-only; the bytecode is already there. The interpreter's compiler is off
+# (docs/performance.md).
+ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PYTHON_JIT=0
 # Numeric, so that Kubernetes can verify that it is not root.
 USER 65532:65532
 # gRPC, plain gRPC health, metrics; the last two if configured.

@@ -61,7 +61,12 @@ test-all: $(DEV) $(HELM)
 	$(PYTEST) -m '(slow or docker) and not long and not vllm'
 
 # The same at greater length: every store and mode in trouble, laboratory and reality side by side.
+# First `make test` with the interpreter's compiler on, where it has one: that may fail
+# (docs/performance.md), and is there to show the day when it does not.
 test-long: $(DEV)
+	-if PYTHON_JIT=1 $(BIN)/extproc --version | grep 'compiler on'; then \
+	    PYTHON_JIT=1 $(PYTEST) -m 'not slow and not long and not vllm and not docker'; \
+	fi
 	$(PYTEST) -m 'long and not vllm'
 
 # It prints a table. Needs root, debootstrap and ip.

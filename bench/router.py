@@ -26,7 +26,7 @@ from extproc.types import Choice, Endpoint, LoadReport, Pick, RequestInfo, Snaps
 from extproc.wire.rpc import Call, Code, Session
 
 _CONFIG = """
-discovery: {static: ["10.0.0.0:8000"]}
+discovery: {static: ["10.0.0.0:8000"], max_endpoints: 2000}
 request: {trusted_headers: [fairness_id, model_rewrite]}
 """
 _SLOTS = 8

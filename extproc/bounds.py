@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_ENDPOINTS = 1_000
-"""Pods of one router. Each choice looks at all of them, and each is scraped many times a second."""
+"""Pods of one router, unless `discovery.max_endpoints` says otherwise. Each choice looks at all of
+them, and each is scraped many times a second."""
 
 MAX_COUNT = 1_000_000
 """Requests or adapter slots of one endpoint. Sums over a whole pool stay far below 2**32."""

@@ -23,6 +23,7 @@ from extproc.commands.panels import CHECK, MEASURE, OBSERVE, RUN, Commands
 from extproc.commands.serve import check_config, serve
 from extproc.commands.up import up
 from extproc.commands.watch import watch
+from extproc.service.interpreter import interpreter
 
 app = Commands(
     name="extproc",
@@ -37,7 +38,10 @@ def main() -> None:
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"extproc {__version__}")
+        python = interpreter()
+        typer.echo(
+            f"extproc {__version__} (Python {python['python']}, compiler {python['compiler']})"
+        )
         raise typer.Exit
 
 

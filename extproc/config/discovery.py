@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from extproc.address import MAX_PORT, check_endpoint_address
+from extproc.bounds import MAX_ENDPOINTS
 from extproc.config.base import Choice, IpPort, Section
 
 _KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _KubernetesName = Annotated[str, Field(pattern=_KUBERNETES_NAME)]
 _PORT_NAME = r"^[a-z0-9-]{1,63}$"
+_MAX_MAX_ENDPOINTS = 2_000  # as many as docs/sizing.md has figures for
 _Port = Annotated[int, Field(ge=1, le=MAX_PORT)]
 _PortName = Annotated[str, Field(pattern=_PORT_NAME)]
 
@@ -209,6 +211,14 @@ class DiscoveryConfig(Choice):
         None, description="The pods as the Kubernetes API lists them."
     )
     dns: DnsConfig | None = Field(None, description="The pods as DNS lists them.")
+    max_endpoints: int = Field(
+        MAX_ENDPOINTS,
+        ge=1,
+        le=_MAX_MAX_ENDPOINTS,
+        description="Pods that are used. Of more, the last by address get no requests: the log, "
+        "`/healthz`, a metric and an alert say so. More pods take "
+        "[more of each router](sizing.md#many-pods).",
+    )
 
     @field_validator(
         "static",

@@ -61,6 +61,8 @@ class EdsService:
 
     def __post_init__(self) -> None:
         self._resource = AnyMessage()
+        # Of one pod that comes or goes, all others stay as they are.
+        self._made: dict[Endpoint, endpoint_components_pb2.LbEndpoint | None] = {}
 
     @property
     def num_streams(self) -> int:
@@ -75,8 +77,10 @@ class EdsService:
         """Publish the endpoints, in the order of their addresses; none empty the cluster."""
         assignment = endpoint_pb2.ClusterLoadAssignment(cluster_name=self.cluster_name)
         usable = assignment.endpoints.add().lb_endpoints
+        before, self._made = self._made, {}
         for address, endpoint in sorted({each.address: each for each in endpoints}.items()):
-            lb_endpoint = _lb_endpoint(endpoint)
+            lb_endpoint = before[endpoint] if endpoint in before else _lb_endpoint(endpoint)
+            self._made[endpoint] = lb_endpoint
             if lb_endpoint is None:
                 self.on_unusable(address)
             else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 from prometheus_client.core import (
@@ -34,6 +36,9 @@ def labelled(
     for value, number in values.items():
         family.add_metric((value,) if isinstance(labels, str) else value, number)
     return family
+
+
+_Taken = tuple[list[int], float]
 
 
 class Counter:
@@ -116,26 +121,29 @@ class Histogram:
     def family(self) -> Metric:
         """Return the family as it is now."""
         family = HistogramMetricFamily(self._name, self._documentation)
-        self.add_to(family, ())
+        _add(family, (), self.taken(), self._bounds)
         return family
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add its samples to a family, with these values of its labels."""
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
-        family.add_metric(labels, buckets, self.sum)
+    def taken(self) -> _Taken:
+        """Return the counts as they are now: of each bound and beyond, and the sum."""
+        return self._counts.copy(), self.sum
 
 
 class Histograms:
     """One histogram family with a label; a value without a duration has no series."""
 
     def __init__(
-        self, name: str, documentation: str, bounds: tuple[float, ...], label: str
+        self,
+        name: str,
+        documentation: str,
+        bounds: tuple[float, ...],
+        label: str,
+        *,
+        max_with_buckets: float = inf,
     ) -> None:
         self._name, self._documentation = name, documentation
         self._bounds, self._label = bounds, label
+        self._max_with_buckets = max_with_buckets
         self._waiting: dict[str, list[float]] = {}
         self._by_value: dict[str, Histogram] = {}
 
@@ -157,14 +165,38 @@ class Histograms:
         self._by_value = {each: own for each, own in self._by_value.items() if each in values}
         self._waiting = {each: own for each, own in self._waiting.items() if each in values}
 
-    def family(self) -> Metric:
-        """Return the family as it is now, with what waits."""
+    def taken(self) -> Callable[[], Metric]:
+        """Return what makes the family as it is now, with what waits.
+
+        Of more values than may have buckets, each has its number and its sum alone.
+        """
         self.count()
+        taken = {value: each.taken() for value, each in self._by_value.items()}
+        bounds = self._bounds if len(taken) <= self._max_with_buckets else ()
+        return partial(self._family, taken, bounds)
+
+    def _family(self, taken: Mapping[str, _Taken], bounds: tuple[float, ...]) -> Metric:
         name = f"extproc_{self._name}"
         family = HistogramMetricFamily(name, self._documentation, labels=(self._label,))
-        for value, histogram in self._by_value.items():
-            histogram.add_to(family, (value,))
+        for value, each in taken.items():
+            _add(family, (value,), each, bounds)
         return family
+
+
+def _add(
+    family: HistogramMetricFamily,
+    labels: Sequence[str],
+    taken: _Taken,
+    bounds: tuple[float, ...],
+) -> None:
+    """Add a histogram's samples to a family, with these bounds, none, or its own."""
+    counts, seconds = taken
+    total, buckets = 0, []
+    for bound, count in zip(bounds, counts, strict=False):
+        total += count
+        buckets.append((repr(bound), total))
+    buckets.append(("+Inf", sum(counts)))
+    family.add_metric(labels, buckets, seconds)
 
 
 # InferencePools' gauges by the names that dashboards and autoscalers of its pickers read.

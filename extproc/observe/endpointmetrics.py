@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
 
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.observe.counters import labelled
@@ -119,9 +120,16 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
 def endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield the metrics of each endpoint, by its address."""
     views, now = snapshot.endpoints, snapshot.now
+    # One dict of labels for all families: a third of what those of `add_metric` take.
+    labels = [{"endpoint": view.address} for view in views]
     for name, documentation, read in _GAUGES:
-        values = {view.address: value for view in views if (value := read(view)) is not None}
-        yield labelled(GaugeMetricFamily, f"extproc_{name}", documentation, "endpoint", values)
+        family = GaugeMetricFamily(f"extproc_{name}", documentation, labels=("endpoint",))
+        family.samples = [
+            Sample(family.name, own, value)
+            for own, view in zip(labels, views, strict=True)
+            if (value := read(view)) is not None
+        ]
+        yield family
     loads = {view.address: view._num_adapter_loads for view in views}
     documentation = (
         "Adapters that entered a GPU slot, as far as the router can infer it. "

@@ -7,12 +7,14 @@ until a scrape of the metrics. Sorted then, a time takes half of what it takes t
    from the request's arrival, as its client sees it. By endpoint it is from the pick: a hold by the
    router is not the endpoint's time.
 2. The duration is that of requests answered without an error, from the same times to the last byte.
-3. A request of which Envoy tried more than one endpoint counts for none of them.
+3. By endpoint there are buckets as long as there are few (`MAX_PODS_WITH_BUCKETS`).
+4. A request of which Envoy tried more than one endpoint counts for none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from math import inf
 
 from prometheus_client.metrics_core import Metric
 
@@ -23,6 +25,9 @@ from extproc.types import Outcome, Pick
 
 MAX_UNCOUNTED = 2048
 """Entries whose times wait to be counted: 260 KB at most, counted in 0.6 ms."""
+
+MAX_PODS_WITH_BUCKETS = 200
+"""With buckets the two histograms are 26 series a pod, more than all else of it together."""
 
 _COMPLETED = Outcome.COMPLETED  # to look up a member takes 0.1 us
 _TTFT_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
@@ -43,7 +48,12 @@ class Latencies:
         self._by_model = _Times(
             "model", "From a request's arrival", "by the model name that the client wrote"
         )
-        self._by_endpoint = _Times("endpoint", "From a request's pick", "by the pod that served it")
+        self._by_endpoint = _Times(
+            "endpoint",
+            "From a request's pick",
+            "by the pod that served it. Of more than 200 pods without buckets",
+            max_with_buckets=MAX_PODS_WITH_BUCKETS,
+        )
 
     def record(self, completion: Completion, pick: Pick) -> None:
         """Record an entry of the access log about a pick."""
@@ -71,8 +81,8 @@ class Latencies:
         if self._num_uncounted >= MAX_UNCOUNTED:
             self._count()
 
-    def families(self, endpoints: Container[str]) -> Iterator[Metric]:
-        """Yield all families; the series of other endpoints end."""
+    def families(self, endpoints: Container[str]) -> Iterator[Callable[[], Metric]]:
+        """Yield what makes each family as it is now; the series of other endpoints end."""
         self._count()
         self._by_endpoint.keep(endpoints)
         yield from self._by_model.families()
@@ -91,19 +101,21 @@ class _Times:
         waiting: Where both are added, by value.
     """
 
-    def __init__(self, label: str, since: str, by: str) -> None:
+    def __init__(self, label: str, since: str, by: str, *, max_with_buckets: float = inf) -> None:
         self.waiting: dict[str, tuple[list[float], list[float]]] = {}
         self._ttft = Histograms(
             f"{label}_ttft_seconds",
             f"{since} to the first token of its streamed response, {by}.",
             _TTFT_S,
             label,
+            max_with_buckets=max_with_buckets,
         )
         self._duration = Histograms(
             f"{label}_duration_seconds",
             f"{since} to the end of its response, if that was no error, {by}.",
             _DURATION_S,
             label,
+            max_with_buckets=max_with_buckets,
         )
 
     def of(self, value: str) -> tuple[list[float], list[float]]:
@@ -123,7 +135,7 @@ class _Times:
         self._ttft.keep(values)
         self._duration.keep(values)
 
-    def families(self) -> Iterator[Metric]:
-        """Yield the family of each."""
-        yield self._ttft.family()
-        yield self._duration.family()
+    def families(self) -> Iterator[Callable[[], Metric]]:
+        """Yield what makes the family of each."""
+        yield self._ttft.taken()
+        yield self._duration.taken()

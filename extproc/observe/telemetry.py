@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ class Telemetry:
     ) -> None:
         self._snapshot = snapshot
         self._version = version
-        self._readings: list[Callable[[], Metric]] = []
+        self._readings: list[Callable[[], Callable[[], Metric]]] = []
         self._adapters = CappedLabel(max_adapter_labels)
         self._slugs = CappedLabel(_MAX_SLUGS)
         self._make_counters()
@@ -224,7 +225,7 @@ class Telemetry:
     def add_gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """Add `extproc_<name>`, read at each scrape."""
         self._readings.append(
-            lambda: GaugeMetricFamily(f"extproc_{name}", documentation, value=read())
+            lambda: partial(GaugeMetricFamily, f"extproc_{name}", documentation, value=read())
         )
 
     def add_counters(
@@ -235,9 +236,7 @@ class Telemetry:
         read: Callable[[], Mapping[Any, float]],
     ) -> None:
         """Add `extproc_<name>_total`, read at each scrape; labels as `add_gauges` has them."""
-        self._readings.append(
-            lambda: labelled(CounterMetricFamily, f"extproc_{name}", documentation, label, read())
-        )
+        self._read_later(CounterMetricFamily, name, documentation, label, read)
 
     def add_gauges(
         self,
@@ -247,16 +246,26 @@ class Telemetry:
         read: Callable[[], Mapping[Any, float]],
     ) -> None:
         """Add `extproc_<name>`, read at each scrape; with several labels, values are tuples."""
-        self._readings.append(
-            lambda: labelled(GaugeMetricFamily, f"extproc_{name}", documentation, label, read())
-        )
+        self._read_later(GaugeMetricFamily, name, documentation, label, read)
+
+    def _read_later(
+        self,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        name: str,
+        documentation: str,
+        label: _Labels,
+        read: Callable[[], Mapping[Any, float]],
+    ) -> None:
+        """Add a family whose values are copied at the moment of a page, as they may be live."""
+        of = partial(labelled, kind, f"extproc_{name}", documentation, label)
+        self._readings.append(lambda: partial(of, dict(read())))
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for the registry.
 
         All are of one moment, that of the first, though other tasks may run before the next is
-        taken. Counts and readings are taken then; the endpoints' families are made one by one, of a
-        snapshot from then.
+        taken. Counts and readings are taken then. Families that are long with many endpoints are
+        made one by one, of what was taken.
         """
         snapshot = self._snapshot()
         self._count_picks()
@@ -265,9 +274,10 @@ class Telemetry:
         histograms = self._decision_s, self._scrape_s, self._lag_s, self._held_s, self._delay_s
         families = [each.family() for each in self._counters]
         families += [each.family() for each in histograms]
-        families += self._latencies.families(addresses)
-        families += [read() for read in self._readings]
+        later = [*self._latencies.families(addresses), *[read() for read in self._readings]]
         yield from families
+        for make in later:
+            yield make()
         yield InfoMetricFamily(
             "extproc_build", "The version of this program.", {"version": self._version}
         )

@@ -9,7 +9,7 @@ resolves to 127.0.0.1 (DNS rebinding).
 |---|---|
 | `/` | the live page, added by `add_page` |
 | `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
-| `/healthz` | 200 or 503: `status` (`ok`, `unavailable`), `reasons`, `warnings`, `completions` |
+| `/healthz` | 200 or 503: `status` (`ok`, `unavailable`), `reasons`, `warnings`, and more |
 | `/debug/snapshot` | `describe_snapshot`, and `queue` as in `queue.status` |
 | `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
 | `/debug/adapters` | `{"adapters": [...], "sources": [...]}`, as in `adapters` |
@@ -32,6 +32,7 @@ from prometheus_client.metrics_core import Metric
 
 from extproc.adapters.sources import SourceStatus
 from extproc.request.pacing import BusyError, Pacer, SharedPage
+from extproc.service.interpreter import interpreter
 from extproc.types import EndpointView, Snapshot
 from extproc.wire.httpserver import (
     DEFAULT_HTTP_LIMITS,
@@ -199,6 +200,7 @@ class AdminServer(MetricsServer):
             "reasons": reasons,
             "warnings": list(self._warnings()),
             "completions": dict(self._completions()),
+            "interpreter": interpreter(),
         }
         return web.json_response(answer, status=503 if reasons else 200)
 

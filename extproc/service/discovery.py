@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from extproc.adapters.sources import SourceStatus
-from extproc.bounds import MAX_ENDPOINTS
 from extproc.config import Config
 from extproc.discovery.file import make_endpoints, parse_endpoints
 from extproc.discovery.kubernetes.status import AdapterReport
@@ -38,13 +37,14 @@ class Follower(Protocol):
 
 
 class EndpointList:
-    """Hands on what discovery lists, `MAX_ENDPOINTS` at most.
+    """Hands on what discovery lists, the first by address where that is more than the most.
 
     Args:
         readiness: Waits for the endpoints of the first list.
         followers: Told in this order.
         on_change: Called after them.
         clock: Monotonic seconds.
+        most: Endpoints that are used (`discovery.max_endpoints`).
 
     Attributes:
         num_left_out: Endpoints beyond the most that are used.
@@ -57,23 +57,51 @@ class EndpointList:
         on_change: Callable[[], None],
         *,
         clock: Callable[[], float],
+        most: int,
     ) -> None:
         self._readiness, self._followers = readiness, followers
         self._on_change, self._clock = on_change, clock
+        self._most = most
+        self._warnings: list[str] = []
         self.num_left_out = 0
 
     def set(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the endpoints."""
-        self.num_left_out = max(0, len(endpoints) - MAX_ENDPOINTS)
+        self.num_left_out = max(0, len(endpoints) - self._most)
+        warnings = []
         if self.num_left_out:
             # By address, so that all replicas and Envoy use the same ones.
-            endpoints = sorted(endpoints, key=lambda each: each.address)[:MAX_ENDPOINTS]
-            log.error("%d endpoints beyond the first %d left out", self.num_left_out, MAX_ENDPOINTS)
+            endpoints = sorted(endpoints, key=lambda each: each.address)
+            warnings = [_told_left_out(endpoints, self._most)]
+            endpoints = endpoints[: self._most]
+        self._warn(warnings)
         self._readiness.set_endpoints(endpoints, now=self._clock())
         for each in self._followers:
             each.set_endpoints(endpoints)
         self._on_change()
         log.info("endpoints: %d", len(endpoints))
+
+    def warnings(self) -> list[str]:
+        """Return which endpoints are left out, for people; empty where none is."""
+        return self._warnings
+
+    def _warn(self, warnings: list[str]) -> None:
+        """Log what is new: the list changes often where there are many endpoints."""
+        before, self._warnings = self._warnings, warnings
+        if before and not warnings:
+            log.info("all pods get requests again")
+        elif warnings != before:
+            log.error("%s", warnings[0])
+
+
+def _told_left_out(endpoints: Sequence[Endpoint], most: int) -> str:
+    """Say which of the endpoints, in order, are beyond the most that are used."""
+    first, last = endpoints[most].address, endpoints[-1].address
+    which = first if first == last else f"{first} to {last}, by address"
+    return (
+        f"{len(endpoints) - most:,} of {len(endpoints):,} pods get no requests: "
+        f"discovery.max_endpoints is {most:,}. Left out: {which}"
+    )
 
 
 class Source(Protocol):

@@ -137,7 +137,7 @@ def add_gauges(
     )
     add(
         "endpoints_left_out",
-        "Pods beyond the first 1,000 by address. They get no requests.",
+        "Pods beyond discovery.max_endpoints, by address. They get no requests.",
         lambda: endpoints.num_left_out,
     )
     telemetry.add_counters(

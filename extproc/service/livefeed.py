@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -148,10 +149,10 @@ class LiveFeed:
     ) -> tuple[list[Any], int]:
         """Return rows for the most active adapters, and the number of all adapters."""
         active: Counter[str] = Counter()
-        resident: Counter[str] = Counter()
-        for view in views:
-            active.update(view.pending_by_adapter)
-            resident.update(view.gpu_adapters)
+        resident = Counter(chain.from_iterable(view.gpu_adapters for view in views))
+        for view in views:  # `Counter.update` takes five times as long for few names
+            for name, count in view.pending_by_adapter.items():
+                active[name] = active.get(name, 0) + count
         in_use = {*active, *resident}
         first_listed, num_listed = self._adapters_listed()
         chosen = nsmallest(MAX_ADAPTERS, in_use, key=lambda n: (-active[n], -resident[n], n))

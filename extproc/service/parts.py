@@ -164,7 +164,13 @@ class Parts:
             clocks=clocks,
         )
         followers = (routing, self.pods, self.adapters.loading, self.services.eds)
-        self.endpoints = EndpointList(self.readiness, followers, changed.set, clock=clocks.clock)
+        self.endpoints = EndpointList(
+            self.readiness,
+            followers,
+            changed.set,
+            clock=clocks.clock,
+            most=config.discovery.max_endpoints,
+        )
         self.discovery = Discovery(
             config,
             on_endpoints=self.endpoints.set,
@@ -195,6 +201,7 @@ class Parts:
             *self.traffic.wire.mismatches.warnings(now=self._loop.time()),
             *self.services.lost_rewrites.warnings(now=self.clock()),
             *self.discovery.warnings(),
+            *self.endpoints.warnings(),
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
             *self.adapters.warnings(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from extproc import __version__
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.service.interpreter import interpreter
 from tests.commandline import error_line, invoke
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat, free_port
@@ -121,10 +123,11 @@ def test_the_module_is_the_same_command() -> None:
     assert done.stderr.startswith("extproc: /nonexistent: cannot be read")
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_the_version_is_that_of_the_package_and_of_the_interpreter() -> None:
     result = invoke("--version")
 
-    assert (result.exit_code, result.stdout) == (0, f"extproc {__version__}\n")
+    python = f"Python {platform.python_version()}, compiler {interpreter()['compiler']}"
+    assert (result.exit_code, result.stdout) == (0, f"extproc {__version__} ({python})\n")
 
 
 @pytest.mark.parametrize(

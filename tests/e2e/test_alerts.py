@@ -63,6 +63,7 @@ ALL_PODS_LOST = ("ExtprocAllPodsLost", "ExtprocNoEndpoints")
 NO_API = ("ExtprocNotReady", "ExtprocKubernetesSilent")
 NO_LOG = ("ExtprocAccessLogSilent",)
 SLOW = ("ExtprocSlowPod",)
+LEFT_OUT = ("ExtprocPodsLeftOut",)
 NOT_CAUSED: dict[str, str] = {}
 """Alerts that no test here causes, and why."""
 
@@ -82,7 +83,7 @@ def test_every_alert_is_caused_or_said_not_to_be() -> None:
     ]
     caused = [
         *(*CROWDED, *THRASHING, *ALONE, *DOWN, *FAULTY),
-        *(*ONE_POD_FAILS, *ALL_PODS_FAIL, *ALL_PODS_LOST, *NO_API, *NO_LOG, *SLOW),
+        *(*ONE_POD_FAILS, *ALL_PODS_FAIL, *ALL_PODS_LOST, *NO_API, *NO_LOG, *SLOW, *LEFT_OUT),
     ]
 
     assert sorted([*caused, *NOT_CAUSED]) == sorted(named)
@@ -242,6 +243,14 @@ async def test_all_pods_are_lost(http: aiohttp.ClientSession) -> None:
             for pod in pods:
                 await pod.kill()
             await fires(prometheus, *ALL_PODS_LOST)
+
+
+async def test_more_pods_than_a_router_may_use() -> None:
+    async with own_pods(2) as pods:
+        config = router_config(pods)
+        config["discovery"]["max_endpoints"] = 1
+        async with RouterProcess(config) as router, watched(router) as prometheus:
+            await fires(prometheus, *LEFT_OUT)
 
 
 async def test_no_kubernetes_api(tmp_path: Path) -> None:

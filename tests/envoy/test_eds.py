@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.endpoint.v3.endpoint_components_pb2 import LbEndpoint
 from envoy.service.discovery.v3 import discovery_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.envoy import eds
 from extproc.envoy.eds import MAX_NAMES, MAX_REQUEST_BYTES, MAX_STREAMS, TYPE_URL, EdsService
 from extproc.types import Endpoint
 from extproc.wire.rpc import Code, Session
@@ -343,3 +345,26 @@ def test_a_subscription_longer_than_the_limit_is_refused_unread() -> None:
     client.session.receive(bytes(MAX_REQUEST_BYTES + 1))
 
     assert client.call.ended == (Code.INVALID_ARGUMENT, f"more than {MAX_REQUEST_BYTES} bytes")
+
+
+def test_what_is_published_is_the_same_whatever_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of one endpoint that comes, goes or drains no other is made again."""
+    made: list[str] = []
+
+    def counting(endpoint: Endpoint) -> LbEndpoint | None:
+        made.append(endpoint.address)
+        return make(endpoint)
+
+    make = eds._lb_endpoint
+    draining, wrong = Endpoint(A.address, is_ready=False), Endpoint("no-ip:8000")
+    service = EdsService()
+    for endpoints in ([A, B], [B, wrong], [draining, B, wrong], [A], [], [A, B]):
+        monkeypatch.setattr(eds, "_lb_endpoint", make)
+        fresh = EdsService()
+        fresh.set_endpoints(endpoints)
+        monkeypatch.setattr(eds, "_lb_endpoint", counting)
+        service.set_endpoints(endpoints)
+        assert service.version == fresh.version
+
+    first = [A.address, B.address]
+    assert made == [*first, wrong.address, A.address, A.address, *first]

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histogram, Histograms
-from extproc.observe.latencies import MAX_UNCOUNTED, Latencies
+from extproc.observe.latencies import MAX_PODS_WITH_BUCKETS, MAX_UNCOUNTED, Latencies
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import RESPONSES_PATH
 from extproc.types import Outcome
@@ -36,7 +36,7 @@ class Scene:
         self.latencies.record(completion(chosen.id, **more), chosen)
 
     def families(self) -> Sequence[Metric]:
-        return list(self.latencies.families(self.endpoints))
+        return [make() for make in self.latencies.families(self.endpoints)]
 
     def counts(self, name: str, suffix: str = "count") -> dict[str, float]:
         """Of each value of the histogram's label."""
@@ -158,6 +158,27 @@ def test_the_name_is_the_one_that_the_client_wrote() -> None:
     assert scene.counts("model_ttft") == {"customer-07": 1}
 
 
+@pytest.mark.parametrize(
+    ("num", "num_series"), [(MAX_PODS_WITH_BUCKETS, 13), (MAX_PODS_WITH_BUCKETS + 1, 3)]
+)
+def test_of_many_pods_each_has_a_number_and_a_sum_alone(num: int, num_series: int) -> None:
+    """Buckets of 2,000 pods would be 40,000 series, and models keep theirs."""
+    scene = Scene(max_models=num)
+    scene.endpoints = {f"10.0.0.0:{number}" for number in range(num)}
+    for number, each in enumerate(sorted(scene.endpoints)):
+        scene.end(f"model-{number}", address=each)
+    sizes = {family.name: len(family.samples) / num for family in scene.families()}
+
+    assert scene.counts("endpoint_ttft", "sum").keys() == scene.endpoints
+    assert {*scene.counts("endpoint_duration").values()} == {1}
+    assert sizes == {
+        "extproc_model_ttft_seconds": 13,
+        "extproc_model_duration_seconds": 13,
+        "extproc_endpoint_ttft_seconds": num_series,
+        "extproc_endpoint_duration_seconds": num_series,
+    }
+
+
 def test_counting_in_batches_leaves_none_out() -> None:
     scene, rng = Scene(), random.Random(0)
     num = 2 * MAX_UNCOUNTED + 3
@@ -205,6 +226,7 @@ def test_counting_together_is_counting_one_by_one(seconds: list[float]) -> None:
         one_by_one.observe(max(0.0, each))
 
     found, expected = (
-        [each.value for each in of.family().samples] for of in (together, one_by_one)
+        [each.value for each in family.samples]
+        for family in (together.taken()(), one_by_one.family())
     )
     assert found == (pytest.approx(expected) if seconds else [])

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric, Sample
 
 from extproc.service.admin import MAX_DEBUGGING, describe_snapshot, is_loopback
+from extproc.service.interpreter import interpreter
 from extproc.types import EndpointView, Snapshot
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
 from tests.service.adminport import admin_server
@@ -132,7 +133,8 @@ async def test_metrics_are_openmetrics_on_request() -> None:
 async def test_health_has_the_reasons() -> None:
     async with serving() as admin:
         status, text, _ = await admin.get("/healthz")
-        healthy = {"status": "ok", "reasons": [], "warnings": [], "completions": {}}
+        runs = {"completions": {}, "interpreter": interpreter()}
+        healthy = {"status": "ok", "reasons": [], "warnings": [], **runs}
         assert (status, json.loads(text)) == (200, healthy)
         admin.reasons = ["draining"]
         status, text, _ = await admin.get("/healthz")
@@ -142,7 +144,7 @@ async def test_health_has_the_reasons() -> None:
         "status": "unavailable",
         "reasons": ["draining"],
         "warnings": [],
-        "completions": {},
+        **runs,
     }
 
 

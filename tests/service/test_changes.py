@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import grpc
 import pytest
 import yaml
 
+from extproc.fleet.readiness import Readiness
 from extproc.lab.fakepod.pod import RunningPod
+from extproc.service.discovery import EndpointList
+from extproc.types import Endpoint
 from tests import clients
+from tests.builders import address
 from tests.service.serving import Service, configuration, serving, starting
 from tests.waiting import eventually
 
@@ -154,13 +159,47 @@ async def test_a_request_that_is_held_when_the_router_stops_hears_of_it(
 
 
 async def test_endpoints_beyond_the_limit_are_left_out_the_last_by_address(
-    pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pods: list[RunningPod], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("extproc.service.discovery.MAX_ENDPOINTS", 1)
-    async with serving(configuration(pods[::-1])) as service:
+    config = configuration(pods[::-1])
+    config["discovery"]["max_endpoints"] = 1
+    async with serving(config) as service:
         shown = await service.endpoints()
         num_left_out = await service.metric("extproc_endpoints_left_out ")
+        health = await service.admin("/healthz")
 
-    assert [each["address"] for each in shown] == [min(pod.address for pod in pods)]
+    used, left_out = sorted(pod.address for pod in pods)
+    told = f"1 of 2 pods get no requests: discovery.max_endpoints is 1. Left out: {left_out}"
+    assert [each["address"] for each in shown] == [used]
     assert num_left_out == 1
-    assert "1 endpoints beyond the first 1 left out" in caplog.text
+    assert (health["status"], health["warnings"]) == ("ok", [told])
+    assert caplog.messages.count(told) == 1
+
+
+def endpoint_list(max_endpoints: int) -> EndpointList:
+    return EndpointList(Readiness(1.0), (), lambda: None, clock=lambda: 0.0, most=max_endpoints)
+
+
+def test_which_endpoints_are_left_out_is_said_once_for_each_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """2,000 pods change all the time: a line for each list would bury the log."""
+    caplog.set_level(logging.INFO)
+    endpoints, all_three = endpoint_list(1), [Endpoint(address(number)) for number in (3, 2, 1)]
+    endpoints.set(all_three)
+    endpoints.set(all_three[::-1])
+    told = [each for each in caplog.messages if "pods" in each]
+    warned = endpoints.warnings()
+    endpoints.set(all_three[2:])
+
+    assert told == warned
+    assert told[0].endswith(f"Left out: {address(2)} to {address(3)}, by address")
+    assert endpoints.warnings() == []
+    assert "all pods get requests again" in caplog.messages
+
+
+def test_as_many_endpoints_as_the_setting_says_are_all_used() -> None:
+    endpoints = endpoint_list(2_000)
+    endpoints.set([Endpoint(f"10.0.{n // 250}.{n % 250}:8000") for n in range(2_000)])
+
+    assert (endpoints.num_left_out, endpoints.warnings()) == (0, [])
