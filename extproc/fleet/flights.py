@@ -322,6 +322,7 @@ class Flights:
                 sent_at_s=sent_at_s,
                 outlived_s=outlived_s,
             )
+            tracked.touch()
             return
         self._outliers.end(
             address,
@@ -334,11 +335,11 @@ class Flights:
             sent_at_s=sent_at_s,
             outlived_s=outlived_s,
         )
-        if tracked.view is not None:
-            tracked.touch()
         if verdict is _SERVED and not tracked.answers:
             tracked.answers = True
             tracked.renew()
+        else:
+            tracked.settle()
 
 
 def _lost(

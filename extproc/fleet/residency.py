@@ -156,16 +156,17 @@ class Residency:
                 running.append(adapter)
                 self._place(adapter, len(running) - 1)
 
-    def finish(self, adapter: str, *, now: float, has_run: bool = True) -> None:
+    def finish(self, adapter: str, *, now: float, has_run: bool = True) -> bool:
         """Record that a request for `adapter` ended at `now`. O(1).
 
-        Does nothing for a request that was forgotten. `now` is when it ended, which may lie in the
+        Return False if another adapter, without requests, may be resident for that. Does nothing
+        for a request that was forgotten. `now` is when it ended, which may lie in the
         past, not when the end was reported. `has_run` is False if the engine surely did nothing for
         it: refused, no connection, 404.
         """
         num_before = self._in_flight.get(adapter, 0)
         if not num_before:
-            return
+            return True
         if num_before > 1:
             self._in_flight[adapter] = num_before - 1
         else:
@@ -184,6 +185,7 @@ class Residency:
                 self._place(adapter, len(self._arranged_running))
             else:
                 self._arranged = None
+        return num_before > 1 or (has_run and self._latest == (now, 0.0))
 
     # --- conclusions ------------------------------------------------------------------------
 

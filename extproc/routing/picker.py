@@ -180,8 +180,8 @@ class Picker:
             terms=terms,
         )
 
-    def pick_row(self, columns: Columns, snapshot: Snapshot, request: RequestInfo) -> Pick | None:
-        """Choose as `pick` does, by the columns of a snapshot; None where that takes its views.
+    def pick_row(self, columns: Columns, request: RequestInfo, *, now: float) -> Pick | None:
+        """Choose as `pick` does, by columns at `now`; None where that takes views.
 
         That is for a request with a subset, a session, a rank, a cap or a low priority; where all
         that have the model are flawed or full; and what `RowChooser` says.
@@ -197,12 +197,15 @@ class Picker:
             or (self._has_ranks and adapter is not None and admission.ranks.of(adapter) is not None)
         ):
             return None
-        rows, views, num_more = columns.open_rows(request.model), snapshot.endpoints, self._num_more
-        is_all = len(rows) == len(views)
-        if not rows or (len(rows) <= num_more and not is_all):
+        rows, num_more, addresses = (
+            columns.open_rows(request.model),
+            self._num_more,
+            columns.addresses,
+        )
+        if not rows or (len(rows) <= num_more and len(rows) < len(addresses)):
             return None
         try:
-            choice = choose_row(columns, rows, request, snapshot.now, self._rng)
+            choice = choose_row(columns, rows, request, now, self._rng)
         except Exception as error:  # as in `_decide`, which asks again
             if self._on_policy_error is None:
                 raise
@@ -210,7 +213,7 @@ class Picker:
             return None
         if choice is None:
             return None
-        addresses, others = columns.addresses, tuple[str, ...]()
+        others = tuple[str, ...]()
         if num_more:
             more = next_rows(columns, rows, choice.row, adapter, num_more)
             others = tuple([addresses[row] for row in more])
@@ -221,8 +224,8 @@ class Picker:
             endpoints=(addresses[choice.row], *others[:num_fallbacks]),
             policy=self._policy_name,
             reason=choice.reason,
-            candidates=views if is_all else tuple([views[row] for row in rows]),
-            picked_at_s=snapshot.now,
+            candidates=columns.candidates(rows),
+            picked_at_s=now,
             alternates=others[num_fallbacks:],
             terms=choice.terms,
             price=choice.price,

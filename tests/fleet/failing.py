@@ -186,10 +186,9 @@ class Fleet:
         heappush(self.ends, (now + took_s + LAG_S, next(self.serial), pick, how, took_s))
 
     def _pick(self, picker: Picker, info: RequestInfo, now: float) -> Pick | None:
-        snapshot, columns = self.pool.snapshot(now=now), self.pool.columns(now=now)
-        found = picker.pick_row(columns, snapshot, info)
+        found = picker.pick_row(self.pool.columns(now=now), info, now=now)
         if found is None:
-            asked = picker.pick(snapshot, info)
+            asked = picker.pick(self.pool.snapshot(now=now), info)
             found = asked if isinstance(asked, Pick) else None
         return found
 

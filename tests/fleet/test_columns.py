@@ -13,7 +13,7 @@ from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.types import EndpointView, Pick
 from tests.builders import BASE, address, cards, endpoint_view, fill, report, request
-from tests.fleets import fleet, view
+from tests.fleets import Shown, columns_of, fleet, view
 from tests.strategies import ADAPTERS
 
 NUM_FLEETS, NUM_CHANGES = 100, 12
@@ -25,7 +25,7 @@ def shown(columns: Columns) -> dict[str, object]:
     """All that a decision may read."""
     names = (*MODELS, "resident")
     return {
-        "views": columns.views,
+        "views": list(columns.views),
         "addresses": columns.addresses,
         "num_pending": columns.num_pending,
         "done_s": columns.done_s,
@@ -82,12 +82,13 @@ def test_columns_say_what_their_views_say() -> None:
     rng, every = random.Random(0), frozenset((BASE, *ADAPTERS))
     for _ in range(NUM_FLEETS):
         views = list(fleet(rng))
-        columns = Columns(views)
+        fleet_shown = Shown(views)
+        columns = fleet_shown.columns
         assert shown(columns) == said(views)
         for _ in range(NUM_CHANGES):
             row = rng.randrange(len(views))
             views[row] = view(rng, row + 1, every, is_flawed=rng.random() < 0.5)
-            columns.set(row, views[row])
+            fleet_shown.set(row, views[row])
             assert shown(columns) == said(views)
 
 
@@ -166,14 +167,14 @@ def test_the_columns_of_a_pool_say_what_its_views_say_whatever_happens(seed: int
 
 
 def test_models_that_all_list_share_what_says_so() -> None:
-    columns = Columns([endpoint_view(number) for number in (1, 2)])
+    columns = columns_of([endpoint_view(number) for number in (1, 2)])
 
     assert columns.open_rows("a") == columns.open_rows("b") == range(2)
 
 
 def test_what_is_remembered_of_models_is_bounded() -> None:
     names = [f"m-{n}" for n in range(MAX_MODELS + 1)]
-    columns = Columns([endpoint_view(1, registered=frozenset(names))])
+    columns = columns_of([endpoint_view(1, registered=frozenset(names))])
 
     assert all(columns.open_rows(name) == range(1) for name in names)
     assert len(columns._listing) == 1

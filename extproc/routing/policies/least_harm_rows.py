@@ -59,7 +59,7 @@ class Search:
         self.running: Mapping[int, int] = _NONE
         self._order: Iterable[int] = ()
         self._few: Sequence[tuple[int, int]] = ()
-        if adapter is not None and len(rows) == len(columns.views):
+        if adapter is not None and len(rows) == len(columns.addresses):
             running = self.running = columns.running(adapter)
             num, places = sum(running.values()) if running else 0, len(running)
             free = columns.all_free
@@ -71,11 +71,11 @@ class Search:
 
     def _arrange(self, first_homes: FirstHomes, columns: Columns, adapter: str) -> None:
         """Put all rows in order, and those first where it is loaded, if they are few."""
-        addresses, holders = columns.addresses, columns.holders(adapter)
+        addresses, holders = columns.addresses, columns.few_holders(adapter)
         first = self._order = first_homes.of(adapter, addresses)
         if len(first) < len(addresses):
             self._order = first_homes.all(adapter, addresses)
-        elif len(holders) <= _FEW:
+        elif holders is not None and len(holders) <= _FEW:
             running, self._rest_load_s = self.running, columns.least_cold_load_s
             self._few = [(~first[row], row) for row in holders if row not in running]
 
@@ -151,11 +151,11 @@ class Search:
             if place is None:
                 away_s, has_slot = 0.0, True
             else:
-                num_slots, view = columns.num_slots[row], columns.views[row]
+                num_slots = columns.num_slots[row]
                 num_free = num_slots - columns.num_used[row]
                 opening_s = slot_s * (1 + LAST_SLOT_RATIO / num_free if num_free > 0 else 1.0)
                 price_s += opening_s + away_s
-                load_s = view.costs.load_s(adapter or "", view.gpu_adapters, view.cpu_adapters)
+                load_s = columns.load_s(row, adapter or "")
                 first_s += load_s
                 load_s *= 1 + LOAD_STALL_RATIO * busy
                 price_s += load_s

@@ -88,9 +88,6 @@ def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str
     rows, `cold` if at none; "" without an adapter."""
     if adapter is None:
         return ""
-    holders = columns.holders(adapter)
-    if chosen in holders:
+    if columns.is_holder(chosen, adapter):
         return "hit"
-    is_all = len(rows) == len(columns.addresses)
-    has_none = not holders or (not is_all and holders.isdisjoint(rows))
-    return "cold" if has_none else "spill"
+    return "spill" if columns.is_held(adapter, rows) else "cold"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from extproc.fleet.columns import Columns
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.telemetry import affinity_of_views
 from extproc.routing.admission import AdmissionSettings, Ranks
@@ -21,7 +20,7 @@ from extproc.routing.policies.rows import next_rows, row_chooser
 from extproc.tenancy import Claim
 from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot
 from tests.builders import BASE, address, endpoint_view, picker_of, request
-from tests.fleets import fleet, view
+from tests.fleets import columns_of, fleet, view
 from tests.strategies import ADAPTERS
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -61,7 +60,7 @@ def picks(
         )
         for _ in range(2)
     ]
-    return pickers[0].pick(asked, info), pickers[1].pick_row(Columns(views), asked, info)
+    return pickers[0].pick(asked, info), pickers[1].pick_row(columns_of(views), info, now=asked.now)
 
 
 def is_the_same(by_views: object, by_rows: Pick) -> bool:
@@ -121,7 +120,7 @@ def test_what_needs_a_look_at_the_views_is_left_to_them(policy: str, unusual: Re
 def test_caps_and_ranks_are_left_to_the_views(admission: AdmissionSettings) -> None:
     picker, views = picker_of("least_harm", admission=admission), (endpoint_view(1),)
 
-    assert picker.pick_row(Columns(views), Snapshot(views), request("a")) is None
+    assert picker.pick_row(columns_of(views), request("a"), now=0.0) is None
 
 
 def test_who_waits_and_tokens_with_an_objective_are_left_to_the_views() -> None:
@@ -154,11 +153,11 @@ def test_a_policy_that_fails_by_columns_is_asked_by_views_and_then_its_fallback(
         on_policy_error=lambda name, _error: failures.append(name),
     )
     views = (endpoint_view(1),)
-    by_rows = picker.pick_row(Columns(views), Snapshot(views), request("a"))
+    by_rows = picker.pick_row(columns_of(views), request("a"), now=0.0)
 
     assert (by_rows, failures) == (None, ["broken"])
     with pytest.raises(ArithmeticError):
-        picker_with(Broken()).pick_row(Columns(views), Snapshot(views), request("a"))
+        picker_with(Broken()).pick_row(columns_of(views), request("a"), now=0.0)
 
 
 def picker_with(policy: Policy) -> Picker:
@@ -191,7 +190,7 @@ def test_a_pick_in_a_large_fleet_is_that_by_views(seed: int) -> None:
 
 
 def test_of_alternates_that_are_alike_the_first_come_first() -> None:
-    columns = Columns([endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)])
+    columns = columns_of([endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)])
 
     assert next_rows(columns, range(9), 0, "a", 8) == list(range(1, 9))
     assert next_rows(columns, [1, 2, 8], 2, "a", 2) == [1, 8]
