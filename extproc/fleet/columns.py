@@ -59,7 +59,7 @@ class Columns:
         sources: The endpoints.
 
     Attributes:
-        addresses: Of the endpoints; another object if they change.
+        addresses: Of the endpoints; another object if they change. `rows` has the row of each.
         num_pending: As a view has it, like the next two.
         done_s: `prompts_done_s`.
         has_room: `has_room`.
@@ -76,11 +76,12 @@ class Columns:
         *("_costs", "_facts", "_holders", "_is_open", "_least", "_listing"),
         *("_loaded", "_num_open", "_open", "_running", "_sources", "_states", "_views"),
         *("addresses", "all_free", "all_slots", "done_s", "has_room", "moved"),
-        *("num_pending", "num_slots", "num_used", "outdated", "s_per_byte"),
+        *("num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
     )
 
     def __init__(self, addresses: Sequence[str], sources: Sequence[Source]) -> None:
         self.addresses, self._sources = tuple(addresses), sources
+        self.rows = {address: row for row, address in enumerate(self.addresses)}
         num = len(self.addresses)
         self._views = [EndpointView(address, is_ready=False) for address in self.addresses]
         self._facts: list[Facts] = [(address,) for address in self.addresses]
@@ -185,6 +186,10 @@ class Columns:
     def running(self, adapter: str) -> Mapping[int, int]:
         """Return the unfinished requests for an adapter, by the rows where it has some."""
         return self._running.get(adapter, _NO_ROWS)
+
+    def pending(self, row: int) -> Mapping[str, int]:
+        """Return the unfinished requests at a row, by those adapters that have some."""
+        return self._states[row][1]
 
     def holders(self, adapter: str) -> Set[int]:
         """Return the rows where an adapter is resident or active."""
@@ -319,8 +324,8 @@ class Candidates(Sequence[EndpointView]):
     """Endpoints without a flaw, as they were at one moment.
 
     Views of them are made for those who look. They say what a choice went by: of an endpoint's load
-    its pending requests, when its prompts are computed and whether it has room, no more. What is resident where
-    the choice did not depend on it is as of the last look.
+    its pending requests, when its prompts are computed and whether it has room, no more. What is
+    resident where the choice did not depend on it is as of the last look.
     """
 
     __slots__ = ("_done_s", "_facts", "_has_room", "_num_pending", "_rows", "_states", "_views")

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from extproc.fleet.columns import Columns
 from extproc.queue.tickets import QueueSettings, Ticket
 from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
@@ -97,9 +98,9 @@ class Reservations:
         return adapter in self._all
 
     @property
-    def has_any(self) -> bool:
-        """Whether any slot is kept for somebody, here or at another router."""
-        return bool(self._all or self.elsewhere or self._others)
+    def are_left(self) -> bool:
+        """Whether other routers' requests have left a slot of late."""
+        return bool(self._others)
 
     def begin(self) -> None:
         """Begin to go through those that wait."""
@@ -181,7 +182,7 @@ class Reservations:
             self._fresh.add(adapter)
 
     def kept_from(
-        self, request: RequestInfo, views: Sequence[EndpointView], *, now: float
+        self, request: RequestInfo, columns: Columns, *, now: float
     ) -> Mapping[str, float]:
         """Return the endpoints that have no slot for a request, and until when.
 
@@ -200,13 +201,14 @@ class Reservations:
             if each.leaving == adapter:
                 kept[each.address] = each.until_s
             reserved.setdefault(each.address, []).append(each)
-        for view in views if reserved else ():
-            running = view.pending_by_adapter
-            own = reserved.get(view.address, ())
-            freed_s = [each.until_s for each in own if each.leaving not in running]
-            num_free = (view.max_loras or 0) - len(running)
-            if adapter not in running and 0 < num_free <= len(freed_s):
-                kept[view.address] = min(freed_s)
+        for address, own in reserved.items():
+            row = columns.rows.get(address)
+            if row is not None:
+                running = columns.pending(row)
+                freed_s = [each.until_s for each in own if each.leaving not in running]
+                num_free = columns.num_slots[row] - len(running)
+                if adapter not in running and 0 < num_free <= len(freed_s):
+                    kept[address] = min(freed_s)
         return kept
 
     def still_taken(

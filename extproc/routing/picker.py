@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from math import inf, isnan
 from operator import attrgetter
 
@@ -27,7 +27,7 @@ from extproc.phrases import FOR_POD, FOR_ROOM
 from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.routing.admission import AdmissionSettings, Ranks, admit, fitting
 from extproc.routing.policies import Policy
-from extproc.routing.policies.rows import affinity_of, next_rows, row_chooser
+from extproc.routing.policies.rows import RowChoice, affinity_of, next_rows, row_chooser
 from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
@@ -180,8 +180,12 @@ class Picker:
             terms=terms,
         )
 
-    def pick_row(self, columns: Columns, request: RequestInfo, *, now: float) -> Pick | None:
+    def pick_row(
+        self, columns: Columns, request: RequestInfo, kept: Container[str] = (), *, now: float
+    ) -> Pick | Wait | None:
         """Choose as `pick` does, by columns at `now`; None where that takes views.
+
+        The endpoints that are `kept` from the request are full for it.
 
         That is for a request with a subset, a session, a rank, a cap or a low priority; where all
         that have the model are flawed or full; and what `RowChooser` says.
@@ -197,11 +201,10 @@ class Picker:
             or (self._has_ranks and adapter is not None and admission.ranks.of(adapter) is not None)
         ):
             return None
-        rows, num_more, addresses = (
-            columns.open_rows(request.model),
-            self._num_more,
-            columns.addresses,
-        )
+        rows, num_more = columns.open_rows(request.model), self._num_more
+        addresses = columns.addresses
+        if kept:
+            rows = [row for row in rows if addresses[row] not in kept]
         if not rows or (len(rows) <= num_more and len(rows) < len(addresses)):
             return None
         try:
@@ -211,8 +214,8 @@ class Picker:
                 raise
             self._on_policy_error(self._policy_name, error)
             return None
-        if choice is None:
-            return None
+        if not isinstance(choice, RowChoice):
+            return choice
         others = tuple[str, ...]()
         if num_more:
             more = next_rows(columns, rows, choice.row, adapter, num_more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -283,24 +283,17 @@ class Router:
         """
         if request.num_sequences > 1 and self._overfills(request, self.pool.snapshot(now=now)):
             return Wait(now + FULL_WAIT_S, FOR_ROOM)
-        reservations = self.queue.reservations
-        if not reservations.has_any:
-            picked = self.picker.pick_row(self.pool.columns(now=now), request, now=now)
-            if picked is not None:
-                return picked
+        columns, reservations = self.pool.columns(now=now), self.queue.reservations
+        kept = reservations.kept_from(request, columns, now=now)
+        if not reservations.are_left:
+            found = self.picker.pick_row(columns, request, kept, now=now)
+            if found is not None:
+                return _in_turn(found, kept)
         snapshot, until_s = self.pool.snapshot(now=now), self._waits_until_s(request)
         views = reservations.still_taken(request, snapshot.endpoints, now=now)
-        if views is not snapshot.endpoints:
-            snapshot = Snapshot(views, now, snapshot.num_routers)
-        kept = reservations.kept_from(request, views, now=now)
-        if not kept:
-            return self.picker.pick(snapshot, request, waits_until_s=until_s)
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
         left = Snapshot(views, now, snapshot.num_routers)
-        result = self.picker.pick(left, request, waits_until_s=until_s)
-        if not isinstance(result, Wait) or result.reason == FOR_POD:
-            return result
-        return Wait(min(*kept.values(), result.until_s), FOR_TURN)
+        return _in_turn(self.picker.pick(left, request, waits_until_s=until_s), kept)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
@@ -369,6 +362,14 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
         return result.reason == FOR_POD
     is_none = result.reason is Reason.NO_ENDPOINTS
     return is_none and request.subset is None  # a gateway's own subset stays what it is
+
+
+def _in_turn(result: Pick | Rejection | Wait, kept: Mapping[str, float]) -> Pick | Rejection | Wait:
+    """Have a request wait for its turn that gets none of the endpoints that are not kept from
+    it."""
+    if not kept or not isinstance(result, Wait) or result.reason == FOR_POD:
+        return result
+    return Wait(min(*kept.values(), result.until_s), FOR_TURN)
 
 
 def _is_empty(snapshot: Snapshot) -> bool:

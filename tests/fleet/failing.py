@@ -187,10 +187,8 @@ class Fleet:
 
     def _pick(self, picker: Picker, info: RequestInfo, now: float) -> Pick | None:
         found = picker.pick_row(self.pool.columns(now=now), info, now=now)
-        if found is None:
-            asked = picker.pick(self.pool.snapshot(now=now), info)
-            found = asked if isinstance(asked, Pick) else None
-        return found
+        result = found or picker.pick(self.pool.snapshot(now=now), info)
+        return result if isinstance(result, Pick) else None
 
     def _end(self, at_s: float, _: int, pick: Pick, how: How | None, took_s: float) -> None:
         first_s = 0.04 if how is None or how is How.CUT else took_s

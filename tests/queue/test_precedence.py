@@ -23,6 +23,7 @@ from extproc.queue.sweep import BACK_LOOK_S, MAX_LOOKS
 from extproc.tenancy import Claim
 from extproc.types import RequestInfo
 from tests.builders import endpoint_view
+from tests.fleets import columns_of
 from tests.queue.scene import REST_S, Scene, slow
 
 SHORT_S = HOLD_UP_S / 5
@@ -241,7 +242,7 @@ def test_one_for_the_base_model_keeps_no_slot() -> None:
     scene.queue.remove(scene.tickets["one"], now=scene.now)
 
     assert scene.held == ["two"]
-    assert scene.queue.reservations.kept_from(newcomer(GREEDY), (), now=scene.now) == {}
+    assert scene.queue.reservations.kept_from(newcomer(GREEDY), columns_of(()), now=scene.now) == {}
 
 
 def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:

@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from math import inf
 
 from extproc.fleet.columns import Columns
+from extproc.phrases import FOR_ROOM, FOR_SLOT
 from extproc.routing.policies.harm import (
     LAST_SLOT_RATIO,
     LATE_RATIO,
@@ -24,7 +25,7 @@ from extproc.routing.policies.harm import (
     Weights,
     homes,
 )
-from extproc.types import RequestInfo
+from extproc.types import RequestInfo, Wait
 
 Price = tuple[float, float, int, float, float, float, float, float]
 """Of a row: prompts ahead, the own prompt, pending requests, load, slot, a wait for one, the
@@ -187,6 +188,23 @@ def terms_of(price: Price, weights: Weights) -> Mapping[str, float]:
         "home": away_s,
         "late_first_token": late_s,
     }
+
+
+def wait_for(
+    columns: Columns, rows: Sequence[int], request: RequestInfo, now: float, weights: Weights
+) -> Wait:
+    """Return the wait of a request for which no row has room, or none that has has a slot."""
+    most_ahead_s = ROOM_RATIO * weights.objective_s(request)
+    latest_s, done_at, has_room = now + most_ahead_s, columns.done_s, columns.has_room
+    reason = FOR_ROOM
+    for row in rows:
+        if has_room[row]:
+            reason = "room"
+            if done_at[row] <= latest_s:
+                reason = FOR_SLOT
+                break
+    behind_s = [done_at[row] for row in rows if done_at[row] > latest_s]
+    return Wait(min(behind_s, default=inf) - most_ahead_s, reason)
 
 
 def _is_slot_left(columns: Columns, rows: Sequence[int], latest_s: float) -> bool:

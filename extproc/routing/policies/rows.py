@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from extproc.fleet.columns import Columns
-from extproc.types import RequestInfo, Terms
+from extproc.types import RequestInfo, Terms, Wait
 
 
 class RowChoice(Struct, frozen=True, gc=False):
@@ -33,7 +33,9 @@ class RowChoice(Struct, frozen=True, gc=False):
 _MANY = 2**29
 """More requests than any endpoint has, in an int that Python compares fast."""
 
-RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | None]
+RowChooser = Callable[
+    [Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | Wait | None
+]
 """Chooses among some rows, at least one, in their order, at a time."""
 
 
