@@ -149,12 +149,14 @@ class Columns:
 
     def look(self, row: int) -> None:
         """Learn what is resident at a row."""
-        self.moved.discard(row)
         resident = self._sources[row].arrange()
         before, pending = self._states[row]
         if resident != before:
             self._states[row] = resident, pending
             self.outdated.add(row)
+        elif row not in self.moved:
+            return
+        self.moved.discard(row)
         loaded = {*pending, *resident[0], *resident[1]}
         were_loaded = self._loaded[row]
         if loaded != were_loaded:
@@ -374,6 +376,8 @@ class Candidates(Sequence[EndpointView]):
     def __getitem__(self, index: slice) -> tuple[EndpointView, ...]: ...
 
     def __getitem__(self, index: int | slice) -> EndpointView | tuple[EndpointView, ...]:
+        if self._views is None and isinstance(index, int):
+            return self._view(self._rows[index])
         return self.views[index]
 
     def __iter__(self) -> Iterator[EndpointView]:

@@ -187,14 +187,12 @@ class Picker:
 
         The endpoints that are `kept` from the request are full for it.
 
-        That is for a request with a subset, a session, a rank, a cap or a low priority; where all
-        that have the model are flawed or full; and what `RowChooser` says.
+        That is for a request with a rank, a cap or a low priority; where all that have the model
+        are flawed or full; and what `RowChooser` says.
         """
         choose_row, admission, adapter = self._choose_row, self._admission, request.adapter
         if (
             choose_row is None
-            or request.subset is not None
-            or request.session is not None
             or not request.model
             or admission.max_pending is not None
             or request.claim.priority < 0
@@ -202,13 +200,20 @@ class Picker:
         ):
             return None
         rows, num_more = columns.open_rows(request.model), self._num_more
-        addresses = columns.addresses
+        addresses, subset = columns.addresses, request.subset
+        if subset is not None:
+            rows = [row for row in rows if is_in_subset(addresses[row], subset)]
         if kept:
             rows = [row for row in rows if addresses[row] not in kept]
         if not rows or (len(rows) <= num_more and len(rows) < len(addresses)):
             return None
+        session, stays = self._session(request)
+        own = columns.rows.get(self._sessions.get(session or "", "")) if stays else None
         try:
-            choice = choose_row(columns, rows, request, now, self._rng)
+            if own is not None and own in rows:
+                choice: RowChoice | Wait | None = RowChoice(own, "session")
+            else:
+                choice = choose_row(columns, rows, request, now, self._rng)
         except Exception as error:  # as in `_decide`, which asks again
             if self._on_policy_error is None:
                 raise
@@ -216,6 +221,8 @@ class Picker:
             return None
         if not isinstance(choice, RowChoice):
             return choice
+        if session is not None:
+            self._remember(session, addresses[choice.row])
         others = tuple[str, ...]()
         if num_more:
             more = next_rows(columns, rows, choice.row, adapter, num_more)

@@ -314,7 +314,10 @@ class Router:
         tenant = request.claim.tenant
         if tenant != self._tenant:
             self._tenant, self._changed_s = tenant, now
-        self.catalog.picked(pick, request.model)
+        if self.catalog.num_declared:
+            columns = self.pool.columns(now=now)
+            s_per_byte = columns.s_per_byte[columns.rows[pick.address]]
+            self.catalog.picked(pick, request.model, s_per_byte)
 
     def _overfills(self, request: RequestInfo, snapshot: Snapshot) -> bool:
         """Return whether a request of more sequences than any pod has room for has to wait, as half

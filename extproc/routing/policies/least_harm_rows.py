@@ -23,7 +23,6 @@ from extproc.routing.policies.harm import (
     ROOM_RATIO,
     FirstHomes,
     Weights,
-    homes,
 )
 from extproc.types import RequestInfo, Wait
 
@@ -67,7 +66,7 @@ class Search:
             self._slot_s = weights.slot_price_s(columns.all_slots, free, num, places)
             self._arrange(first_homes, columns, adapter)
         elif adapter is not None:
-            self._weigh(weights, columns, rows, adapter)
+            self._weigh(weights, first_homes, columns, rows, adapter)
         self.ties = self._look(weights, columns, rows, request, now)
 
     def _arrange(self, first_homes: FirstHomes, columns: Columns, adapter: str) -> None:
@@ -80,7 +79,14 @@ class Search:
             running, self._rest_load_s = self.running, columns.least_cold_load_s
             self._few = [(~first[row], row) for row in holders if row not in running]
 
-    def _weigh(self, weights: Weights, columns: Columns, rows: Sequence[int], adapter: str) -> None:
+    def _weigh(
+        self,
+        weights: Weights,
+        first_homes: FirstHomes,
+        columns: Columns,
+        rows: Sequence[int],
+        adapter: str,
+    ) -> None:
         """Price a slot for the adapter by some of all rows, and put them in order."""
         slots, used, everywhere = columns.num_slots, columns.num_used, columns.running(adapter)
         running = self.running = {row: everywhere[row] for row in rows if row in everywhere}
@@ -88,8 +94,7 @@ class Search:
         num_free = sum([slots[row] - used[row] for row in rows if slots[row] > used[row]])
         num = sum(running.values())
         self._slot_s = weights.slot_price_s(num_slots, num_free, num, len(running))
-        places = homes(adapter, tuple([columns.addresses[row] for row in rows]))
-        self._order = [row for _, row in sorted(zip(places, rows, strict=True))]
+        self._order = filter(set(rows).__contains__, first_homes.all(adapter, columns.addresses))
 
     def _look(
         self,

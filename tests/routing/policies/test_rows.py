@@ -105,8 +105,6 @@ def test_the_usual_request_is_picked_for_by_columns(policy: str, adapter: str | 
 @pytest.mark.parametrize(
     "unusual",
     [
-        request("a", subset=frozenset({address(1)})),
-        request("a", session="s"),
         request("a", model=""),
         request("a", claim=Claim(priority=-1)),
         request("nobody's"),
@@ -147,6 +145,24 @@ def test_who_waits_by_columns_waits_as_by_views(
     views = [endpoint_view(number, **fields) for number in (1, 2)]
 
     assert picks(views, request(adapter), policy="least_harm") == (expected, expected)
+
+
+@pytest.mark.parametrize("policy", ["founding", "least_harm"])
+def test_a_subset_and_a_session_are_kept_to_by_columns_as_by_views(policy: str) -> None:
+    views = [endpoint_view(number, max_loras=4) for number in range(1, 7)]
+    by_views, by_rows = picker_of(policy), picker_of(policy)
+    columns, addresses = columns_of(views), frozenset(map(address, (2, 4, 5)))
+    reasons = set[str]()
+    for number in range(20):
+        session, subset = f"s{number % 3}", addresses if number % 2 else None
+        info = request("a", session=session, subset=subset)
+        found = by_rows.pick_row(columns, info, now=0.0)
+
+        assert isinstance(found, Pick)
+        assert is_the_same(by_views.pick(Snapshot(tuple(views)), info), found)
+        assert subset is None or found.address in subset
+        reasons.add(found.reason)
+    assert "session" in reasons
 
 
 def test_what_is_kept_from_a_request_is_full_for_it() -> None:
