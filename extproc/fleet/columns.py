@@ -119,6 +119,7 @@ class Columns:
             self._set_facts(row, before, facts)
         were_pending = self._states[row][1]
         if were_pending != pending:
+            self.moved.add(row)
             for adapter in were_pending.keys() - pending.keys():
                 self.count(row, adapter, 0)
             for adapter, num in pending.items():
@@ -304,7 +305,6 @@ class Columns:
         if used < self.num_slots[row]:
             self.all_free -= 1
         self.num_used[row] = used + 1
-        self.moved.add(row)
         loaded = self._loaded[row]
         if adapter not in loaded:
             loaded.add(adapter)
@@ -319,7 +319,6 @@ class Columns:
         if used <= self.num_slots[row]:
             self.all_free += 1
         self.num_used[row] = used - 1
-        self.moved.add(row)
 
 
 class Candidates(Sequence[EndpointView]):

@@ -143,8 +143,8 @@ class Residency:
 
     # --- our requests -----------------------------------------------------------------------
 
-    def start(self, adapter: str) -> None:
-        """Record that we sent a request for `adapter`. O(1)."""
+    def start(self, adapter: str) -> bool:
+        """Record that we sent a request for `adapter`; return whether it has no other. O(1)."""
         num_before = self._in_flight.get(adapter, 0)
         self._in_flight[adapter] = num_before + 1
         self._used_since_report.add(adapter)
@@ -155,6 +155,7 @@ class Residency:
             elif len(running) < (self.num_slots or 1):  # else it waits for a slot
                 running.append(adapter)
                 self._place(adapter, len(running) - 1)
+        return not num_before
 
     def finish(self, adapter: str, *, now: float, has_run: bool = True) -> bool:
         """Record that a request for `adapter` ended at `now`. O(1).

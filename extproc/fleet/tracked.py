@@ -333,7 +333,7 @@ class Tracked:
         """Return how many of its failures count as requests there; add those of adapters to what is
         `pending`."""
         failures = self.failures
-        while failures and failures[0][0] <= now:
+        while failures and failures[0][0] < now:
             failures.popleft()
         for _, adapter in failures:
             if adapter is not None:
@@ -547,9 +547,11 @@ class Tracked:
     def _count(self, adapter: str | None) -> None:
         if adapter is not None:
             num = self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
-            self.residency.start(adapter)
+            is_first = self.residency.start(adapter)
             if self.columns is not None:
                 self.columns.count(self.row, adapter, num)
+                if is_first:
+                    self.columns.moved.add(self.row)
 
     def _discount(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         if adapter is not None:
@@ -565,9 +567,8 @@ class Tracked:
                 if not left and self.is_known:
                     left = self.others.adapters.get(adapter, 0)
                 columns.count(self.row, adapter, left)
-                if is_latest:
-                    columns.moved.add(self.row)
-                else:
+                columns.moved.add(self.row)
+                if not is_latest:
                     columns.look(self.row)
 
     def newest_s(self, until_s: float) -> float:

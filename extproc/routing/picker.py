@@ -207,13 +207,14 @@ class Picker:
             rows = [row for row in rows if addresses[row] not in kept]
         if not rows or (len(rows) <= num_more and len(rows) < len(addresses)):
             return None
-        session, stays = self._session(request)
-        own = columns.rows.get(self._sessions.get(session or "", "")) if stays else None
+        session: str | None = None
+        choice: RowChoice | Wait | None = None
+        if request.session is not None:
+            session, stays = self._session(request)
+            own = columns.rows.get(self._sessions.get(session or "", ""), -1)
+            choice = RowChoice(own, "session") if stays and own in rows else None
         try:
-            if own is not None and own in rows:
-                choice: RowChoice | Wait | None = RowChoice(own, "session")
-            else:
-                choice = choose_row(columns, rows, request, now, self._rng)
+            choice = choice or choose_row(columns, rows, request, now, self._rng)
         except Exception as error:  # as in `_decide`, which asks again
             if self._on_policy_error is None:
                 raise

@@ -122,7 +122,15 @@ class _Life:
         if self._ours:
             verdict = self._rng.choice((Evidence.SERVED, Evidence.UNREACHABLE, Evidence.NONE))
             ended = self._ours.pop(self._rng.randrange(len(self._ours)))
-            self.pool.flights.finish(ended, now=self.now, verdict=verdict)
+            ago_s, has_run = self._rng.choice((0.0, 0.0, 0.2)), self._rng.random() < 0.8
+            flights = self.pool.flights
+            flights.finish(
+                ended,
+                now=self.now - ago_s,
+                reported_at_s=self.now,
+                verdict=verdict,
+                has_run=has_run,
+            )
 
     def _tell(self, where: str) -> None:
         if self._told and self._rng.random() < 0.5:
@@ -135,13 +143,17 @@ class _Life:
     def _report(self, where: str) -> None:
         rng = self._rng
         active = rng.sample(ADAPTERS, rng.randint(0, 2))
-        num = rng.choice((0, 0, 1, 4))
-        said = report(num_running=num, active_adapters=frozenset(active if num else ()))
+        num, num_waiting = rng.choice((0, 0, 1, 4)), rng.choice((0, 0, 3))
+        said = report(
+            num_running=num,
+            num_waiting=num_waiting,
+            active_adapters=frozenset(active if num else ()),
+        )
         self.pool.record_report(where, said, taken_at_s=self.now)
 
     def _trouble(self, where: str) -> None:
         pool, rng = self.pool, self._rng
-        kind = rng.randrange(4)
+        kind = rng.randrange(5)
         if kind == 0:
             pool.record_unreachable(where)
         elif kind == 1 and self._ours:
@@ -149,6 +161,8 @@ class _Life:
         elif kind == 2:
             listed = cards(*rng.sample(ADAPTERS, rng.choice((1, len(ADAPTERS)))))
             pool.record_models(where, listed, now=self.now)
+        elif kind == 3 and self._ours:
+            pool.flights.move(self._ours[-1], where, now=self.now)
         else:
             self._told.clear()
             rng.choice((pool.told.forget, pool.told.begin))("x", now=self.now)
@@ -164,6 +178,20 @@ def test_the_columns_of_a_pool_say_what_its_views_say_whatever_happens(seed: int
             life.step()
         columns = life.pool.columns(now=life.now)
         assert shown(columns) == said(columns.views)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_columns_that_were_changed_in_place_are_those_that_are_made_anew(seed: int) -> None:
+    """After some steps of each length, so that what is wrong is not mended by a later one."""
+    life, rng = _Life(seed), random.Random(seed)
+    for _ in range(NUM_STEPS // 2):
+        for _ in range(rng.choice((1, 3, 9))):
+            life.pool.columns(now=life.now)
+            life.step()
+        changed = shown(life.pool.columns(now=life.now))
+        life.pool._views._columns = None
+
+        assert changed == shown(life.pool.columns(now=life.now))
 
 
 def test_models_that_all_list_share_what_says_so() -> None:
